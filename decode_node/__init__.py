@@ -1,0 +1,1 @@
+"""The decode tier: takes a request from prefill to its last token."""

@@ -1,0 +1,108 @@
+"""A request's prompt as tokens, before any prefill is asked for.
+
+Owns the use of vLLM's renderer, so that a prompt that is too long, a template that fails or an
+unsatisfiable max_tokens is refused at once, and so that prefill receives exactly the tokens that decode
+will use. Also owns which requests the prefill tier cannot take.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.llm.openai_api_models import ErrorInfo, ErrorResponse
+from vllm.exceptions import VLLMClientError
+
+BAD_REQUEST = 400
+
+
+class LocalReason(enum.StrEnum):
+    """Why the decode tier prefills a request itself; the values label metrics."""
+
+    SEVERAL_SEQUENCES = "several_sequences"
+    SEVERAL_PROMPTS = "several_prompts"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    NOT_TEXT = "not_text"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The tokens of a request's one prompt, or why prefill cannot take it.
+
+    Attributes:
+        token_ids: Exactly what the engine would prefill; empty when `local` says why not.
+        local: Why the decode tier has to prefill it itself, None when it need not.
+    """
+
+    token_ids: list[int]
+    local: LocalReason | None = None
+
+
+async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
+    """Tokenise a request without running it.
+
+    Args:
+        engine: The replica's started engine.
+        request: A chat or completion request; it is not changed.
+        is_chat: Which of the two.
+        max_model_len: Longest prompt plus output of the model, tokens.
+
+    Returns:
+        The tokens, or the error to answer with.
+    """
+    serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
+    copy = request.model_copy(deep=True)
+    try:
+        result = await (
+            serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
+        )
+    except (ValueError, VLLMClientError) as error:
+        return _as_error(serving.create_error_response(error))
+    if hasattr(result, "error"):
+        return _as_error(result)
+    inputs = result[1] if is_chat else result
+    if (reason := _local_reason(request, inputs)) is not None:
+        return Rendered([], reason)
+    token_ids = list(inputs[0]["prompt_token_ids"])
+    return _too_long(request, len(token_ids), max_model_len) or Rendered(token_ids)
+
+
+def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
+    if len(inputs) != 1:
+        return LocalReason.SEVERAL_PROMPTS
+    if (request.n or 1) > 1 or getattr(request, "use_beam_search", False):
+        return LocalReason.SEVERAL_SEQUENCES
+    wants_prompt_logprobs = getattr(request, "prompt_logprobs", None) is not None
+    if wants_prompt_logprobs or (getattr(request, "echo", False) and request.logprobs is not None):
+        return LocalReason.PROMPT_LOGPROBS
+    if inputs[0].get("type", "token") != "token" or "prompt_token_ids" not in inputs[0]:
+        return LocalReason.NOT_TEXT
+    return None
+
+
+def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResponse | None:
+    asked = getattr(request, "max_completion_tokens", None) or request.max_tokens
+    if prompt_tokens >= max_model_len:
+        message = (
+            f"the prompt has {prompt_tokens} tokens; this model takes at most {max_model_len - 1} "
+            f"and at least one token of output"
+        )
+        return _error(message, "prompt")
+    if asked is not None and prompt_tokens + asked > max_model_len:
+        message = (
+            f"the prompt has {prompt_tokens} tokens and max_tokens asks for {asked}; together they may be "
+            f"at most {max_model_len}"
+        )
+        return _error(message, "max_tokens")
+    return None
+
+
+def _as_error(response: Any) -> ErrorResponse:
+    return ErrorResponse(error=ErrorInfo(**response.error.model_dump()))
+
+
+def _error(message: str, param: str) -> ErrorResponse:
+    return ErrorResponse(
+        error=ErrorInfo(message=message, type="invalid_request_error", param=param, code=BAD_REQUEST)
+    )

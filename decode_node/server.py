@@ -1,0 +1,181 @@
+"""The decode replica: takes a request through prefill elsewhere and decodes it here.
+
+A shell around one vLLM engine. Owns the handover: the prompt is rendered here first, prefilled at the
+replica that the router chose, and its KV blocks are pulled over NIXL. Whatever ends a request before that,
+the blocks held for it on the prefill side are released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.llm.deployment import PDDecodeServer
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+
+from decode_node.rendering import Rendered, render
+from slo.reports import DecodeReported
+from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
+from telemetry import logs
+from telemetry.catalogue import LOCAL_PREFILLS
+from telemetry.engine_tap import EngineTap
+from telemetry.instruments import Instruments
+from telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.llm import LLMConfig
+
+_RELEASE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeNodeConfig:
+    """What a decode replica needs beyond its engine.
+
+    Attributes:
+        cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+    """
+
+    cores: tuple[str, ...] = ()
+
+
+class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
+    """Orchestrates prefill and decode of its requests."""
+
+    async def __init__(
+        self,
+        llm_config: LLMConfig,
+        *,
+        node: DecodeNodeConfig,
+        router: DeploymentHandle,
+        prefill_server: DeploymentHandle,
+    ) -> None:
+        context = serve.get_replica_context()
+        if node.cores:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
+        await super().__init__(llm_config, prefill_server=prefill_server)
+        self._replica_id = ReplicaId(context.replica_id.unique_id)
+        self._instruments = Instruments(LOCAL_PREFILLS, *EngineTap.METRICS)
+        self._tap = EngineTap("decode", self._instruments)
+        self._tap.attach(self.engine)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ongoing = 0
+        self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
+        self._reporter = Reporter(self._report, router.report_decode.remote)
+        logs.event("decode_ready", max_model_len=self._max_model_len)
+
+    async def chat(
+        self, request: ChatCompletionRequest, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Answer a chat completion."""
+        return self._serve(request, raw_request_info, is_chat=True)
+
+    async def completions(
+        self, request: CompletionRequest, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Answer a text completion."""
+        return self._serve(request, raw_request_info, is_chat=False)
+
+    async def _serve(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
+        arrived_s = time.monotonic()
+        context = RequestContext.from_headers(info.headers) if info is not None else None
+        if context is None:
+            msg = "a decode replica serves requests from its own ingress only; they carry a context"
+            raise RuntimeError(msg)
+        self._ongoing += 1
+        self._reporter.changed()
+        try:
+            rendered = await render(
+                self.engine, request, is_chat=is_chat, max_model_len=self._max_model_len
+            )
+            if not isinstance(rendered, Rendered):
+                yield rendered
+                return
+            if rendered.local is not None:
+                self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
+                async for chunk in await self._decode(request, info, is_chat=is_chat):
+                    yield chunk
+                return
+            spent_s = time.monotonic() - arrived_s
+            async for chunk in self._hand_over(
+                request, rendered, info, context.after(spent_s), is_chat=is_chat
+            ):
+                yield chunk
+        finally:
+            self._ongoing -= 1
+            self._reporter.changed()
+
+    async def _hand_over(
+        self, request: Any, rendered: Rendered, info: Any, context: RequestContext, *, is_chat: bool
+    ) -> AsyncGenerator[Any, None]:
+        """Prefill elsewhere, decode here; release the prefill's blocks if decode never gets going."""
+        decoding = False
+        try:
+            prefilled = await self._remote_prefill(request, rendered, info, context)
+            if hasattr(prefilled, "error"):
+                decoding = True
+                yield prefilled
+                return
+            decode_request = self._get_connector_backend().prepare_decode_request(
+                request=request, peer=None, prefill_response=prefilled
+            )
+            async for chunk in await self._decode(decode_request, info, is_chat=is_chat):
+                decoding = True
+                yield chunk
+        finally:
+            if not decoding:
+                self._release_prefill(context)
+
+    async def _remote_prefill(
+        self, request: Any, rendered: Rendered, info: Any, context: RequestContext
+    ) -> Any:
+        """The prefill replica's response, with the address of the KV blocks, or its error."""
+        prompt_only = CompletionRequest(
+            model=request.model,
+            prompt=rendered.token_ids,
+            request_id=request.request_id,
+            cache_salt=getattr(request, "cache_salt", None),
+            ignore_eos=True,
+        )
+        prefill_request = self._get_connector_backend().prepare_prefill_request(
+            request=prompt_only, peer=None
+        )
+        headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
+        responses = self._prefill_handle.completions.remote(prefill_request, type(info)(headers=headers))
+        return await anext(aiter(responses))
+
+    async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
+        return await self._run_request(
+            request,
+            engine_method="chat" if is_chat else "completions",
+            batch_output_stream=True,
+            raw_request_info=info,
+        )
+
+    def _release_prefill(self, context: RequestContext) -> None:
+        """Tell the prefill replica, outside the request's own context: that one may be cancelled."""
+        task = asyncio.get_running_loop().create_task(
+            self._send_release(context), context=contextvars.Context()
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_release(self, context: RequestContext) -> None:
+        handle = self._prefill_handle.options(stream=False)
+        try:
+            await asyncio.wait_for(
+                handle.release.remote(context.job_id, pin=context.prefill_replica), _RELEASE_TIMEOUT_S
+            )
+        except Exception as error:  # noqa: BLE001 - the edge of a task; the lease frees the blocks anyway
+            logs.event("release_failed", job_id=context.job_id, error=repr(error)[:300])
+
+    def _report(self) -> DecodeReported:
+        return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)

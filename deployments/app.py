@@ -1,0 +1,239 @@
+"""The Serve application: `deployments.app:build`.
+
+For `slackserve serve`, `serve run`, `serve deploy` and a RayService's `serveConfigV2` alike. Owns how the
+deployments fit together and what each is started with; refuses what cannot work before anything starts.
+"""
+
+import dataclasses
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
+from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.schema import LoggingConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from decode_node.server import DecodeNodeConfig, DecodeServer
+from deployments.calibration import load_profile
+from deployments.config import ConfigError, PoolConfig, SlackServeConfig
+from deployments.cpu_plan import CorePlan, plan_cores
+from deployments.http_app import make_ingress
+from deployments.ingress import IngressConfig
+from deployments.model_store import ModelStore, ResolvedModel
+from kv_transfer.connector import KVRole, kv_transfer_config
+from prefill_node.server import PrefillNodeConfig, PrefillServer
+from router.core import RouterLimits
+from router.deployment import RouterConfig, SlackRouter
+from router.pinning import PinnedDecode, PinnedPrefill
+
+ROUTER_NAME = "Router"
+INGRESS_NAME = "Ingress"
+PREFILL_PREFIX = "Prefill:"
+DECODE_PREFIX = "Decode:"
+_SMALL_CPUS = 0.1
+_SCHEDULER = "prefill_node.scheduler.SlackScheduler"
+
+
+def build(config: SlackServeConfig) -> serve.Application:
+    """Build the application.
+
+    Args:
+        config: Typed arguments; Serve turns a mapping into them and refuses what does not fit.
+
+    Raises:
+        ConfigError: when the configuration cannot work, naming the key.
+    """
+    model = ModelStore().resolve(config.model)
+    model = dataclasses.replace(model, model_id=config.model_name or model.model_id)
+    _check_engine_kwargs(config)
+    _check_model_fits(config, model)
+    keys = config.key_ring()
+    policies = config.tiers.policies()
+    cores = _core_plan(config)
+    router = _router(config)
+    prefill = build_llm_deployment(
+        _llm_config(config, model, config.prefill, KVRole.PREFILL),
+        name_prefix=PREFILL_PREFIX,
+        deployment_cls=PrefillServer,
+        bind_kwargs={"node": _prefill_node(config, cores), "router": router},
+    )
+    decode_config = _llm_config(config, model, config.decode, KVRole.DECODE)
+    decode = build_llm_deployment(
+        decode_config,
+        name_prefix=DECODE_PREFIX,
+        deployment_cls=DecodeServer,
+        bind_kwargs={
+            "node": DecodeNodeConfig(cores.decode),
+            "router": router,
+            "prefill_server": prefill,
+        },
+    )
+    ingress = serve.deployment(
+        make_ingress(keys, config.limits.max_body_bytes),
+        name=INGRESS_NAME,
+        num_replicas=config.ingress_replicas,
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": _SMALL_CPUS},
+        logging_config=_logging(config),
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return ingress.bind(  # type: ignore[no-any-return]
+        llm_deployments={model.model_id: decode},
+        model_cards={model.model_id: _model_card(model.model_id, decode_config)},
+        config=IngressConfig(policies, config.router.timeout_ms / 1e3),
+        router=router,
+    )
+
+
+def _router(config: SlackServeConfig) -> DeploymentHandle:
+    deployment = serve.deployment(
+        SlackRouter,
+        name=ROUTER_NAME,
+        num_replicas=1,
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": _SMALL_CPUS},
+        logging_config=_logging(config),
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    limits = RouterLimits(stale_after_s=config.router.stale_after_s, stretch=config.router.stretch)
+    return deployment.bind(RouterConfig(config.tiers.policies(), config.router.placement, limits))
+
+
+def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfig:
+    predictor = None if config.profile is None else load_profile(config.profile)
+    handoff_s = config.handoff_ms / 1e3
+    if predictor is not None and predictor.handoff_s > 0:
+        handoff_s = predictor.handoff_s
+    return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, cores.prefill)
+
+
+def _llm_config(
+    config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole
+) -> LLMConfig:
+    is_prefill = role is KVRole.PREFILL
+    pinned = PinnedPrefill if is_prefill else PinnedDecode
+    return LLMConfig(
+        model_loading_config={"model_id": model.model_id, "model_source": model.source},
+        accelerator_type=config.accelerator_type,
+        engine_kwargs=_engine_kwargs(config, pool, role),
+        runtime_env={"env_vars": _environment(config, model)},
+        callback_config={"callback_class": "deployments.replica_start.EngineLoadsModel"},
+        experimental_configs={
+            "stream_batching_interval_ms": 0,
+            "_prewarm_prefill_decode": True,
+            "NIXL_SIDE_CHANNEL_PORT_BASE": (
+                config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port
+            ),
+        },
+        deployment_config={
+            "num_replicas": pool.replicas,
+            "max_ongoing_requests": pool.max_ongoing_requests,
+            "request_router_config": RequestRouterConfig(request_router_class=pinned),
+            "logging_config": _logging(config),
+            "graceful_shutdown_wait_loop_s": 0.5,
+        },
+        **_hardware(config, pool),
+    )
+
+
+def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+    if config.accelerator == "cuda":
+        return {}
+    bundles = [{"CPU": 1}] * pool.tensor_parallel_size
+    return {"accelerator_config": {"kind": "cpu"}, "placement_group_config": {"bundles": bundles}}
+
+
+def _engine_kwargs(config: SlackServeConfig, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
+    buffer_device = config.kv_transfer.buffer_device
+    kwargs: dict[str, Any] = {
+        "tensor_parallel_size": pool.tensor_parallel_size,
+        "async_scheduling": False,
+        "kv_transfer_config": kv_transfer_config(
+            role, config.accelerator if buffer_device == "auto" else buffer_device, config.kv_transfer.lease_s
+        ),
+    }
+    if config.max_model_len is not None:
+        kwargs["max_model_len"] = config.max_model_len
+    if config.accelerator == "cpu":
+        kwargs |= {"enforce_eager": True, "dtype": "float32"}
+    if config.dtype is not None:
+        kwargs["dtype"] = config.dtype
+    if role is KVRole.PREFILL:
+        kwargs["scheduler_cls"] = _SCHEDULER
+        if config.max_model_len is not None:
+            kwargs["max_num_batched_tokens"] = config.max_model_len
+    return kwargs | pool.engine_kwargs
+
+
+def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, str]:
+    """Environment of the replicas, and so of their engines."""
+    env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+    if Path(model.source).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    if config.accelerator == "cpu":
+        env["VLLM_CPU_KVCACHE_SPACE"] = f"{config.kv_cache_gib:g}"
+        # vLLM compiles its sampler with torch.compile even in eager mode; on a CPU that is a minute of C++
+        # compilation inside the first request.
+        env["TORCHDYNAMO_DISABLE"] = "1"
+    return env
+
+
+def _core_plan(config: SlackServeConfig) -> CorePlan:
+    if config.accelerator != "cpu" or not config.pin_cores:
+        return CorePlan((), ())
+    return plan_cores(
+        sorted(os.sched_getaffinity(0)),
+        config.prefill.replicas,
+        config.decode.replicas,
+        config.prefill.tensor_parallel_size,
+        config.decode.tensor_parallel_size,
+    )
+
+
+def _check_engine_kwargs(config: SlackServeConfig) -> None:
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    for section in ("prefill", "decode"):
+        for key in getattr(config, section).engine_kwargs:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
+                msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
+                raise ConfigError(msg)
+
+
+def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
+    """Compare a local model's own configuration with what is asked of it."""
+    path = Path(model.source) / "config.json"
+    if not path.is_file():
+        return
+    values = json.loads(path.read_text())
+    longest = values.get("max_position_embeddings")
+    if config.max_model_len is not None and longest is not None and config.max_model_len > longest:
+        msg = f"max_model_len: {config.max_model_len} is more than the model's {longest}"
+        raise ConfigError(msg)
+    heads = values.get("num_attention_heads")
+    for section in ("prefill", "decode"):
+        degree = getattr(config, section).tensor_parallel_size
+        if heads and heads % degree:
+            valid = [size for size in range(1, heads + 1) if heads % size == 0]
+            nearest = min(valid, key=lambda size: abs(size - degree))
+            msg = (
+                f"{section}.tensor_parallel_size: {degree} does not divide the model's {heads} attention "
+                f"heads; the nearest that does is {nearest}"
+            )
+            raise ConfigError(msg)
+
+
+def _model_card(model_id: str, config: LLMConfig) -> ModelCard:
+    metadata = {"model_id": model_id, "max_request_context_length": config.max_request_context_length}
+    return ModelCard(id=model_id, object="model", owned_by="slackserve", permission=[], metadata=metadata)
+
+
+def _logging(config: SlackServeConfig) -> LoggingConfig:
+    return LoggingConfig(encoding="JSON" if config.log_json else "TEXT")

@@ -1,0 +1,158 @@
+"""The command line: `slackserve serve` and `slackserve calibrate`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from deployments.config import ConfigError, SlackServeConfig, load, parse
+from deployments.model_errors import ModelStoreError
+from deployments.model_progress import rich_progress
+from deployments.model_store import ModelStore
+
+if TYPE_CHECKING:
+    from deployments.launcher import Part
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="LLM serving for mixed latency objectives.")
+_console = Console(stderr=True)
+_QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="YAML file; without it the embedded model.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or directory.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    verbose: Annotated[bool, typer.Option(help="Show the logs of all processes.")] = False,  # noqa: FBT002
+) -> None:
+    """Serve a model on this machine until Ctrl-C."""
+    settings = _settings(config, {"model": model, "host": host, "port": port})
+    with rich_progress(_console) as progress:
+        resolved = ModelStore().resolve(settings.model, progress)
+    from deployments.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
+
+    os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET_ENVIRONMENT.items()})
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _stop_requested(stop))
+    deployment = LocalDeployment(settings, verbose=verbose)
+    started_s = time.monotonic()
+    try:
+        with Live(console=_console, refresh_per_second=2, transient=True) as live:
+            deployment.start(lambda parts: _show(live, parts, time.monotonic() - started_s, stop))
+        _announce(deployment.url, settings.model_name or resolved.model_id, time.monotonic() - started_s)
+        stop.wait()
+        _console.print("Stopping.")
+    except _StopRequested:
+        _console.print("Stopping before everything was up.")
+    finally:
+        killed = deployment.stop()
+        _console.print(f"Stopped{f'; {killed} processes had to be killed' if killed else ''}.")
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option(help="Where to write the profile.")],
+    lengths: Annotated[str, typer.Option(help="Prompt lengths to sweep, tokens.")] = "32,128,512,1024,2048",
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each length.")] = 3,
+    handoff_ms: Annotated[float, typer.Option(min=0, help="Prefill end to first token.")] = 50.0,
+) -> None:
+    """Measure prefill times on the running prefill tier and write a profile."""
+    from deployments.calibration_run import connect, measure_with  # noqa: PLC0415 - imports Ray
+
+    sizes = _lengths(lengths)
+    handle = connect()
+    with _console.status("measuring"):
+        calibration = measure_with(handle, sizes, repeats, handoff_ms / 1e3)
+    from deployments.calibration import save_profile  # noqa: PLC0415
+
+    save_profile(output, calibration, {"lengths": sizes, "repeats": repeats})
+    table = Table("tokens", "measured ms", "residual ms")
+    for sample, residual_s in zip(calibration.samples, calibration.fit.residuals_s, strict=True):
+        table.add_row(str(sample.tokens), f"{sample.measured_s * 1e3:.1f}", f"{residual_s * 1e3:+.1f}")
+    _console.print(table)
+    line = calibration.fit.predictor
+    _console.print(
+        f"prefill = {line.per_token_s * 1e3:.4f} ms · tokens + {line.fixed_s * 1e3:.2f} ms, "
+        f"R² {calibration.fit.r_squared:.5f}, MAPE {calibration.fit.mape:.1%}\nwritten to {output}"
+    )
+
+
+def main() -> None:
+    """Entry point; turns expected failures into one clear message and exit code 2."""
+    from deployments.launcher import StartError  # noqa: PLC0415
+
+    try:
+        app(standalone_mode=True)
+    except (ConfigError, ModelStoreError, StartError) as error:
+        _console.print(Text(f"{type(error).__name__}: {error}", style="red"))
+        sys.exit(2)
+
+
+class _StopRequested(Exception):  # noqa: N818 - not an error
+    """Ctrl-C while things come up."""
+
+
+def _settings(path: Path | None, overrides: dict[str, Any]) -> SlackServeConfig:
+    if path is None:
+        with resources.as_file(resources.files("deployments") / "configs" / "embedded.yaml") as default:
+            settings = load(default)
+        if overrides["model"] is not None:
+            settings = settings.model_copy(update={"max_model_len": None})
+    else:
+        settings = load(path)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return parse({**settings.model_dump(exclude_unset=True), **given}, "command line")
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if len(set(sizes)) < 2 or min(sizes) < 1:  # noqa: PLR2004 - a line needs two points
+        msg = f"--lengths: {text!r} is not at least two different positive numbers, like 32,512,2048"
+        raise ConfigError(msg)
+    return sizes
+
+
+def _show(live: Live, parts: list[Part], elapsed_s: float, stop: threading.Event) -> None:
+    if stop.is_set():
+        raise _StopRequested
+    table = Table(box=None, show_header=False)
+    for part in parts:
+        mark = Text("✓", style="green") if part.done else Text("…", style="yellow")
+        table.add_row(mark, part.name, part.state)
+    table.add_row("", Text(f"{elapsed_s:.0f} s", style="dim"), "")
+    live.update(table)
+
+
+def _announce(url: str, model: str, seconds: float) -> None:
+    _console.print(
+        f"Ready after {seconds:.0f} s: {url}\n\n"
+        f"  curl {url}/v1/completions -H 'content-type: application/json' -H 'x-slo-tier: premium' \\\n"
+        f'    -d \'{{"model": "{model}", "prompt": "The capital of France is", "max_tokens": 8}}\'\n\n'
+        "Ctrl-C stops.",
+        highlight=False,
+    )
+
+
+def _stop_requested(stop: threading.Event) -> None:
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()

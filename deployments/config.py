@@ -1,0 +1,343 @@
+"""The configuration of a deployment: parsed once, strict, and refused before anything starts.
+
+Owns the names, defaults and limits of every setting. An unknown key is refused with the nearest valid one;
+values that cannot work together are refused with the reason. `slackserve serve`, `serve run`,
+`serve deploy` and a RayService all go through `SlackServeConfig`.
+"""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
+from slo.tenancy import KeyRing, Tenant
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+
+ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message names the key and what would be right."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, with the nearest valid one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for key in values:
+                if key not in cls.model_fields:
+                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
+                    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
+                    msg = f"unknown key {key!r}; {hint}"
+                    raise ValueError(msg)
+        return values
+
+
+class TierConfig(Section):
+    """What a tier is promised. `ttft_ms` and `ttft_scale` exclude each other; neither means no deadline."""
+
+    ttft_ms: ObjectiveMs | None = Field(None, description="Time to first token, milliseconds.")
+    ttft_scale: Positive | None = Field(
+        None, description="Instead: a multiple of the request's own predicted prefill time, for example 1.3."
+    )
+    tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
+    sheddable: bool = Field(True, description="May be refused with 429 when its deadline cannot be met.")
+    weight: Positive = Field(1.0, description="Worth of one request on time, relative to other tiers.")
+
+    @model_validator(mode="after")
+    def _one_ttft_objective(self) -> Self:
+        if self.ttft_ms is not None and self.ttft_scale is not None:
+            msg = "give ttft_ms or ttft_scale, not both"
+            raise ValueError(msg)
+        return self
+
+    def policy(self) -> TierPolicy:
+        """The same in the vocabulary of the decision rules, seconds."""
+        return TierPolicy(
+            ttft_s=None if self.ttft_ms is None else self.ttft_ms / 1e3,
+            ttft_scale=self.ttft_scale,
+            tpot_s=None if self.tpot_ms is None else self.tpot_ms / 1e3,
+            sheddable=self.sheddable,
+            weight=self.weight,
+        )
+
+
+def _default_tier(tier: Tier) -> TierConfig:
+    policy = DEFAULT_TIER_POLICIES[tier]
+    return TierConfig(
+        ttft_ms=None if policy.ttft_s is None else policy.ttft_s * 1e3,
+        tpot_ms=None if policy.tpot_s is None else policy.tpot_s * 1e3,
+        sheddable=policy.sheddable,
+        weight=policy.weight,
+    )
+
+
+class TiersConfig(Section):
+    """The three tiers."""
+
+    premium: TierConfig = Field(default_factory=lambda: _default_tier(Tier.PREMIUM))
+    standard: TierConfig = Field(default_factory=lambda: _default_tier(Tier.STANDARD))
+    background: TierConfig = Field(default_factory=lambda: _default_tier(Tier.BACKGROUND))
+
+    def policies(self) -> dict[Tier, TierPolicy]:
+        """Policies by tier."""
+        return {tier: getattr(self, tier.value).policy() for tier in Tier}
+
+
+class PoolConfig(Section):
+    """One tier of replicas: how many, how large, and engine arguments beyond ours."""
+
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = 4096
+    engine_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
+    )
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _ours_stay(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for key in values:
+            if key in _RESERVED_ENGINE_KWARGS:
+                msg = f"engine_kwargs may not set {key!r}; {_RESERVED_ENGINE_KWARGS[key]}"
+                raise ValueError(msg)
+        return values
+
+
+_RESERVED_ENGINE_KWARGS = {
+    "model": "use the key model",
+    "tokenizer": "it comes with the model",
+    "tensor_parallel_size": "use the pool's tensor_parallel_size",
+    "max_model_len": "use the key max_model_len",
+    "dtype": "use the key dtype",
+    "kv_transfer_config": "use the section kv_transfer",
+    "scheduler_cls": "SlackServe brings its own",
+    "async_scheduling": "SlackServe's scheduler needs it off",
+    "disable_log_stats": "SlackServe's metrics need the statistics",
+    "additional_config": "SlackServe sets it",
+}
+
+
+class KVTransferConfig(Section):
+    """How KV blocks move from prefill to decode."""
+
+    buffer_device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where NIXL reads and writes blocks; auto follows the accelerator."
+    )
+    lease_s: Annotated[int, Field(ge=6, le=3600)] = Field(
+        30, description="Seconds that finished prefill blocks wait for decode to pull them."
+    )
+    prefill_port: Port = Field(20000, description="First NIXL side-channel port of prefill replicas.")
+    decode_port: Port = Field(22000, description="First NIXL side-channel port of decode replicas.")
+
+
+class RouterSection(Section):
+    """How requests are placed."""
+
+    placement: Literal["least_slack_loss", "round_robin", "least_outstanding_tokens"] = "least_slack_loss"
+    timeout_ms: Positive = Field(
+        500.0, description="An ingress that waits longer for a placement places the request itself."
+    )
+    stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
+    stretch: Annotated[float, Field(ge=1)] = Field(
+        2.0,
+        description=(
+            "A tier's own objective is not held against a request below this multiple of what the request "
+            "takes on an idle replica; objectives that the client names are held as they are."
+        ),
+    )
+
+
+class LimitsConfig(Section):
+    """What a client may send."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+
+
+class KeyConfig(Section):
+    """One API key; give `key` or the environment variable that holds it."""
+
+    tenant: Annotated[str, Field(min_length=1, max_length=64)]
+    key: str | None = Field(None, min_length=8, repr=False)
+    key_env: str | None = None
+    highest_tier: Tier = Tier.PREMIUM
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.key is None) == (self.key_env is None):
+            msg = f"tenant {self.tenant!r} needs exactly one of key and key_env"
+            raise ValueError(msg)
+        return self
+
+    def secret(self) -> str:
+        """The key itself.
+
+        Raises:
+            ConfigError: when its environment variable is not set.
+        """
+        if self.key is not None:
+            return self.key
+        assert self.key_env is not None
+        if not (value := os.environ.get(self.key_env)):
+            msg = f"api_keys: tenant {self.tenant!r} takes its key from ${self.key_env}, which is not set"
+            raise ConfigError(msg)
+        return value
+
+
+class SlackServeConfig(Section):
+    """Everything that a deployment can be told."""
+
+    model: str | None = Field(
+        None, description="Hugging Face id or directory; none serves the embedded SmolLM2-135M-Instruct."
+    )
+    model_name: str | None = Field(None, description="What clients call the model; by default its id.")
+    accelerator: Literal["cpu", "cuda"] = "cpu"
+    accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
+    dtype: str | None = Field(None, description="By default float32 on cpu, auto on cuda.")
+    max_model_len: Annotated[int, Field(ge=64)] | None = Field(
+        None, description="Longest prompt plus output, tokens; by default what the model allows."
+    )
+    kv_cache_gib: Positive = Field(1.0, description="KV cache per replica on cpu, GiB.")
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
+    pin_cores: bool = Field(True, description="On cpu, give each replica cores of its own.")
+    tiers: TiersConfig = TiersConfig()
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    router: RouterSection = RouterSection()
+    limits: LimitsConfig = LimitsConfig()
+    profile: Path | None = Field(
+        None, description="Prefill times written by `slackserve calibrate`; none measures at start."
+    )
+    handoff_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = Field(
+        50.0, description="Predicted time from the end of prefill to the first token, without a profile."
+    )
+    warmup_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (32, 256, 1024), min_length=2, description="Prompt lengths that are prefilled before ready."
+    )
+    api_keys: tuple[KeyConfig, ...] = ()
+    api_keys_file: Path | None = Field(None, description="YAML list of the same shape as api_keys.")
+    log_json: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.accelerator_type is not None and self.accelerator == "cpu":
+            msg = "accelerator_type goes with accelerator: cuda"
+            raise ValueError(msg)
+        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
+            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
+            raise ValueError(msg)
+        if len(set(self.warmup_tokens)) < 2:  # noqa: PLR2004 - a line needs two points
+            msg = "warmup_tokens needs at least two different lengths"
+            raise ValueError(msg)
+        if self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
+            msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
+            raise ValueError(msg)
+        self._side_channels_apart()
+        return self
+
+    def _side_channels_apart(self) -> None:
+        transfer = self.kv_transfer
+        first, last, pool = sorted(
+            [
+                (transfer.prefill_port, transfer.decode_port, self.prefill),
+                (transfer.decode_port, transfer.prefill_port, self.decode),
+            ],
+            key=lambda side: side[0],
+        )[0]
+        needed = pool.replicas * pool.tensor_parallel_size
+        if last - first < needed:
+            msg = (
+                f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
+                f"they run into {last}"
+            )
+            raise ValueError(msg)
+
+    def key_ring(self) -> KeyRing:
+        """The configured API keys.
+
+        Raises:
+            ConfigError: when the key file cannot be read, a variable is not set or two keys are equal.
+        """
+        keys = [*self.api_keys, *_keys_from(self.api_keys_file)]
+        secrets = [key.secret() for key in keys]
+        if len(set(secrets)) < len(secrets):
+            msg = "api_keys: two tenants have the same key"
+            raise ConfigError(msg)
+        return KeyRing(
+            (secret, Tenant(key.tenant, key.highest_tier)) for secret, key in zip(secrets, keys, strict=True)
+        )
+
+
+def parse(values: dict[str, Any], source: str = "configuration") -> SlackServeConfig:
+    """Check `values`.
+
+    Raises:
+        ConfigError: naming each wrong key, its place in `source` and what would be right.
+    """
+    try:
+        return SlackServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, source)) from None
+
+
+def load(path: Path) -> SlackServeConfig:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
+    """
+    values = _yaml(path)
+    if not isinstance(values, dict):
+        msg = f"{path}: expected keys and values, found {type(values).__name__}"
+        raise ConfigError(msg)
+    return parse(values, str(path))
+
+
+def explain(error: ValidationError, source: str) -> str:
+    """All of a validation error's complaints, one a line, each with its key."""
+    lines = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(part) for part in item["loc"]) or "top level"
+        message = item["msg"].removeprefix("Value error, ")
+        given = item.get("input")
+        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        lines.append(f"{source}: {key}: {message}{shown}")
+    return "\n".join(lines)
+
+
+def _keys_from(path: Path | None) -> tuple[KeyConfig, ...]:
+    if path is None:
+        return ()
+    values = _yaml(path)
+    if not isinstance(values, list):
+        msg = f"{path}: expected a list of keys, each with tenant and key"
+        raise ConfigError(msg)
+    try:
+        return tuple(KeyConfig.model_validate(value) for value in values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(path))) from None
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    except yaml.YAMLError as error:
+        msg = f"{path}: is not YAML: {error}"
+        raise ConfigError(msg) from None

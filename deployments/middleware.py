@@ -1,0 +1,146 @@
+"""What happens to every HTTP request before it reaches a route: an id, a size limit, an API key.
+
+Also counts the requests that were refused, here or further in, in one place.
+
+Plain ASGI, so that streaming and client disconnects pass through untouched.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from deployments import http_errors
+from slo.errors import AuthenticationError, FieldError
+from slo.request import INTERNAL_HEADER_PREFIX
+from telemetry.catalogue import REJECTIONS, REQUESTS
+from telemetry.instruments import Instruments
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from deployments.http_errors import HTTPError
+    from slo.tenancy import KeyRing
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""Paths that need no API key."""
+_REQUEST_ID: Final = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
+_VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
+
+
+class Gatekeeper:
+    """Gives each request its id and tenant (in `request.state`), or refuses it.
+
+    Args:
+        app: The application behind.
+        keys: Known API keys.
+        max_body_bytes: Largest body accepted.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, max_body_bytes: int) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+        self._instruments: Instruments | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection; part of ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        state = scope.setdefault("state", {})
+        state["request_id"] = uuid.uuid4().hex
+        state["headers"] = headers
+        send_with_id = _adding_request_id(send, state)
+        try:
+            state["request_id"] = _request_id(headers) or state["request_id"]
+            self._check(scope, headers, state)
+        except http_errors.HTTPError as error:
+            state["refusal"] = error
+            await error.response()(scope, receive, send_with_id)
+        else:
+            limited = _Limited(receive, self._max_body_bytes)
+            try:
+                await self._app(scope, limited.receive, send_with_id)
+            except _BodyTooLargeError:
+                state["refusal"] = http_errors.too_large(self._max_body_bytes)
+                await state["refusal"].response()(scope, receive, send_with_id)
+        if (refusal := state.get("refusal")) is not None:
+            self._count(refusal, state.get("tier", "none"))
+
+    def _count(self, refusal: HTTPError, tier: str) -> None:
+        if refusal.outcome is None:
+            return
+        if self._instruments is None:  # in the replica's process, not where the application is built
+            self._instruments = Instruments(REQUESTS, REJECTIONS)
+        self._instruments.count(REQUESTS, tier=tier, outcome=refusal.outcome.value)
+        self._instruments.count(REJECTIONS, tier=tier, reason=refusal.code or "unknown")
+
+    def _check(self, scope: Scope, headers: list[tuple[str, str]], state: dict[str, object]) -> None:
+        for name, _ in headers:
+            if name.startswith(INTERNAL_HEADER_PREFIX):
+                raise _refused(name, "is set by the server itself", "leave it out")
+        try:
+            key = None if scope["path"] in OPEN_PATHS else _bearer(headers)
+            state["tenant"] = None if scope["path"] in OPEN_PATHS else self._keys.tenant(key)
+        except AuthenticationError as error:
+            raise http_errors.unauthorized(error) from None
+        length = dict(headers).get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
+            raise http_errors.too_large(self._max_body_bytes)
+
+
+class _BodyTooLargeError(Exception):
+    """The body grew past its limit while it was read."""
+
+
+class _Limited:
+    """A `receive` that counts the body's bytes."""
+
+    def __init__(self, receive: Receive, max_body_bytes: int) -> None:
+        self._receive = receive
+        self._left = max_body_bytes
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise _BodyTooLargeError
+        return message
+
+
+def _adding_request_id(send: Send, state: dict[str, str]) -> Send:
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [(n, v) for n, v in message.get("headers", []) if n.lower() != REQUEST_ID_HEADER.encode()]
+            message["headers"] = [*kept, (REQUEST_ID_HEADER.encode(), state["request_id"].encode())]
+        await send(message)
+
+    return send_with_id
+
+
+def _request_id(headers: list[tuple[str, str]]) -> str | None:
+    given = [value for name, value in headers if name == REQUEST_ID_HEADER]
+    if not given:
+        return None
+    if len(set(given)) > 1:
+        raise _refused(REQUEST_ID_HEADER, "is given more than once", "give it once")
+    if not _REQUEST_ID.fullmatch(given[0]):
+        raise _refused(REQUEST_ID_HEADER, "is not usable as an id", _VALID_REQUEST_ID)
+    return given[0]
+
+
+def _bearer(headers: list[tuple[str, str]]) -> str | None:
+    for name, value in headers:
+        if name == "authorization":
+            scheme, _, key = value.partition(" ")
+            return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+    return None
+
+
+def _refused(field: str, problem: str, valid: str) -> HTTPError:
+    return http_errors.bad_field(FieldError(field, problem, valid))

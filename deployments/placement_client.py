@@ -1,0 +1,90 @@
+"""The ingress's side of the router: asks for a place, and goes on without one when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from telemetry import logs
+from telemetry.catalogue import ROUTER_FALLBACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from ray.serve.handle import DeploymentHandle
+
+    from router.core import Placed, PlacementRequested, Rejected
+    from slo.request import JobId
+    from telemetry.instruments import Instruments
+
+_PAUSE_S = 1.0
+"""After a failure the router is left alone for this long, so that requests do not each wait for it."""
+
+
+class PlacementClient:
+    """Calls the router within a time limit.
+
+    Args:
+        router: Handle of the router deployment.
+        timeout_s: Longest wait for one answer.
+        instruments: Where fallbacks are counted.
+    """
+
+    def __init__(self, router: DeploymentHandle, timeout_s: float, instruments: Instruments) -> None:
+        self._router = router
+        self._timeout_s = timeout_s
+        self._instruments = instruments
+        self._paused_until_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def place(self, request: PlacementRequested) -> Placed | Rejected | None:
+        """The router's decision; None when it gives none and Serve shall choose the replicas."""
+        if time.monotonic() < self._paused_until_s:
+            self._fall_back("paused")
+            return None
+        try:
+            return await asyncio.wait_for(self._router.place.remote(request), self._timeout_s)  # type: ignore[no-any-return]
+        except TimeoutError:
+            self._fall_back("timeout", request)
+        except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
+            self._fall_back("error", request, error)
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+        return None
+
+    async def fleet(self) -> dict[str, Any] | None:
+        """The router's view of the fleet, None when it does not answer."""
+        try:
+            return await asyncio.wait_for(self._router.fleet.remote(), max(self._timeout_s, 1.0))  # type: ignore[no-any-return]
+        except Exception:  # noqa: BLE001 - not answering is the answer
+            return None
+
+    def job_ended(self, job_id: JobId) -> None:
+        """Tell the router that a request is over, outside the request's own (cancelled) context."""
+        task = asyncio.get_running_loop().create_task(self._tell(job_id), context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, job_id: JobId) -> None:
+        telling: Coroutine[Any, Any, None] = asyncio.wait_for(
+            self._router.job_ended.remote(job_id), self._timeout_s
+        )
+        try:
+            await telling
+        except Exception as error:  # noqa: BLE001 - the replica's next report says the same
+            logs.event("router_not_told", level=logging.DEBUG, job_id=job_id, error=repr(error)[:300])
+
+    def _fall_back(
+        self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None
+    ) -> None:
+        self._instruments.count(ROUTER_FALLBACKS, cause=cause)
+        if request is not None:
+            logs.event(
+                "router_fallback",
+                level=logging.WARNING,
+                job_id=request.job_id,
+                cause=cause,
+                error=None if error is None else repr(error)[:300],
+            )

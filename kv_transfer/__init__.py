@@ -1,0 +1,1 @@
+"""Moving KV cache from prefill to decode: the connector, its leases, and what it transferred."""

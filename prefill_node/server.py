@@ -1,0 +1,217 @@
+"""The prefill replica: one vLLM engine that computes KV cache and reports what it has to do.
+
+A thin shell around `prefill_node.ledger`. Runs in the replica process; the engine's scheduler
+(`prefill_node.scheduler`) runs in EngineCore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.llm.deployment import PDPrefillServer
+from ray.serve.llm.openai_api_models import CompletionRequest, ErrorInfo, ErrorResponse
+
+from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.scheduler import RELEASE_PREFIX
+from slo.predictor import PrefillPredictor, Sample, fit
+from slo.reports import OutstandingJob, PrefillReported
+from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, JobId, ReplicaId, RequestContext
+from slo.slack import NO_DEADLINE
+from telemetry import logs
+from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
+from telemetry.engine_tap import EngineTap
+from telemetry.instruments import Instruments
+from telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.llm import LLMConfig
+
+_REMEMBER_RELEASED = 4096
+CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillNodeConfig:
+    """What a prefill replica needs beyond its engine.
+
+    Attributes:
+        predictor: From a calibration profile; None lets the warm-up measure one.
+        handoff_s: Predicted seconds from the end of prefill to the first token.
+        warmup_tokens: Prompt lengths to prefill before reporting ready, each twice.
+        cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+    """
+
+    predictor: PrefillPredictor | None
+    handoff_s: float
+    warmup_tokens: tuple[int, ...]
+    cores: tuple[str, ...] = ()
+
+
+class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
+    """Serves prefills by slack and keeps the router informed."""
+
+    async def __init__(
+        self, llm_config: LLMConfig, *, node: PrefillNodeConfig, router: DeploymentHandle
+    ) -> None:
+        context = serve.get_replica_context()
+        if node.cores:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
+        await super().__init__(llm_config)
+        self._replica_id = ReplicaId(context.replica_id.unique_id)
+        self._instruments = Instruments(PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS)
+        self._tap = EngineTap("prefill", self._instruments)
+        self._tap.attach(self.engine)
+        self._released: OrderedDict[JobId, None] = OrderedDict()
+        self._learned: list[tuple[int, int]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        samples = await self._warm_up(node.warmup_tokens)
+        predictor = node.predictor or fit(samples).predictor
+        self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
+        logs.event(
+            "prefill_ready",
+            per_token_ms=predictor.per_token_s * 1e3,
+            fixed_ms=predictor.fixed_s * 1e3,
+            measured=node.predictor is None,
+        )
+        self._reporter = Reporter(self._report, router.report_prefill.remote)
+
+    async def completions(
+        self, request: CompletionRequest, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Prefill one prompt of token ids; the decode tier's orchestrator is the only caller."""
+        return self._prefill(request, raw_request_info)
+
+    async def release(self, job_id: JobId, pin: ReplicaId | None = None) -> None:  # noqa: ARG002
+        """Give a job up wherever it is: not yet here, running, or waiting to be pulled.
+
+        Args:
+            job_id: The job.
+            pin: The replica that has it; read by `router.pinning` on the caller's side.
+        """
+        self._released[job_id] = None
+        while len(self._released) > _REMEMBER_RELEASED:
+            self._released.popitem(last=False)
+        await self._abandon(job_id)
+
+    async def measure_prefill(self, tokens: int) -> float:
+        """Seconds that the prefill of a random prompt takes, through the engine's own queue."""
+        model = self.engine._engine_client.model_config  # noqa: SLF001 - no public way in
+        vocabulary = model.get_vocab_size()
+        prompt = random.choices(range(vocabulary), k=min(tokens, model.max_model_len - 1))  # noqa: S311
+        request = CompletionRequest(
+            model=self._llm_config.model_id, prompt=prompt, max_tokens=1, ignore_eos=True
+        )
+        started_s = time.monotonic()
+        async for chunk in self.engine.completions(request, None):
+            if (error := getattr(chunk, "error", None)) is not None:
+                raise RuntimeError(error.message)
+        return time.monotonic() - started_s
+
+    async def _warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
+        """Touch the memory of long prefills, then measure: the first of each length is slow."""
+        for tokens in lengths:
+            await self.measure_prefill(tokens)
+        return [Sample(tokens, await self.measure_prefill(tokens)) for tokens in lengths]
+
+    async def _prefill(self, request: CompletionRequest, info: Any) -> AsyncGenerator[Any, None]:
+        context = RequestContext.from_headers(info.headers) if info is not None else None
+        if context is None:
+            async for chunk in self.engine.completions(request, info):
+                yield chunk
+            return
+        job_id = context.job_id
+        if job_id in self._released:
+            yield _gone(job_id)
+            return
+        arrived_s = time.monotonic()
+        deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
+        self._accept(context, len(request.prompt), deadline_s, arrived_s)
+        predictor = self._ledger.predictor
+        request.vllm_xargs = {
+            JOB_XARG: job_id,
+            PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s],
+        }
+        if deadline_s != NO_DEADLINE:
+            request.vllm_xargs[DEADLINE_XARG] = deadline_s
+        try:
+            async for chunk in self.engine.completions(request, info):
+                yield chunk
+        except (asyncio.CancelledError, GeneratorExit):
+            self._in_background(self._abandon(job_id))
+            raise
+        finally:
+            self._end(context, arrived_s)
+
+    def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
+        self._ledger.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s), now_s)
+        if context.prompt_bytes > 0:
+            self._learned.append((context.prompt_bytes, tokens))
+        self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
+        self._reporter.changed()
+        logs.event(
+            "prefill_accepted",
+            request_id=context.request_id,
+            job_id=context.job_id,
+            tier=context.tier.value,
+            tokens=tokens,
+            budget_s=context.ttft_budget_s,
+        )
+
+    def _end(self, context: RequestContext, arrived_s: float) -> None:
+        now_s = time.monotonic()
+        self._ledger.ended(context.job_id, now_s)
+        self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier.value)
+        self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
+        self._reporter.changed()
+        logs.event(
+            "prefill_ended", request_id=context.request_id, job_id=context.job_id, seconds=now_s - arrived_s
+        )
+
+    async def _abandon(self, job_id: JobId) -> None:
+        await self.engine._engine_client.engine_core.abort_requests_async(  # noqa: SLF001 - no public way in
+            [RELEASE_PREFIX + job_id]
+        )
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _report(self) -> PrefillReported:
+        now_s = time.monotonic()
+        learned, self._learned = tuple(self._learned), []
+        ledger = self._ledger
+        return PrefillReported(
+            replica_id=self._replica_id,
+            predictor=ledger.predictor,
+            jobs=tuple(_outstanding(job, now_s) for job in ledger.accepted.values()),
+            running=ledger.running,
+            running_for_s=now_s - ledger.running_since_s if ledger.running is not None else 0.0,
+            kv_usage=self._tap.kv_usage,
+            ended=ledger.take_ended(),
+            learned=learned,
+        )
+
+
+def _outstanding(job: Accepted, now_s: float) -> OutstandingJob:
+    budget_s = None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s
+    return OutstandingJob(job.job_id, job.tier, job.tokens, budget_s)
+
+
+def _gone(job_id: JobId) -> ErrorResponse:
+    logs.event("prefill_refused", level=logging.DEBUG, job_id=job_id)
+    message = "the client closed the request before its prefill began"
+    return ErrorResponse(
+        error=ErrorInfo(message=message, type="client_closed_request", code=CLIENT_CLOSED_REQUEST)
+    )

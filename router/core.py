@@ -1,0 +1,243 @@
+"""The router's decisions, pure: reports and requests in, placements and rejections out.
+
+Owns the view of the fleet and admission. Reads no clock (`now_s` is passed in) and sends nothing; the
+Serve deployment around it is `router.deployment`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router.fleet import DecodeReplica, PlacedJob, PrefillReplica
+from router.placement import Choice, PlacementPolicy, PlacementReason, Prefill
+from slo.errors import RejectionReason
+from slo.prompt_length import PromptLengthEstimator
+from slo.slack import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.objectives import Objective
+    from slo.reports import DecodeReported, OutstandingJob, PrefillReported
+    from slo.request import JobId, ReplicaId
+    from slo.tiers import Tier, TierPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequested:
+    """A request asks for a place.
+
+    Attributes:
+        objective: Its tier and budgets.
+        explicit_deadline: Whether the client itself named the budget for the first token.
+        prompt_tokens: Exact length when the prompt came as tokens, else None.
+        prompt_bytes: Size of the text otherwise.
+        elapsed_s: What it has already spent of its budget.
+    """
+
+    job_id: JobId
+    objective: Objective
+    explicit_deadline: bool
+    prompt_tokens: int | None
+    prompt_bytes: int
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request goes and what to expect.
+
+    Attributes:
+        ttft_budget_s: The budget that holds for it, seconds from arrival; None for no deadline.
+        predicted_ttft_s: Seconds from arrival to the first token.
+        slack_s: Budget minus prediction; infinite without a deadline.
+        handoff_s: Part of the prediction that follows the end of prefill.
+    """
+
+    prefill_replica: ReplicaId
+    decode_replica: ReplicaId
+    tokens: int
+    ttft_budget_s: float | None
+    predicted_ttft_s: float
+    slack_s: float
+    handoff_s: float
+    reason: PlacementReason
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why a request gets no place.
+
+    Attributes:
+        retry_after_s: When trying again has a chance.
+        predicted_ttft_s: The best that any replica could do; None when there is no replica.
+        ttft_budget_s: The budget that could not be met.
+    """
+
+    reason: RejectionReason
+    retry_after_s: float
+    predicted_ttft_s: float | None
+    ttft_budget_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """How the router treats what it is told.
+
+    Attributes:
+        stale_after_s: A replica that has not reported for this long is not used.
+        in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
+        stretch: A budget that the client did not ask for itself is not held against it below this
+            multiple of what the request takes on an idle replica.
+    """
+
+    stale_after_s: float = 10.0
+    in_transit_s: float = 5.0
+    stretch: float = 2.0
+
+
+class RouterCore:
+    """Places requests on replicas.
+
+    Args:
+        policies: Objectives and worth of each tier.
+        placement: Chooses among usable prefill replicas.
+        limits: See `RouterLimits`.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[Tier, TierPolicy],
+        placement: PlacementPolicy,
+        limits: RouterLimits | None = None,
+    ) -> None:
+        self.prefill: dict[ReplicaId, PrefillReplica] = {}
+        self.decode: dict[ReplicaId, DecodeReplica] = {}
+        self.prompt_length = PromptLengthEstimator()
+        self._policies = policies
+        self._weights = {tier: policy.weight for tier, policy in policies.items()}
+        self._placement = placement
+        self._limits = limits or RouterLimits()
+
+    def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
+        """Take a replica's word for its work, keeping placements that it cannot have seen yet.
+
+        Returns:
+            The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
+        """
+        replica = self.prefill.get(event.replica_id)
+        if replica is None:
+            replica = PrefillReplica(event.replica_id, event.predictor, now_s, self._weights)
+            self.prefill[event.replica_id] = replica
+        replica.predictor = event.predictor
+        replica.reported_at_s = now_s
+        replica.kv_usage = event.kv_usage
+        gone = set(event.ended)
+        jobs = [self._reported_job(job, replica.jobs.get(job.job_id), now_s) for job in event.jobs]
+        known = {job.job_id for job in jobs}
+        in_transit = [
+            job
+            for job in replica.jobs.values()
+            if job.job_id not in known
+            and job.job_id not in gone
+            and now_s - job.placed_at_s < self._limits.in_transit_s
+            and job.job_id not in replica.confirmed
+        ]
+        replica.confirmed = known
+        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
+        return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
+
+    def decode_reported(self, event: DecodeReported, now_s: float) -> None:
+        """Remember how full a decode replica is."""
+        self.decode[event.replica_id] = DecodeReplica(
+            event.replica_id, event.kv_usage, event.running, now_s
+        )
+
+    def job_ended(self, job_id: JobId) -> None:
+        """Forget a request that ended before or after its replica knew of it."""
+        for replica in self.prefill.values():
+            if replica.remove(job_id) is not None:
+                return
+
+    def is_ready(self, now_s: float) -> bool:
+        """Whether both tiers have a replica that reports."""
+        return bool(self._usable_prefill(now_s)) and bool(self._usable_decode(now_s))
+
+    def place(self, request: PlacementRequested, now_s: float) -> Placed | Rejected:
+        """Find a place for a request, and count it there; or say why there is none."""
+        replicas = self._usable_prefill(now_s)
+        decode = self._choose_decode(now_s)
+        if not replicas or decode is None:
+            return Rejected(RejectionReason.NO_REPLICA, self._limits.stale_after_s, None, None)
+        tokens = self._tokens(request)
+        idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
+        budget_s = request.objective.ttft_budget_s(idle.prefill_s(tokens))
+        arrived_s = now_s - request.elapsed_s
+        due_s = NO_DEADLINE if budget_s is None else arrived_s + budget_s
+        policy = self._policies[request.objective.tier]
+        prefill = Prefill(tokens, due_s - idle.handoff_s, policy.weight)
+        choice = self._placement.choose(prefill, replicas, now_s)
+        handoff_s = choice.replica.predictor.handoff_s
+        predicted_s = choice.fit.end_s + handoff_s - arrived_s
+        if budget_s is not None and policy.sheddable:
+            allowed_s = budget_s
+            if not request.explicit_deadline:
+                alone_s = idle.prefill_s(tokens) + idle.handoff_s
+                allowed_s = max(budget_s, self._limits.stretch * alone_s)
+            late_s = self._soonest(choice, prefill, replicas, now_s) - arrived_s - allowed_s
+            if late_s > 0:
+                return Rejected(
+                    RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s
+                )
+        choice.replica.add(
+            PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s)
+        )
+        decode.placed_since_report += 1
+        return Placed(
+            prefill_replica=choice.replica.replica_id,
+            decode_replica=decode.replica_id,
+            tokens=tokens,
+            ttft_budget_s=budget_s,
+            predicted_ttft_s=predicted_s,
+            slack_s=math.inf if budget_s is None else budget_s - predicted_s,
+            handoff_s=handoff_s,
+            reason=choice.reason,
+        )
+
+    def _soonest(
+        self, choice: Choice, prefill: Prefill, replicas: list[PrefillReplica], now_s: float
+    ) -> float:
+        """The earliest first token that any replica offers; the chosen one's if it is in time."""
+        chosen_s = choice.fit.end_s + choice.replica.predictor.handoff_s
+        if choice.fit.end_s <= prefill.deadline_s:
+            return chosen_s
+        return min(
+            replica.fit(prefill.tokens, prefill.deadline_s, prefill.weight, now_s).end_s
+            + replica.predictor.handoff_s
+            for replica in replicas
+        )
+
+    def _tokens(self, request: PlacementRequested) -> int:
+        if request.prompt_tokens is not None:
+            return request.prompt_tokens
+        return self.prompt_length.tokens(request.prompt_bytes)
+
+    def _usable_prefill(self, now_s: float) -> list[PrefillReplica]:
+        return [r for r in self.prefill.values() if now_s - r.reported_at_s < self._limits.stale_after_s]
+
+    def _usable_decode(self, now_s: float) -> list[DecodeReplica]:
+        return [r for r in self.decode.values() if now_s - r.reported_at_s < self._limits.stale_after_s]
+
+    def _choose_decode(self, now_s: float) -> DecodeReplica | None:
+        usable = self._usable_decode(now_s)
+        if not usable:
+            return None
+        return min(usable, key=lambda r: (r.kv_usage, r.running + r.placed_since_report))
+
+    @staticmethod
+    def _reported_job(job: OutstandingJob, known: PlacedJob | None, now_s: float) -> PlacedJob:
+        deadline_s = NO_DEADLINE if job.budget_s is None else now_s + job.budget_s
+        placed_at_s = now_s if known is None else known.placed_at_s
+        return PlacedJob(job.job_id, job.tier, job.tokens, deadline_s, placed_at_s)

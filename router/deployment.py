@@ -1,0 +1,112 @@
+"""The Serve deployment around the router's core.
+
+Owns the clock, the metrics and the log lines; decides nothing itself. Off the token path: it answers a
+question about a request and never sees the request's text or its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
+from router.placement import POLICIES
+from telemetry import logs
+from telemetry.catalogue import (
+    BYTES_PER_TOKEN,
+    DECISION,
+    PLACEMENTS,
+    PROMPT_LENGTH_ERROR,
+    SLACK_AT_DISPATCH,
+)
+from telemetry.instruments import Instruments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.reports import DecodeReported, PrefillReported
+    from slo.request import JobId
+    from slo.tiers import Tier, TierPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What the router is started with; `placement` is a key of `router.placement.POLICIES`."""
+
+    policies: Mapping[Tier, TierPolicy]
+    placement: str
+    limits: RouterLimits
+
+
+class SlackRouter:
+    """Places requests, keeps the view of the fleet."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._core = RouterCore(config.policies, POLICIES[config.placement](), config.limits)
+        self._instruments = Instruments(
+            PLACEMENTS, DECISION, SLACK_AT_DISPATCH, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN
+        )
+
+    async def place(self, request: PlacementRequested) -> Placed | Rejected:
+        """Decide on one request."""
+        started_s = time.monotonic()
+        decision = self._core.place(request, started_s)
+        self._instruments.observe(DECISION, time.monotonic() - started_s)
+        tier = request.objective.tier.value
+        if isinstance(decision, Placed):
+            self._instruments.count(PLACEMENTS, tier=tier, reason=decision.reason.value)
+            if decision.ttft_budget_s is not None:
+                self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
+        event = "request_placed" if isinstance(decision, Placed) else "request_rejected"
+        logs.event(event, job_id=request.job_id, tier=tier, **asdict(decision))
+        return decision
+
+    async def job_ended(self, job_id: JobId) -> None:
+        """Forget a request whose client is gone."""
+        self._core.job_ended(job_id)
+
+    async def report_prefill(self, report: PrefillReported) -> None:
+        """Hear from a prefill replica."""
+        for error in self._core.prefill_reported(report, time.monotonic()):
+            self._instruments.observe(PROMPT_LENGTH_ERROR, error)
+        if report.learned:
+            self._instruments.set(BYTES_PER_TOKEN, self._core.prompt_length.bytes_per_token)
+
+    async def report_decode(self, report: DecodeReported) -> None:
+        """Hear from a decode replica."""
+        self._core.decode_reported(report, time.monotonic())
+
+    async def fleet(self) -> dict[str, Any]:
+        """The state of the fleet as plain data: readiness, and each replica's load."""
+        now_s = time.monotonic()
+        return {
+            "ready": self._core.is_ready(now_s),
+            "bytes_per_token": self._core.prompt_length.bytes_per_token,
+            "prompt_length_error": self._core.prompt_length.error,
+            "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],
+            "decode": [_decode_state(replica, now_s) for replica in self._core.decode.values()],
+        }
+
+
+def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "outstanding": len(replica.jobs),
+        "outstanding_tokens": replica.outstanding_tokens,
+        "backlog_s": replica.backlog_s(now_s),
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+        "per_token_s": replica.predictor.per_token_s,
+        "fixed_s": replica.predictor.fixed_s,
+        "handoff_s": replica.predictor.handoff_s,
+    }
+
+
+def _decode_state(replica: Any, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "running": replica.running,
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+    }

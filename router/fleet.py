@@ -1,0 +1,168 @@
+"""The router's view of the replicas: what each one has to do and how fast it does it.
+
+Owns the bookkeeping of outstanding prefills and the arithmetic on one replica's queue. Does not choose
+between replicas (see `router.placement`). All times are seconds on the router's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slo.slack import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from slo.predictor import PrefillPredictor
+    from slo.request import JobId, ReplicaId
+    from slo.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedJob:
+    """A prefill that a replica has been given and has not finished.
+
+    Attributes:
+        tokens: Prompt tokens, estimated until the replica knows them.
+        deadline_s: When its prefill must end; infinite for none.
+        placed_at_s: When the router learned of it.
+    """
+
+    job_id: JobId
+    tier: Tier
+    tokens: int
+    deadline_s: float
+    placed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What placing a new prefill on a replica would lead to.
+
+    Attributes:
+        end_s: When the new prefill would end.
+        lateness_s: Weighted seconds of lateness that it adds, its own and that of those behind it.
+    """
+
+    end_s: float
+    lateness_s: float
+
+
+@dataclass(slots=True)
+class PrefillReplica:
+    """One prefill replica as its outstanding work, kept in the order in which it will run.
+
+    The replica runs one forward pass at a time and takes the waiting prefill with the earliest deadline
+    next; those without a deadline come last, in the order of their arrival. `confirmed` are the jobs that
+    its last report named; any other is still on its way there.
+    """
+
+    replica_id: ReplicaId
+    predictor: PrefillPredictor
+    reported_at_s: float
+    weights: dict[Tier, float]
+    jobs: dict[JobId, PlacedJob] = field(default_factory=dict)
+    confirmed: set[JobId] = field(default_factory=set)
+    running: JobId | None = None
+    running_since_s: float = 0.0
+    kv_usage: float = 0.0
+    _queue: list[PlacedJob] = field(default_factory=list)
+    _deadlines: list[float] = field(default_factory=list)
+    _work_before_s: list[float] = field(default_factory=lambda: [0.0])
+    _least_room_s: list[float] = field(default_factory=lambda: [math.inf])
+
+    def add(self, job: PlacedJob) -> None:
+        """Give it one more prefill."""
+        self.jobs[job.job_id] = job
+        self._reorder()
+
+    def remove(self, job_id: JobId) -> PlacedJob | None:
+        """Take a prefill away; None when it does not have it."""
+        job = self.jobs.pop(job_id, None)
+        if job is not None:
+            self._reorder()
+        return job
+
+    def replace(self, jobs: Iterable[PlacedJob], running: JobId | None, running_since_s: float) -> None:
+        """Take the replica's own word for what it has to do."""
+        self.jobs = {job.job_id: job for job in jobs}
+        self.running = running if running in self.jobs else None
+        self.running_since_s = running_since_s
+        self._reorder()
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens that it has been given and has not finished."""
+        return sum(job.tokens for job in self.jobs.values())
+
+    def backlog_s(self, now_s: float) -> float:
+        """Predicted seconds until everything that it has been given is done."""
+        return self._busy_s(now_s) + self._work_before_s[-1]
+
+    def fit(self, tokens: int, deadline_s: float, weight: float, now_s: float) -> Fit:
+        """What happens if a prefill of `tokens` due at `deadline_s` is added now."""
+        own_s = self.predictor.prefill_s(tokens)
+        free_at_s = now_s + self._busy_s(now_s)
+        position = bisect_right(self._deadlines, deadline_s)
+        end_s = free_at_s + self._work_before_s[position] + own_s
+        lateness_s = weight * max(0.0, end_s - deadline_s) if deadline_s < NO_DEADLINE else 0.0
+        if self._least_room_s[position] - free_at_s < own_s:
+            lateness_s += self._harm_s(position, free_at_s, own_s)
+        return Fit(end_s, lateness_s)
+
+    def _busy_s(self, now_s: float) -> float:
+        if self.running is None:
+            return 0.0
+        took_s = self.predictor.prefill_s(self.jobs[self.running].tokens)
+        return max(0.0, self.running_since_s + took_s - now_s)
+
+    def _harm_s(self, position: int, free_at_s: float, delay_s: float) -> float:
+        """Weighted lateness added to the jobs from `position` on if each ends `delay_s` later."""
+        harm_s = 0.0
+        for index in range(position, len(self._queue)):
+            job = self._queue[index]
+            if job.deadline_s == NO_DEADLINE:
+                break
+            room_s = job.deadline_s - free_at_s - self._work_before_s[index + 1]
+            harm_s += self.weights[job.tier] * max(0.0, delay_s - max(0.0, room_s))
+        return harm_s
+
+    def _reorder(self) -> None:
+        if self.running not in self.jobs:
+            self.running = None
+        queue = sorted(
+            (job for job in self.jobs.values() if job.job_id != self.running),
+            key=lambda job: (job.deadline_s, job.placed_at_s),
+        )
+        work_s = 0.0
+        work_before_s = [0.0]
+        for job in queue:
+            work_s += self.predictor.prefill_s(job.tokens)
+            work_before_s.append(work_s)
+        least_room_s = [math.inf] * (len(queue) + 1)
+        for index in range(len(queue) - 1, -1, -1):
+            room_s = queue[index].deadline_s - work_before_s[index + 1]
+            least_room_s[index] = min(least_room_s[index + 1], room_s)
+        self._queue = queue
+        self._deadlines = [job.deadline_s for job in queue]
+        self._work_before_s = work_before_s
+        self._least_room_s = least_room_s
+
+
+@dataclass(slots=True)
+class DecodeReplica:
+    """One decode replica: how full it is.
+
+    Attributes:
+        kv_usage: Fraction of its KV blocks in use, as last reported.
+        placed_since_report: Requests sent to it that its report does not show yet.
+    """
+
+    replica_id: ReplicaId
+    kv_usage: float
+    running: int
+    reported_at_s: float
+    placed_since_report: int = 0

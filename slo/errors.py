@@ -1,0 +1,36 @@
+"""Everything that a client can get wrong or be refused for, as specific errors.
+
+Each error knows the field, what was wrong with it and what would be right; how that becomes an HTTP
+answer is the ingress's business.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class FieldError(Exception):
+    """A request field has a value that cannot be served.
+
+    Attributes:
+        field: The header or body field, spelt as the client spelt it.
+        problem: What is wrong with it, without the field's name.
+        valid: What would be accepted.
+    """
+
+    def __init__(self, field: str, problem: str, valid: str) -> None:
+        super().__init__(f"{field}: {problem}; {valid}")
+        self.field = field
+        self.problem = problem
+        self.valid = valid
+
+
+class RejectionReason(enum.StrEnum):
+    """Why a request was refused before it was queued; the values label metrics."""
+
+    DEADLINE_INFEASIBLE = "deadline_infeasible"
+    NO_REPLICA = "no_replica"
+
+
+class AuthenticationError(Exception):
+    """The request carries no API key, or none that is known."""

@@ -1,0 +1,192 @@
+"""What a request asks for: its tier and objectives, read from headers and body, validated, capped.
+
+Owns the accepted spellings and the valid ranges. There is no silent default: a value that is malformed,
+out of range, given twice or contradictory raises `FieldError`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from slo.errors import FieldError
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from slo.tiers import TierPolicy
+
+MAX_OBJECTIVE_MS: Final = 3_600_000.0
+MIN_OBJECTIVE_MS: Final = 0.001
+VALID_OBJECTIVE: Final = (
+    f"give a decimal number of milliseconds from {MIN_OBJECTIVE_MS:g} to {MAX_OBJECTIVE_MS:.0f}"
+)
+
+TIER_HEADER: Final = "x-slo-tier"
+TTFT_HEADER: Final = "x-slo-ttft-ms"
+TPOT_HEADER: Final = "x-slo-tpot-ms"
+TTFT_HEADERS: Final = (TTFT_HEADER, "x-llm-d-slo-ttft-ms", "x-flowprefill-slo-ms")
+TPOT_HEADERS: Final = (TPOT_HEADER, "x-llm-d-slo-tpot-ms")
+OBJECTIVE_HEADERS: Final = frozenset((*TTFT_HEADERS, *TPOT_HEADERS, TIER_HEADER))
+"""Every header that sets an objective; any other header of these families is a misspelling."""
+OBJECTIVE_HEADER_PREFIXES: Final = ("x-slo-", "x-llm-d-slo-", "x-flowprefill-slo-")
+
+SERVICE_TIER_FIELD: Final = "service_tier"
+_SERVICE_TIERS: Final[Mapping[str, Tier]] = {
+    "priority": Tier.PREMIUM,
+    "default": Tier.STANDARD,
+    "auto": Tier.STANDARD,
+    "flex": Tier.BACKGROUND,
+}
+_DECIMAL: Final = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The objectives that hold for one request.
+
+    Attributes:
+        tier: The tier that the request is served in.
+        ttft_s: Budget for the first token, seconds from arrival; None for no deadline.
+        ttft_scale: Instead of `ttft_s`, a multiple of the request's own predicted prefill time.
+        tpot_s: Budget per output token after the first, seconds; None for none.
+        clamped_from: The tier that was asked for, when the tenant's cap lowered it.
+    """
+
+    tier: Tier
+    ttft_s: float | None
+    tpot_s: float | None
+    ttft_scale: float | None = None
+    clamped_from: Tier | None = None
+
+    def ttft_budget_s(self, predicted_prefill_s: float) -> float | None:
+        """The budget for the first token in seconds, None for no deadline.
+
+        Args:
+            predicted_prefill_s: The request's own prefill time on an idle replica, seconds.
+        """
+        if self.ttft_scale is not None:
+            return self.ttft_scale * predicted_prefill_s
+        return self.ttft_s
+
+
+def resolve(
+    headers: Iterable[tuple[str, str]],
+    service_tier: str | None,
+    policies: Mapping[Tier, TierPolicy],
+    highest_tier: Tier = Tier.PREMIUM,
+) -> Objective:
+    """Work out a request's objectives.
+
+    Args:
+        headers: All request headers as (lower-case name, value), repetitions included.
+        service_tier: The OpenAI body field, None when absent.
+        policies: The deployment's objectives by tier.
+        highest_tier: The tenant's cap. A request above it is served at the cap, and told so.
+
+    Raises:
+        FieldError: when a field is unknown, malformed, out of range, repeated or contradictory.
+    """
+    given = _objective_headers(headers)
+    asked = _tier(given.get(TIER_HEADER), service_tier)
+    tier = asked if asked.rank <= highest_tier.rank else highest_tier
+    policy = policies[tier]
+    ttft_s = _one_of(given, TTFT_HEADERS)
+    tpot_s = _one_of(given, TPOT_HEADERS)
+    return Objective(
+        tier=tier,
+        ttft_s=policy.ttft_s if ttft_s is None else ttft_s,
+        ttft_scale=policy.ttft_scale if ttft_s is None else None,
+        tpot_s=policy.tpot_s if tpot_s is None else tpot_s,
+        clamped_from=asked if tier is not asked else None,
+    )
+
+
+def parse_objective_ms(field: str, text: str) -> float:
+    """Read a number of milliseconds and return seconds.
+
+    Raises:
+        FieldError: when it is not a plain decimal number, or is outside the valid range.
+    """
+    text = text.strip()
+    if not _DECIMAL.fullmatch(text):
+        raise FieldError(field, _why_not_a_number(text), VALID_OBJECTIVE)
+    value_ms = float(text)
+    if math.isinf(value_ms):
+        raise FieldError(field, f"{_shown(text)} overflows", VALID_OBJECTIVE)
+    if value_ms == 0:
+        raise FieldError(field, "an objective of zero cannot be met", VALID_OBJECTIVE)
+    if not MIN_OBJECTIVE_MS <= value_ms <= MAX_OBJECTIVE_MS:
+        raise FieldError(field, f"{_shown(text)} is out of range", VALID_OBJECTIVE)
+    return value_ms / 1000.0
+
+
+def _objective_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for name, value in headers:
+        if name not in OBJECTIVE_HEADERS:
+            if name.startswith(OBJECTIVE_HEADER_PREFIXES):
+                raise FieldError(
+                    name, "is not a known objective header", f"known are {', '.join(sorted(OBJECTIVE_HEADERS))}"
+                )
+            continue
+        if name in given:
+            raise FieldError(name, "is given more than once", "give it once")
+        given[name] = value
+    return given
+
+
+def _one_of(given: Mapping[str, str], names: Sequence[str]) -> float | None:
+    present = [name for name in names if name in given]
+    if len(present) > 1:
+        raise FieldError(
+            present[1], f"contradicts {present[0]}, which sets the same objective", "give one of them"
+        )
+    return parse_objective_ms(present[0], given[present[0]]) if present else None
+
+
+def _tier(header: str | None, service_tier: str | None) -> Tier:
+    from_header = _tier_from_header(header) if header is not None else None
+    from_body = _tier_from_body(service_tier) if service_tier is not None else None
+    if from_header is None:
+        return from_body or Tier.STANDARD
+    if from_body is not None and service_tier != "auto" and from_body is not from_header:
+        raise FieldError(
+            TIER_HEADER,
+            f"{from_header.value!r} contradicts {SERVICE_TIER_FIELD}={service_tier!r}",
+            "give one of them, or the same tier in both",
+        )
+    return from_header
+
+
+def _tier_from_header(text: str) -> Tier:
+    try:
+        return Tier(text.strip().lower())
+    except ValueError:
+        valid = f"give one of {', '.join(tier.value for tier in Tier)}"
+        raise FieldError(TIER_HEADER, f"{_shown(text)} is not a tier", valid) from None
+
+
+def _tier_from_body(text: str) -> Tier:
+    if text not in _SERVICE_TIERS:
+        valid = f"give one of {', '.join(_SERVICE_TIERS)}"
+        raise FieldError(SERVICE_TIER_FIELD, f"{_shown(text)} is not a service tier", valid)
+    return _SERVICE_TIERS[text]
+
+
+def _why_not_a_number(text: str) -> str:
+    lowered = text.lower().lstrip("+-")
+    if lowered == "nan":
+        return "NaN is not an objective"
+    if lowered in {"inf", "infinity"}:
+        return "an infinite objective is no objective"
+    if text.startswith("-") and _DECIMAL.fullmatch(text[1:]):
+        return f"{_shown(text)} is negative"
+    return f"{_shown(text)} is not a number" if text else "is empty"
+
+
+def _shown(text: str, limit: int = 40) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "…")

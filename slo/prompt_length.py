@@ -1,0 +1,54 @@
+"""How many tokens a prompt has, before anybody has tokenised it.
+
+Owns the bytes-per-token ratio, learned from requests whose length became known, and its error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class PromptLengthEstimator:
+    """Estimates prompt tokens from bytes with a ratio that follows the traffic.
+
+    The ratio is an exponentially weighted mean of log(bytes / tokens), so that a few odd prompts (base64,
+    another language) pull it by no more than their share.
+
+    Attributes:
+        bytes_per_token: The current ratio.
+        learning_rate: Weight of one new observation.
+        error: Exponentially weighted mean of |estimate - actual| / actual, as a fraction; None before
+            the first observation.
+    """
+
+    bytes_per_token: float = 4.0
+    learning_rate: float = 0.05
+    error: float | None = None
+
+    def tokens(self, prompt_bytes: int) -> int:
+        """The estimated length in tokens; at least 1 for any prompt."""
+        return max(1, round(prompt_bytes / self.bytes_per_token))
+
+    def observe(self, prompt_bytes: int, tokens: int) -> float:
+        """Learn from a prompt whose length is now known.
+
+        Returns:
+            The error of the estimate that would have been made, (estimate - actual) / actual.
+
+        Raises:
+            ValueError: when either argument is not positive.
+        """
+        if prompt_bytes <= 0 or tokens <= 0:
+            msg = f"an observation needs positive sizes, not {prompt_bytes} bytes and {tokens} tokens"
+            raise ValueError(msg)
+        relative_error = (self.tokens(prompt_bytes) - tokens) / tokens
+        rate = self.learning_rate
+        ratio = prompt_bytes / tokens
+        self.bytes_per_token = math.exp(
+            (1 - rate) * math.log(self.bytes_per_token) + rate * math.log(ratio)
+        )
+        magnitude = abs(relative_error)
+        self.error = magnitude if self.error is None else (1 - rate) * self.error + rate * magnitude
+        return relative_error

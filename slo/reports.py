@@ -1,0 +1,55 @@
+"""What a replica tells the router about itself, as messages.
+
+Budgets, not deadlines: the receiver's clock is another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slo.predictor import PrefillPredictor
+    from slo.request import JobId, ReplicaId
+    from slo.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingJob:
+    """A prefill as a replica reports it; the budget is what is left at the moment of the report."""
+
+    job_id: JobId
+    tier: Tier
+    tokens: int
+    budget_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReported:
+    """A prefill replica says what it has to do.
+
+    Attributes:
+        jobs: Everything that it has accepted and not finished.
+        running: The job whose forward pass is under way, and for how long.
+        kv_usage: Fraction of its KV blocks in use.
+        ended: Jobs that ended since the last report, however they ended.
+        learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
+    """
+
+    replica_id: ReplicaId
+    predictor: PrefillPredictor
+    jobs: tuple[OutstandingJob, ...]
+    running: JobId | None
+    running_for_s: float
+    kv_usage: float = 0.0
+    ended: tuple[JobId, ...] = ()
+    learned: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReported:
+    """A decode replica says how full it is."""
+
+    replica_id: ReplicaId
+    kv_usage: float
+    running: int

@@ -1,0 +1,90 @@
+"""A request as the router and the nodes see it, and the context that travels with it.
+
+Owns the identity of a request and the one message that carries its objective from process to process.
+Remaining budgets travel, never timestamps: clocks of two hosts need not agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NewType
+
+import msgspec
+
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JobId = NewType("JobId", str)
+"""Unique per accepted request; the client's own request id may repeat and is only logged."""
+ReplicaId = NewType("ReplicaId", str)
+
+CONTEXT_HEADER: Final = "x-slackserve-context"
+INTERNAL_HEADER_PREFIX: Final = "x-slackserve-"
+"""Headers that only the server itself may set."""
+RESERVED_XARG_PREFIX: Final = "slackserve_"
+"""Engine arguments (`vllm_xargs`) that only the server itself may set."""
+JOB_XARG: Final = "slackserve_job"
+DEADLINE_XARG: Final = "slackserve_deadline_s"
+"""Local deadline of the prefill, seconds on this host's CLOCK_MONOTONIC; absent for none."""
+PREDICTOR_XARG: Final = "slackserve_predictor"
+"""The replica's predictor, [seconds per token, fixed seconds]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What the ingress decided about a request, for every process that handles it.
+
+    Attributes:
+        job_id: Identity inside the deployment.
+        request_id: What the client and the logs call it.
+        tier: The tier it is served in.
+        ttft_budget_s: Seconds left until its first token is due, at the moment of sending; None for never.
+        handoff_s: Predicted seconds from the end of prefill to the first token.
+        prefill_replica: Where it was placed; None lets any replica take it.
+        decode_replica: Where it decodes; None lets any replica take it.
+        prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
+    """
+
+    job_id: JobId
+    request_id: str
+    tier: Tier
+    ttft_budget_s: float | None
+    handoff_s: float = 0.0
+    prefill_replica: ReplicaId | None = None
+    decode_replica: ReplicaId | None = None
+    prompt_bytes: int = 0
+
+    def after(self, elapsed_s: float) -> RequestContext:
+        """The same context with `elapsed_s` of its budget spent."""
+        if self.ttft_budget_s is None:
+            return self
+        return replace(self, ttft_budget_s=self.ttft_budget_s - elapsed_s)
+
+    def for_prefill(self) -> RequestContext:
+        """The same context with the budget that prefill may use: all but the handoff."""
+        return self.after(self.handoff_s)
+
+    def encode(self) -> str:
+        """One header value, ASCII."""
+        return _ENCODER.encode(self).decode()
+
+    @staticmethod
+    def from_headers(headers: Mapping[str, str]) -> RequestContext | None:
+        """The context among a request's headers; None when the server's ingress set none."""
+        text = headers.get(CONTEXT_HEADER)
+        return None if text is None else RequestContext.decode(text)
+
+    @staticmethod
+    def decode(text: str) -> RequestContext:
+        """Read a header value written by `encode`.
+
+        Raises:
+            msgspec.ValidationError: when it is not one.
+        """
+        return _DECODER.decode(text)
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(RequestContext)

@@ -1,0 +1,64 @@
+"""Service tiers and the objectives that a deployment gives them.
+
+Owns the names of the tiers, their order, and the policy values attached to each. Does not resolve a
+request's own objective (see `slo.objectives`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Tier(enum.StrEnum):
+    """How much a request's deadline is worth; the values are what clients and metrics see."""
+
+    PREMIUM = "premium"
+    STANDARD = "standard"
+    BACKGROUND = "background"
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of value: a larger rank is worth more."""
+        return _RANK[self]
+
+
+_RANK: Final[Mapping[Tier, int]] = {Tier.BACKGROUND: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TierPolicy:
+    """What a deployment promises a tier.
+
+    Attributes:
+        ttft_s: Time to first token, seconds; None promises nothing.
+        ttft_scale: Instead of `ttft_s`, a multiple of the request's own predicted prefill time.
+        tpot_s: Time per output token after the first, seconds; None promises nothing.
+        sheddable: Whether a request that cannot meet its deadline may be refused with 429.
+        weight: Worth of one request on time, in any unit shared by the tiers.
+
+    Raises:
+        ValueError: if both `ttft_s` and `ttft_scale` are given.
+    """
+
+    ttft_s: float | None
+    tpot_s: float | None
+    sheddable: bool
+    weight: float
+    ttft_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttft_s is not None and self.ttft_scale is not None:
+            msg = "a tier has either ttft_s or ttft_scale, not both"
+            raise ValueError(msg)
+
+
+DEFAULT_TIER_POLICIES: Final[Mapping[Tier, TierPolicy]] = {
+    Tier.PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0),
+    Tier.STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0),
+    Tier.BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0),
+}

@@ -1,0 +1,1 @@
+"""What every process reports: the catalogue of metrics, their instruments, structured logs."""

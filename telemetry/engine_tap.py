@@ -1,0 +1,77 @@
+"""Listens to a vLLM engine's own statistics: KV use and finished KV transfers.
+
+Owns the conversion of vLLM's per-step statistics, which vLLM does not promise to keep stable, into the
+few numbers that SlackServe needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
+
+if TYPE_CHECKING:
+    from telemetry.instruments import Instruments
+
+
+class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for it
+    """Holds the latest KV use of one engine and counts its KV transfers.
+
+    Args:
+        role: "prefill" or "decode", a metric label.
+        instruments: Where the KV metrics are recorded.
+    """
+
+    METRICS = (KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE)
+
+    def __init__(self, role: str, instruments: Instruments) -> None:
+        self.kv_usage = 0.0
+        self.running = 0
+        self.waiting = 0
+        self.bytes_transferred = 0
+        self._role = role
+        self._instruments = instruments
+
+    def attach(self, engine: Any) -> None:
+        """Listen to a started Ray Serve LLM engine.
+
+        Raises:
+            RuntimeError: when the engine keeps no statistics.
+        """
+        manager = engine._engine_client.logger_manager  # noqa: SLF001 - no public way in
+        if manager is None:
+            msg = "the engine keeps no statistics; remove disable_log_stats from its engine arguments"
+            raise RuntimeError(msg)
+        manager.stat_loggers.append(self)
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,  # noqa: ARG002 - vLLM's interface
+        mm_cache_stats: Any = None,  # noqa: ARG002 - vLLM's interface
+        engine_idx: int = 0,  # noqa: ARG002 - vLLM's interface
+    ) -> None:
+        """Take one step's statistics, called by vLLM."""
+        if scheduler_stats is None:
+            return
+        self.kv_usage = float(scheduler_stats.kv_cache_usage)
+        self.running = int(scheduler_stats.num_running_reqs)
+        self.waiting = int(scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs)
+        self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
+        if scheduler_stats.kv_connector_stats:
+            self._record_transfers(scheduler_stats.kv_connector_stats)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say at start; part of vLLM's interface."""
+
+    def _record_transfers(self, stats: dict[str, list[float]]) -> None:
+        moved = int(sum(stats.get("bytes_transferred", ())))
+        self.bytes_transferred += moved
+        self._instruments.count(KV_BYTES, moved)
+        for seconds in stats.get("transfer_duration", ()):
+            self._instruments.observe(KV_SECONDS, seconds)
+        self._instruments.count(KV_TRANSFERS, len(stats.get("transfer_duration", ())), result="done")
+        self._instruments.count(KV_TRANSFERS, len(stats.get("num_failed_transfers", ())), result="failed")
+        self._instruments.count(KV_TRANSFERS, len(stats.get("num_kv_expired_reqs", ())), result="expired")

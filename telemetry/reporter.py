@@ -1,0 +1,64 @@
+"""Keeps the router informed: a report on every change and a heartbeat in between.
+
+Owns when a report is sent and what happens when the router does not answer. The report's content is its
+caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+HEARTBEAT_S = 1.0
+"""A replica that has nothing new to say reports this often."""
+_COALESCE_S = 0.005
+_TIMEOUT_S = 5.0
+
+
+class Reporter:
+    """Sends `report()` through `send` whenever `changed` is called, and at least every heartbeat.
+
+    Args:
+        report: Makes the report to send, at the moment of sending.
+        send: Delivers one report to the router.
+    """
+
+    def __init__(self, report: Callable[[], Any], send: Callable[[Any], Awaitable[Any]]) -> None:
+        self._report = report
+        self._send = send
+        self._changed = asyncio.Event()
+        self._lost = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def changed(self) -> None:
+        """Report soon; calls in quick succession become one report."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Report no more."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._send(self._report()), _TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on without
+                if not self._lost:
+                    logs.event("router_lost", level=logging.WARNING, error=repr(error)[:300])
+                self._lost = True
+            else:
+                if self._lost:
+                    logs.event("router_found")
+                self._lost = False
+            try:
+                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+                await asyncio.sleep(_COALESCE_S)
+            except TimeoutError:
+                continue

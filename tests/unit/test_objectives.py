@@ -1,0 +1,130 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.errors import FieldError
+from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS, VALID_OBJECTIVE, parse_objective_ms, resolve
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+
+
+def objective(*headers, service_tier=None, highest=Tier.PREMIUM, policies=DEFAULT_TIER_POLICIES):
+    return resolve(headers, service_tier, policies, highest)
+
+
+def refusal(*headers, service_tier=None):
+    with pytest.raises(FieldError) as caught:
+        objective(*headers, service_tier=service_tier)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("service_tier", "tier"),
+    [
+        (None, Tier.STANDARD),
+        ("auto", Tier.STANDARD),
+        ("default", Tier.STANDARD),
+        ("priority", Tier.PREMIUM),
+        ("flex", Tier.BACKGROUND),
+    ],
+)
+def test_service_tier_chooses_the_tier_and_its_objectives(service_tier, tier):
+    got = objective(service_tier=service_tier)
+    assert got.tier is tier
+    assert got.ttft_s == DEFAULT_TIER_POLICIES[tier].ttft_s
+    assert got.tpot_s == DEFAULT_TIER_POLICIES[tier].tpot_s
+
+
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-flowprefill-slo-ms"])
+def test_each_spelling_of_the_ttft_objective(name):
+    assert objective((name, "250")).ttft_s == 0.25
+
+
+@pytest.mark.parametrize("name", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])
+def test_each_spelling_of_the_tpot_objective(name):
+    assert objective((name, "12.5")).tpot_s == 0.0125
+
+
+def test_tier_header_and_a_deadline_for_background():
+    got = objective(("x-slo-tier", "background"), ("x-slo-ttft-ms", "900"))
+    assert (got.tier, got.ttft_s) == (Tier.BACKGROUND, 0.9)
+
+
+def test_a_scaled_objective_follows_the_predicted_prefill():
+    policies = {**DEFAULT_TIER_POLICIES, Tier.STANDARD: TierPolicy(None, None, True, 1.0, ttft_scale=1.3)}
+    assert objective(policies=policies).ttft_budget_s(2.0) == pytest.approx(2.6)
+    assert objective(("x-slo-ttft-ms", "100"), policies=policies).ttft_budget_s(2.0) == 0.1
+
+
+def test_a_tenants_cap_lowers_the_tier_and_says_so():
+    got = objective(("x-slo-tier", "premium"), highest=Tier.STANDARD)
+    assert (got.tier, got.clamped_from) == (Tier.STANDARD, Tier.PREMIUM)
+    assert got.ttft_s == DEFAULT_TIER_POLICIES[Tier.STANDARD].ttft_s
+    assert objective(highest=Tier.STANDARD).clamped_from is None
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("abc", "is not a number"),
+        ("", "is empty"),
+        ("-5", "is negative"),
+        ("0", "zero cannot be met"),
+        ("0.0", "zero cannot be met"),
+        ("NaN", "NaN is not an objective"),
+        ("inf", "an infinite objective"),
+        ("-Infinity", "an infinite objective"),
+        ("1e999", "overflows"),
+        ("3600001", "is out of range"),
+        ("1e-9", "is out of range"),
+        ("100, 200", "is not a number"),
+        ("1_000", "is not a number"),
+        ("0x10", "is not a number"),
+        ("٣", "is not a number"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-flowprefill-slo-ms"])
+def test_bad_numbers_are_refused_with_field_and_range(name, value, problem):
+    error = refusal((name, value))
+    assert error.field == name
+    assert problem in error.problem
+    assert error.valid == VALID_OBJECTIVE
+
+
+def test_repeated_and_contradictory_objectives_are_refused():
+    assert refusal(("x-slo-ttft-ms", "1"), ("x-slo-ttft-ms", "1")).problem == "is given more than once"
+    twice = refusal(("x-slo-ttft-ms", "100"), ("x-flowprefill-slo-ms", "100"))
+    assert (twice.field, "contradicts x-slo-ttft-ms" in twice.problem) == ("x-flowprefill-slo-ms", True)
+    tiers = refusal(("x-slo-tier", "premium"), service_tier="flex")
+    assert (tiers.field, "contradicts service_tier" in tiers.problem) == ("x-slo-tier", True)
+
+
+def test_auto_and_an_equal_tier_contradict_nothing():
+    assert objective(("x-slo-tier", "premium"), service_tier="auto").tier is Tier.PREMIUM
+    assert objective(("x-slo-tier", "premium"), service_tier="priority").tier is Tier.PREMIUM
+
+
+def test_unknown_tiers_and_misspelt_headers_are_refused():
+    assert refusal(("x-slo-tier", "gold")).valid == "give one of premium, standard, background"
+    assert refusal(service_tier="scale").field == "service_tier"
+    assert refusal(("x-slo-ttft", "100")).field == "x-slo-ttft"
+
+
+@given(st.floats(MIN_OBJECTIVE_MS, MAX_OBJECTIVE_MS))
+def test_every_number_in_range_is_read_as_it_is_written(value_ms):
+    assert math.isclose(parse_objective_ms("x", repr(value_ms)) * 1000, value_ms)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_either_a_valid_objective_or_refused(text):
+    try:
+        value_s = parse_objective_ms("x", text)
+    except FieldError:
+        return
+    assert MIN_OBJECTIVE_MS / 1000 <= value_s <= MAX_OBJECTIVE_MS / 1000
+
+
+def test_a_tier_cannot_have_two_ttft_objectives():
+    with pytest.raises(ValueError, match="not both"):
+        TierPolicy(0.1, None, True, 1.0, ttft_scale=1.3)
