@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from ray.serve.llm.openai_api_models import ErrorInfo, ErrorResponse
+from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
 BAD_REQUEST = 400
@@ -99,10 +99,10 @@ def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResp
 
 
 def _as_error(response: Any) -> ErrorResponse:
-    return ErrorResponse(error=ErrorInfo(**response.error.model_dump()))
+    return ErrorResponse(error=response.error.model_dump())
 
 
 def _error(message: str, param: str) -> ErrorResponse:
     return ErrorResponse(
-        error=ErrorInfo(message=message, type="invalid_request_error", param=param, code=BAD_REQUEST)
+        error={"message": message, "type": "invalid_request_error", "param": param, "code": BAD_REQUEST}
     )

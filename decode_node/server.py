@@ -50,7 +50,7 @@ class DecodeNodeConfig:
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
     """Orchestrates prefill and decode of its requests."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
         llm_config: LLMConfig,
         *,
@@ -93,9 +93,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._ongoing += 1
         self._reporter.changed()
         try:
-            rendered = await render(
-                self.engine, request, is_chat=is_chat, max_model_len=self._max_model_len
-            )
+            rendered = await render(self.engine, request, is_chat=is_chat, max_model_len=self._max_model_len)
             if not isinstance(rendered, Rendered):
                 yield rendered
                 return
@@ -153,12 +151,13 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return await anext(aiter(responses))
 
     async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
-        return await self._run_request(
+        stream: AsyncGenerator[Any, None] = await self._run_request(
             request,
             engine_method="chat" if is_chat else "completions",
             batch_output_stream=True,
             raw_request_info=info,
         )
+        return stream
 
     def _release_prefill(self, context: RequestContext) -> None:
         """Tell the prefill replica, outside the request's own context: that one may be cancelled."""

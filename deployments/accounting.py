@@ -43,7 +43,7 @@ class RequestRecord:
         abandoned: Called with the job's id when it ends in any way but finished.
     """
 
-    def __init__(  # noqa: PLR0913 - what is known of a request
+    def __init__(
         self,
         instruments: Instruments,
         context: RequestContext,

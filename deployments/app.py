@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
-from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -83,7 +83,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         logging_config=_logging(config),
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return ingress.bind(  # type: ignore[no-any-return]
+    return ingress.bind(
         llm_deployments={model.model_id: decode},
         model_cards={model.model_id: _model_card(model.model_id, decode_config)},
         config=IngressConfig(policies, config.router.timeout_ms / 1e3),
@@ -113,9 +113,7 @@ def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfi
     return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, cores.prefill)
 
 
-def _llm_config(
-    config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole
-) -> LLMConfig:
+def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole) -> LLMConfig:
     is_prefill = role is KVRole.PREFILL
     pinned = PinnedPrefill if is_prefill else PinnedDecode
     return LLMConfig(
@@ -135,7 +133,7 @@ def _llm_config(
             "num_replicas": pool.replicas,
             "max_ongoing_requests": pool.max_ongoing_requests,
             "request_router_config": RequestRouterConfig(request_router_class=pinned),
-            "logging_config": _logging(config),
+            "logging_config": _logging(config).model_dump(),
             "graceful_shutdown_wait_loop_s": 0.5,
         },
         **_hardware(config, pool),

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from importlib import resources
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +25,12 @@ from deployments.model_store import ModelStore
 if TYPE_CHECKING:
     from deployments.launcher import Part
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="LLM serving for mixed latency objectives.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="LLM serving for mixed latency objectives.",
+)
 _console = Console(stderr=True)
 _QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
 
@@ -51,8 +56,9 @@ def serve(
     deployment = LocalDeployment(settings, verbose=verbose)
     started_s = time.monotonic()
     try:
-        with Live(console=_console, refresh_per_second=2, transient=True) as live:
-            deployment.start(lambda parts: _show(live, parts, time.monotonic() - started_s, stop))
+        shown = _StartProgress(started_s)
+        with Live(shown, console=_console, refresh_per_second=2, transient=True):
+            deployment.start(lambda parts: shown.update(parts, stop))
         _announce(deployment.url, settings.model_name or resolved.model_id, time.monotonic() - started_s)
         stop.wait()
         _console.print("Stopping.")
@@ -129,15 +135,27 @@ def _lengths(text: str) -> list[int]:
     return sizes
 
 
-def _show(live: Live, parts: list[Part], elapsed_s: float, stop: threading.Event) -> None:
-    if stop.is_set():
-        raise _StopRequested
-    table = Table(box=None, show_header=False)
-    for part in parts:
-        mark = Text("✓", style="green") if part.done else Text("…", style="yellow")
-        table.add_row(mark, part.name, part.state)
-    table.add_row("", Text(f"{elapsed_s:.0f} s", style="dim"), "")
-    live.update(table)
+class _StartProgress:
+    """What is being waited for and for how long, drawn anew at every refresh."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self._parts: list[Part] = []
+
+    def update(self, parts: list[Part], stop: threading.Event) -> None:
+        """Take the latest state, or stop waiting."""
+        if stop.is_set():
+            raise _StopRequested
+        self._parts = parts
+
+    def __rich__(self) -> Table:
+        """Draw it; called by rich."""
+        table = Table(box=None, show_header=False)
+        for part in self._parts:
+            mark = Text("✓", style="green") if part.done else Text("…", style="yellow")
+            table.add_row(mark, part.name, part.state)
+        table.add_row("", Text(f"{time.monotonic() - self._started_s:.0f} s", style="dim"), "")
+        return table
 
 
 def _announce(url: str, model: str, seconds: float) -> None:

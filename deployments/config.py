@@ -38,7 +38,9 @@ class Section(BaseModel):
             for key in values:
                 if key not in cls.model_fields:
                     near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
+                    hint = (
+                        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
+                    )
                     msg = f"unknown key {key!r}; {hint}"
                     raise ValueError(msg)
         return values
@@ -52,7 +54,9 @@ class TierConfig(Section):
         None, description="Instead: a multiple of the request's own predicted prefill time, for example 1.3."
     )
     tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
-    sheddable: bool = Field(True, description="May be refused with 429 when its deadline cannot be met.")
+    sheddable: bool = Field(
+        default=True, description="May be refused when its deadline cannot be met."
+    )
     weight: Positive = Field(1.0, description="Worth of one request on time, relative to other tiers.")
 
     @model_validator(mode="after")
@@ -212,7 +216,7 @@ class SlackServeConfig(Section):
     host: str = "127.0.0.1"
     port: Port = 8000
     ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
-    pin_cores: bool = Field(True, description="On cpu, give each replica cores of its own.")
+    pin_cores: bool = Field(default=True, description="On cpu, give each replica cores of its own.")
     tiers: TiersConfig = TiersConfig()
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
@@ -251,13 +255,13 @@ class SlackServeConfig(Section):
 
     def _side_channels_apart(self) -> None:
         transfer = self.kv_transfer
-        first, last, pool = sorted(
+        first, last, pool = min(
             [
                 (transfer.prefill_port, transfer.decode_port, self.prefill),
                 (transfer.decode_port, transfer.prefill_port, self.decode),
             ],
             key=lambda side: side[0],
-        )[0]
+        )
         needed = pool.replicas * pool.tensor_parallel_size
         if last - first < needed:
             msg = (

@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from ray.serve.llm.ingress import make_fastapi_ingress
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from deployments import http_errors
 from deployments.http_errors import HTTPError
@@ -20,6 +19,8 @@ from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
+
     from slo.tenancy import KeyRing
 
 

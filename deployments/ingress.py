@@ -169,9 +169,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             state.tenant.highest_tier,
         )
 
-    async def _generate(
-        self, body: Any, call_method: str, admitted: _Admitted
-    ) -> AsyncGenerator[Any, None]:
+    async def _generate(self, body: Any, call_method: str, admitted: _Admitted) -> AsyncGenerator[Any, None]:
         """The answer's pieces, from the decode tier; accounts for whatever ends it."""
         record = admitted.record
         try:
@@ -208,7 +206,7 @@ class _Stream:
             yield _text(self._first)
             async for piece in self._rest:
                 if (error := getattr(piece, "error", None)) is not None:
-                    raise http_errors.engine_error(error)  # noqa: TRY301 - told to the client below
+                    raise http_errors.engine_error(error)
                 self._record.chunk()
                 yield _text(piece)
             self._record.end(Outcome.FINISHED)
@@ -224,7 +222,7 @@ def _text(piece: Any) -> str:
     return "".join(piece) if isinstance(piece, list) else str(piece)
 
 
-def _context(  # noqa: PLR0913 - the parts of one message
+def _context(
     job_id: JobId,
     request_id: str,
     objective: Objective,
@@ -249,4 +247,3 @@ def _internal_request(context: RequestContext) -> Request:
     headers = {CONTEXT_HEADER: context.encode(), REQUEST_ID_HEADER: context.request_id}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": encoded, "query_string": b""})
-

@@ -5,6 +5,7 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -75,12 +76,7 @@ class LocalDeployment:
         """
         check_port_free(self._config.host, self._config.port)
         started_s = time.monotonic()
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            deploying = pool.submit(self._deploy)
-            while not deploying.done():
-                show([Part("Ray and the application", "starting", done=False)])
-                time.sleep(_POLL_S)
-            deploying.result()
+        self._deploy(show)
         while True:
             parts = self._parts()
             show(parts)
@@ -114,14 +110,19 @@ class LocalDeployment:
         psutil.wait_procs(alive, timeout=5.0)
         return len(alive)
 
-    def _deploy(self) -> None:
+    def _deploy(self, show: Callable[[list[Part]], None]) -> None:
+        """Start Ray here and import the application in another thread meanwhile, 10 s each.
+
+        Ray's processes die with the thread that started them, so that must be this one.
+        """
+        show([Part("Ray and the application", "starting", done=False)])
         with ThreadPoolExecutor(max_workers=1) as pool:
-            ray_up = pool.submit(self._start_ray)
-            from deployments.app import build  # noqa: PLC0415 - imports vLLM: 20 s, while Ray starts
+            importing = pool.submit(importlib.import_module, "deployments.app")
+            self._start_ray()
+            build = importing.result().build
+        from ray import serve  # noqa: PLC0415 - imported already by now
 
-            ray_up.result()
-        from ray import serve  # noqa: PLC0415
-
+        show([Part("application", "being submitted", done=False)])
         app = build(self._config)
         serve.run_many(
             [serve.RunTarget(app, name=APP_NAME, route_prefix="/")], wait_for_applications_running=False

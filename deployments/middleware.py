@@ -50,7 +50,9 @@ class Gatekeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = [
+            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
         state = scope.setdefault("state", {})
         state["request_id"] = uuid.uuid4().hex
         state["headers"] = headers

@@ -46,7 +46,7 @@ class PlacementClient:
             self._fall_back("paused")
             return None
         try:
-            return await asyncio.wait_for(self._router.place.remote(request), self._timeout_s)  # type: ignore[no-any-return]
+            return await asyncio.wait_for(self._router.place.remote(request), self._timeout_s)
         except TimeoutError:
             self._fall_back("timeout", request)
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
@@ -57,7 +57,7 @@ class PlacementClient:
     async def fleet(self) -> dict[str, Any] | None:
         """The router's view of the fleet, None when it does not answer."""
         try:
-            return await asyncio.wait_for(self._router.fleet.remote(), max(self._timeout_s, 1.0))  # type: ignore[no-any-return]
+            return await asyncio.wait_for(self._router.fleet.remote(), max(self._timeout_s, 1.0))
         except Exception:  # noqa: BLE001 - not answering is the answer
             return None
 

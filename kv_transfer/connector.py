@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
@@ -68,4 +69,4 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
 
 def _out_of_order(leases: dict[str, float]) -> bool:
     expiries = list(leases.values())
-    return any(later < earlier for earlier, later in zip(expiries, expiries[1:], strict=False))
+    return any(later < earlier for earlier, later in pairwise(expiries))

@@ -57,7 +57,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     ) -> list[Request]:
         """Abort requests, and give up jobs named with `RELEASE_PREFIX`."""
         if request_ids is None:
-            return super().finish_requests(None, finished_status)
+            return list(super().finish_requests(None, finished_status))
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         plain = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]
         for request_id in ids:
@@ -65,7 +65,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 engine_id = self._jobs.get(request_id.removeprefix(RELEASE_PREFIX))
                 if engine_id is not None and self._end_lease(engine_id) is False:
                     plain.append(engine_id)
-        return super().finish_requests(plain, finished_status)
+        return list(super().finish_requests(plain, finished_status))
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
@@ -85,9 +85,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if len(self.waiting) < 2:  # noqa: PLR2004 - nothing to order
             return deque()
         ordered = sorted(self.waiting, key=lambda request: self._rank(request, now_s))
-        candidates = [
-            Candidate(_tokens_left(request), _deadline_s(request)) for request in ordered
-        ]
+        candidates = [Candidate(_tokens_left(request), _deadline_s(request)) for request in ordered]
         budget = self.scheduler_config.max_num_batched_tokens
         step = compose_step(candidates, now_s, self._predictor, budget)
         self.waiting.clear()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
-from ray.serve.llm.openai_api_models import CompletionRequest, ErrorInfo, ErrorResponse
+from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 from prefill_node.ledger import Accepted, PrefillLedger
 from prefill_node.scheduler import RELEASE_PREFIX
@@ -61,7 +61,7 @@ class PrefillNodeConfig:
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
     """Serves prefills by slack and keeps the router informed."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc] # Serve awaits it
         self, llm_config: LLMConfig, *, node: PrefillNodeConfig, router: DeploymentHandle
     ) -> None:
         context = serve.get_replica_context()
@@ -213,5 +213,5 @@ def _gone(job_id: JobId) -> ErrorResponse:
     logs.event("prefill_refused", level=logging.DEBUG, job_id=job_id)
     message = "the client closed the request before its prefill began"
     return ErrorResponse(
-        error=ErrorInfo(message=message, type="client_closed_request", code=CLIENT_CLOSED_REQUEST)
+        error={"message": message, "type": "client_closed_request", "code": CLIENT_CLOSED_REQUEST}
     )

@@ -151,9 +151,7 @@ class RouterCore:
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full a decode replica is."""
-        self.decode[event.replica_id] = DecodeReplica(
-            event.replica_id, event.kv_usage, event.running, now_s
-        )
+        self.decode[event.replica_id] = DecodeReplica(event.replica_id, event.kv_usage, event.running, now_s)
 
     def job_ended(self, job_id: JobId) -> None:
         """Forget a request that ended before or after its replica knew of it."""
@@ -188,9 +186,7 @@ class RouterCore:
                 allowed_s = max(budget_s, self._limits.stretch * alone_s)
             late_s = self._soonest(choice, prefill, replicas, now_s) - arrived_s - allowed_s
             if late_s > 0:
-                return Rejected(
-                    RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s
-                )
+                return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s)
         choice.replica.add(
             PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s)
         )

@@ -130,7 +130,9 @@ def _objective_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         if name not in OBJECTIVE_HEADERS:
             if name.startswith(OBJECTIVE_HEADER_PREFIXES):
                 raise FieldError(
-                    name, "is not a known objective header", f"known are {', '.join(sorted(OBJECTIVE_HEADERS))}"
+                    name,
+                    "is not a known objective header",
+                    f"known are {', '.join(sorted(OBJECTIVE_HEADERS))}",
                 )
             continue
         if name in given:

@@ -46,9 +46,7 @@ class PromptLengthEstimator:
         relative_error = (self.tokens(prompt_bytes) - tokens) / tokens
         rate = self.learning_rate
         ratio = prompt_bytes / tokens
-        self.bytes_per_token = math.exp(
-            (1 - rate) * math.log(self.bytes_per_token) + rate * math.log(ratio)
-        )
+        self.bytes_per_token = math.exp((1 - rate) * math.log(self.bytes_per_token) + rate * math.log(ratio))
         magnitude = abs(relative_error)
         self.error = magnitude if self.error is None else (1 - rate) * self.error + rate * magnitude
         return relative_error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NewType
 
 import msgspec
 
-from slo.tiers import Tier
+from slo.tiers import Tier  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -37,9 +37,7 @@ class SlackRank(NamedTuple):
     arrival_s: float
 
 
-def sedf_rank(
-    deadline_s: float, now_s: float, predicted_remaining_s: float, arrival_s: float
-) -> SlackRank:
+def sedf_rank(deadline_s: float, now_s: float, predicted_remaining_s: float, arrival_s: float) -> SlackRank:
     """Slack-aware earliest deadline first (S-EDF, FlowPrefill, arXiv 2602.16603, section 4).
 
     Priority is sign(slack) / |deadline - now|. A request without a deadline ranks 0, between those that

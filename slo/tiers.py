@@ -51,7 +51,7 @@ class TierPolicy:
     weight: float
     ttft_scale: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if self.ttft_s is not None and self.ttft_scale is not None:
             msg = "a tier has either ttft_s or ttft_scale, not both"
             raise ValueError(msg)

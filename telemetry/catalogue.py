@@ -90,7 +90,11 @@ PROMPT_LENGTH_ERROR: Final = Metric(
     "Estimated minus actual prompt tokens, over the actual.", _RATIO,
 )  # fmt: skip
 BYTES_PER_TOKEN: Final = Metric(
-    "slackserve_prompt_bytes_per_token", Kind.GAUGE, "bytes", (), "The ratio that prompt lengths are estimated with."
+    "slackserve_prompt_bytes_per_token",
+    Kind.GAUGE,
+    "bytes",
+    (),
+    "The ratio that prompt lengths are estimated with.",
 )
 PREFILL: Final = Metric(
     "slackserve_prefill_seconds", Kind.HISTOGRAM, "seconds", ("tier",),
@@ -98,20 +102,33 @@ PREFILL: Final = Metric(
     _LATENCY_S,
 )  # fmt: skip
 PREFILL_OUTSTANDING: Final = Metric(
-    "slackserve_prefill_outstanding", Kind.GAUGE, "requests", (), "Prefills accepted and not ended, by replica."
+    "slackserve_prefill_outstanding",
+    Kind.GAUGE,
+    "requests",
+    (),
+    "Prefills accepted and not ended, by replica.",
 )
 LOCAL_PREFILLS: Final = Metric(
     "slackserve_local_prefills", Kind.COUNTER, "requests", ("reason",),
     "Requests that the decode tier prefilled itself, by what kept them off the prefill tier.",
 )  # fmt: skip
 KV_BYTES: Final = Metric(
-    "slackserve_kv_transfer_bytes", Kind.COUNTER, "bytes", (), "KV cache pulled over NIXL, counted by the connector."
+    "slackserve_kv_transfer_bytes",
+    Kind.COUNTER,
+    "bytes",
+    (),
+    "KV cache pulled over NIXL, counted by the connector.",
 )
 KV_TRANSFERS: Final = Metric(
     "slackserve_kv_transfers", Kind.COUNTER, "transfers", ("result",), "NIXL transfers by result."
 )
 KV_SECONDS: Final = Metric(
-    "slackserve_kv_transfer_seconds", Kind.HISTOGRAM, "seconds", (), "Duration of one NIXL transfer.", _LATENCY_S
+    "slackserve_kv_transfer_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    (),
+    "Duration of one NIXL transfer.",
+    _LATENCY_S,
 )
 KV_USAGE: Final = Metric(
     "slackserve_kv_usage_ratio", Kind.GAUGE, "ratio", ("role",), "Fraction of a replica's KV blocks in use."

@@ -24,7 +24,7 @@ def test_residuals_are_measured_minus_predicted():
     "samples", [[], [Sample(5, 1.0)], [Sample(5, 1.0), Sample(5, 2.0)], [Sample(5, 1.0), Sample(6, 0.0)]]
 )
 def test_too_little_to_fit_is_refused(samples):
-    with pytest.raises(ValueError, match="different prompt lengths|positive"):
+    with pytest.raises(ValueError, match=r"different prompt lengths|positive"):
         fit(samples)
 
 
