@@ -175,7 +175,7 @@ def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, st
     if Path(model.source).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     if config.accelerator == "cpu":
-        env["VLLM_CPU_KVCACHE_SPACE"] = f"{config.kv_cache_gib:g}"
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib)
         # vLLM compiles its sampler with torch.compile even in eager mode; on a CPU that is a minute of C++
         # compilation inside the first request.
         env["TORCHDYNAMO_DISABLE"] = "1"
@@ -234,4 +234,4 @@ def _model_card(model_id: str, config: LLMConfig) -> ModelCard:
 
 
 def _logging(config: SlackServeConfig) -> LoggingConfig:
-    return LoggingConfig(encoding="JSON" if config.log_json else "TEXT")
+    return LoggingConfig(encoding="JSON" if config.log_json else "TEXT", enable_access_log=False)

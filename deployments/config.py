@@ -54,9 +54,7 @@ class TierConfig(Section):
         None, description="Instead: a multiple of the request's own predicted prefill time, for example 1.3."
     )
     tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
-    sheddable: bool = Field(
-        default=True, description="May be refused when its deadline cannot be met."
-    )
+    sheddable: bool = Field(default=True, description="May be refused when its deadline cannot be met.")
     weight: Positive = Field(1.0, description="Worth of one request on time, relative to other tiers.")
 
     @model_validator(mode="after")
@@ -212,7 +210,7 @@ class SlackServeConfig(Section):
     max_model_len: Annotated[int, Field(ge=64)] | None = Field(
         None, description="Longest prompt plus output, tokens; by default what the model allows."
     )
-    kv_cache_gib: Positive = Field(1.0, description="KV cache per replica on cpu, GiB.")
+    kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
     host: str = "127.0.0.1"
     port: Port = 8000
     ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1

@@ -152,7 +152,7 @@ class LocalDeployment:
             if deployment.status.value in {"DEPLOY_FAILED", "UNHEALTHY"}:
                 msg = f"{name} failed to start:\n{deployment.message}"
                 raise StartError(msg)
-            states = {state.value: count for state, count in deployment.replica_states.items() if count}
+            states = {str(state): count for state, count in deployment.replica_states.items() if count}
             running, total = states.get("RUNNING", 0), sum(states.values())
             done = deployment.status.value == "HEALTHY"
             parts.append(Part(name.replace(":", " "), f"{running} of {max(total, 1)} replicas", done))

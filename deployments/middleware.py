@@ -33,6 +33,8 @@ _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 class Gatekeeper:
     """Gives each request its id and tenant (in `request.state`), or refuses it.
 
+    Serve's proxy has given the request an id already if the client gave none, and puts it on the response.
+
     Args:
         app: The application behind.
         keys: Known API keys.
@@ -56,20 +58,19 @@ class Gatekeeper:
         state = scope.setdefault("state", {})
         state["request_id"] = uuid.uuid4().hex
         state["headers"] = headers
-        send_with_id = _adding_request_id(send, state)
         try:
             state["request_id"] = _request_id(headers) or state["request_id"]
             self._check(scope, headers, state)
         except http_errors.HTTPError as error:
             state["refusal"] = error
-            await error.response()(scope, receive, send_with_id)
+            await error.response()(scope, receive, send)
         else:
             limited = _Limited(receive, self._max_body_bytes)
             try:
-                await self._app(scope, limited.receive, send_with_id)
+                await self._app(scope, limited.receive, send)
             except _BodyTooLargeError:
                 state["refusal"] = http_errors.too_large(self._max_body_bytes)
-                await state["refusal"].response()(scope, receive, send_with_id)
+                await state["refusal"].response()(scope, receive, send)
         if (refusal := state.get("refusal")) is not None:
             self._count(refusal, state.get("tier", "none"))
 
@@ -113,16 +114,6 @@ class _Limited:
             if self._left < 0:
                 raise _BodyTooLargeError
         return message
-
-
-def _adding_request_id(send: Send, state: dict[str, str]) -> Send:
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            kept = [(n, v) for n, v in message.get("headers", []) if n.lower() != REQUEST_ID_HEADER.encode()]
-            message["headers"] = [*kept, (REQUEST_ID_HEADER.encode(), state["request_id"].encode())]
-        await send(message)
-
-    return send_with_id
 
 
 def _request_id(headers: list[tuple[str, str]]) -> str | None:

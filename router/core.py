@@ -210,8 +210,7 @@ class RouterCore:
         if choice.fit.end_s <= prefill.deadline_s:
             return chosen_s
         return min(
-            replica.fit(prefill.tokens, prefill.deadline_s, prefill.weight, now_s).end_s
-            + replica.predictor.handoff_s
+            replica.end_s(prefill.tokens, prefill.deadline_s, now_s) + replica.predictor.handoff_s
             for replica in replicas
         )
 

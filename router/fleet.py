@@ -102,15 +102,31 @@ class PrefillReplica:
         """Predicted seconds until everything that it has been given is done."""
         return self._busy_s(now_s) + self._work_before_s[-1]
 
-    def fit(self, tokens: int, deadline_s: float, weight: float, now_s: float) -> Fit:
-        """What happens if a prefill of `tokens` due at `deadline_s` is added now."""
+    def end_s(self, tokens: int, deadline_s: float, now_s: float) -> float:
+        """When a prefill of `tokens` due at `deadline_s` would end if it were added now."""
+        position = bisect_right(self._deadlines, deadline_s)
+        waits_s = self._busy_s(now_s) + self._work_before_s[position]
+        return now_s + waits_s + self.predictor.prefill_s(tokens)
+
+    def fit(
+        self, tokens: int, deadline_s: float, weight: float, now_s: float, enough_s: float = math.inf
+    ) -> Fit:
+        """What happens if a prefill of `tokens` due at `deadline_s` is added now.
+
+        Args:
+            tokens: Its length.
+            deadline_s: When it must end, infinite for never.
+            weight: Worth of its own lateness.
+            now_s: The time.
+            enough_s: Lateness beyond which the caller does not care how much it is.
+        """
         own_s = self.predictor.prefill_s(tokens)
         free_at_s = now_s + self._busy_s(now_s)
         position = bisect_right(self._deadlines, deadline_s)
         end_s = free_at_s + self._work_before_s[position] + own_s
         lateness_s = weight * max(0.0, end_s - deadline_s) if deadline_s < NO_DEADLINE else 0.0
-        if self._least_room_s[position] - free_at_s < own_s:
-            lateness_s += self._harm_s(position, free_at_s, own_s)
+        if lateness_s <= enough_s and self._least_room_s[position] - free_at_s < own_s:
+            lateness_s = self._with_harm_s(lateness_s, enough_s, position, free_at_s, own_s)
         return Fit(end_s, lateness_s)
 
     def _busy_s(self, now_s: float) -> float:
@@ -119,16 +135,18 @@ class PrefillReplica:
         took_s = self.predictor.prefill_s(self.jobs[self.running].tokens)
         return max(0.0, self.running_since_s + took_s - now_s)
 
-    def _harm_s(self, position: int, free_at_s: float, delay_s: float) -> float:
-        """Weighted lateness added to the jobs from `position` on if each ends `delay_s` later."""
-        harm_s = 0.0
+    def _with_harm_s(
+        self, lateness_s: float, enough_s: float, position: int, free_at_s: float, delay_s: float
+    ) -> float:
+        """`lateness_s` plus what is added to the jobs from `position` on if each ends `delay_s` later."""
         for index in range(position, len(self._queue)):
             job = self._queue[index]
-            if job.deadline_s == NO_DEADLINE:
+            if job.deadline_s == NO_DEADLINE or lateness_s > enough_s:
                 break
             room_s = job.deadline_s - free_at_s - self._work_before_s[index + 1]
-            harm_s += self.weights[job.tier] * max(0.0, delay_s - max(0.0, room_s))
-        return harm_s
+            if room_s < delay_s:
+                lateness_s += self.weights[job.tier] * (delay_s - max(0.0, room_s))
+        return lateness_s
 
     def _reorder(self) -> None:
         if self.running not in self.jobs:

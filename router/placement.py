@@ -7,6 +7,7 @@ clock and changes nothing.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -64,7 +65,7 @@ class LeastSlackLoss:
         """See `PlacementPolicy`."""
         best, best_fit = replicas[0], _fit(prefill, replicas[0], now_s)
         for replica in replicas[1:]:
-            fit = _fit(prefill, replica, now_s)
+            fit = _fit(prefill, replica, now_s, best_fit.lateness_s)
             if (fit.lateness_s, fit.end_s) < (best_fit.lateness_s, best_fit.end_s):
                 best, best_fit = replica, fit
         if len(replicas) == 1:
@@ -104,5 +105,5 @@ POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
 """Policies by the name that the configuration uses."""
 
 
-def _fit(prefill: Prefill, replica: PrefillReplica, now_s: float) -> Fit:
-    return replica.fit(prefill.tokens, prefill.deadline_s, prefill.weight, now_s)
+def _fit(prefill: Prefill, replica: PrefillReplica, now_s: float, enough_s: float = math.inf) -> Fit:
+    return replica.fit(prefill.tokens, prefill.deadline_s, prefill.weight, now_s, enough_s)

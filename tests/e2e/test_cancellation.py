@@ -1,0 +1,114 @@
+"""A client that goes away at any moment frees what it held on both tiers."""
+
+import asyncio
+import random
+
+import httpx
+import pytest
+from waiting import assert_soon, at_rest
+
+pytestmark = pytest.mark.e2e
+
+
+def body(seed, tokens, max_tokens, stream=True):
+    prompt = random.Random(seed).choices(range(200), k=tokens)
+    return {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "stream": stream,
+        "ignore_eos": True,
+    }
+
+
+class Client:
+    def __init__(self, deployment):
+        self.http = httpx.AsyncClient(
+            base_url=deployment.url,
+            timeout=60,
+            headers={"authorization": f"Bearer {deployment.keys['acme']}", "x-slo-tier": "background"},
+        )
+
+    async def send(self, request):
+        """Read the whole answer; how many chunks it had."""
+        async with self.http.stream("POST", "/v1/completions", json=request) as response:
+            assert response.status_code == 200, await response.aread()
+            return len([line async for line in response.aiter_lines() if line.startswith("data: {")])
+
+    async def leave_after(self, seconds, request):
+        """Go away that long after sending; True if it was before the answer was complete."""
+        task = asyncio.create_task(self.send(request))
+        done, _ = await asyncio.wait([task], timeout=seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return not done
+
+    async def leave_after_chunks(self, chunks, request):
+        async with self.http.stream("POST", "/v1/completions", json=request) as response:
+            seen = 0
+            async for line in response.aiter_lines():
+                seen += line.startswith("data: {")
+                if seen == chunks:
+                    return
+
+
+@pytest.fixture
+async def client(deployment):
+    assert_soon(lambda: at_rest(deployment), 10)
+    made = Client(deployment)
+    yield made
+    await made.http.aclose()
+
+
+def assert_given_back(deployment):
+    assert_soon(lambda: at_rest(deployment), 5, f"not everything was given back: {deployment.fleet()}")
+
+
+async def test_while_queued(deployment, client):
+    busy = [asyncio.create_task(client.send(body(n, 4000, 2))) for n in range(12)]
+    await asyncio.sleep(0.4)
+    assert deployment.fleet()["prefill"][0]["outstanding"] > 4, "there is no queue"
+    gone = await asyncio.gather(*(client.leave_after(0.1, body(100 + n, 4000, 2)) for n in range(5)))
+    assert all(gone)
+    await asyncio.gather(*busy)
+    assert_given_back(deployment)
+
+
+async def test_while_prefilling(deployment, client):
+    for n in range(8):
+        assert await client.leave_after(0.05 + 0.02 * n, body(200 + n, 4000, 2))
+    assert_given_back(deployment)
+
+
+async def test_between_prefill_and_decode_and_everywhere_else(deployment, client):
+    """Leave at closely spaced moments from arrival to the end of the answer."""
+    left = [await client.leave_after(0.01 * n, body(300 + n, 1500, 4)) for n in range(50)]
+    assert any(left)
+    assert_given_back(deployment)
+
+
+async def test_many_at_once_at_random_moments(deployment, client):
+    rng = random.Random(5)
+    moments = [rng.uniform(0.0, 1.0) for _ in range(60)]
+    await asyncio.gather(*(client.leave_after(s, body(500 + n, 900, 8)) for n, s in enumerate(moments)))
+    assert_given_back(deployment)
+
+
+async def test_while_decoding(deployment, client):
+    for n in range(3):
+        await client.leave_after_chunks(5, body(400 + n, 600, 2000))
+    assert_given_back(deployment)
+
+
+async def test_without_streaming(deployment, client):
+    for n in range(5):
+        assert await client.leave_after(0.1 * n + 0.05, body(600 + n, 1000, 1500, stream=False))
+    assert_given_back(deployment)
+
+
+async def test_others_are_not_disturbed(deployment, client):
+    whole = asyncio.create_task(client.send(body(700, 800, 60)))
+    for n in range(6):
+        await client.leave_after(0.08, body(710 + n, 2000, 50))
+    assert await whole == 60
+    assert_given_back(deployment)

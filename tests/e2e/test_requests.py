@@ -1,0 +1,111 @@
+"""What clients see: streaming and not, chat and text, headers, models, readiness."""
+
+import httpx
+import pytest
+from waiting import assert_soon
+
+pytestmark = pytest.mark.e2e
+
+
+def test_completion_and_its_headers(deployment):
+    raw = deployment.client().completions.with_raw_response.create(
+        model="tiny", prompt="hello " * 20, max_tokens=5, extra_headers={"x-slo-tier": "premium"}
+    )
+    answer = raw.parse()
+    assert answer.usage.completion_tokens == 5
+    assert answer.usage.prompt_tokens == 120
+    assert raw.headers["x-slo-tier"] == "premium"
+    assert float(raw.headers["x-slo-ttft-budget-ms"]) == 2000
+    assert float(raw.headers["x-slo-predicted-ttft-ms"]) > 0
+    assert raw.headers["x-request-id"]
+
+
+def test_streaming_chat_gives_the_same_text_as_not_streaming(deployment):
+    ask = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello " * 20}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    client = deployment.client()
+    whole = client.chat.completions.create(**ask).choices[0].message.content
+    pieces = list(client.chat.completions.create(**ask, stream=True))
+    assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == whole
+    assert pieces[-1].choices[0].finish_reason == "length"
+
+
+def test_a_prompt_of_tokens_and_content_parts(deployment):
+    client = deployment.client()
+    answer = client.completions.create(model="tiny", prompt=[5, 6, 7] * 30, max_tokens=2)
+    assert answer.usage.prompt_tokens == 90
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=2
+    )
+    assert chat.usage.completion_tokens == 2
+
+
+def test_what_prefill_cannot_take_is_still_answered(deployment):
+    client = deployment.client()
+    before = deployment.metric("slackserve_local_prefills_total")
+    assert len(client.completions.create(model="tiny", prompt="abc", max_tokens=3, n=3).choices) == 3
+    assert len(client.completions.create(model="tiny", prompt=["abc", "de"], max_tokens=3).choices) == 2
+    assert_soon(lambda: deployment.metric("slackserve_local_prefills_total") == before + 2, 30)
+
+
+@pytest.mark.parametrize(
+    ("service_tier", "tier"), [("priority", "premium"), ("default", "standard"), ("flex", "background")]
+)
+def test_service_tier_chooses_the_tier(deployment, service_tier, tier):
+    raw = deployment.client().chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=1,
+        service_tier=service_tier,
+    )
+    assert raw.headers["x-slo-tier"] == tier
+    assert (raw.headers["x-slo-ttft-budget-ms"] == "none") == (tier == "background")
+
+
+def test_objective_headers_pass_serves_own_proxy(deployment):
+    for name in ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-flowprefill-slo-ms"):
+        raw = deployment.client().completions.with_raw_response.create(
+            model="tiny", prompt="hi", max_tokens=1, extra_headers={name: "2345.5", "x-slo-tpot-ms": "90"}
+        )
+        assert float(raw.headers["x-slo-ttft-budget-ms"]) == 2345.5
+
+
+def test_the_clients_request_id_comes_back_once_and_in_the_answer(deployment):
+    raw = deployment.client().completions.with_raw_response.create(
+        model="tiny", prompt="hi", max_tokens=1, extra_headers={"x-request-id": "my-id.1"}
+    )
+    assert raw.headers.get_list("x-request-id") == ["my-id.1"]
+    assert raw.parse().id == "cmpl-my-id.1"
+
+
+def test_a_tier_above_the_tenants_is_clamped_and_told_so(deployment):
+    raw = deployment.client("batch").completions.with_raw_response.create(
+        model="tiny", prompt="hi", max_tokens=1, extra_headers={"x-slo-tier": "premium"}
+    )
+    assert raw.headers["x-slo-tier"] == "background"
+    assert raw.headers["x-slo-tier-clamped-from"] == "premium"
+
+
+def test_models_and_health(deployment):
+    assert [model.id for model in deployment.client().models.list()] == ["tiny"]
+    assert deployment.client().models.retrieve("tiny").id == "tiny"
+    assert httpx.get(f"{deployment.url}/health").json() == {"status": "ok"}
+    ready = httpx.get(f"{deployment.url}/ready")
+    assert ready.status_code == 200
+    assert ready.json()["fleet"]["prefill"][0]["per_token_s"] > 0
+
+
+def test_an_impossible_deadline_is_refused_with_when_to_retry(deployment):
+    answer = httpx.post(
+        f"{deployment.url}/v1/completions",
+        json={"model": "tiny", "prompt": "x" * 3000, "max_tokens": 1},
+        headers={"authorization": f"Bearer {deployment.keys['acme']}", "x-slo-ttft-ms": "1"},
+    )
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "deadline_infeasible"

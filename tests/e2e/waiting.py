@@ -1,0 +1,19 @@
+"""Waiting for what must become true."""
+
+import time
+
+
+def assert_soon(condition, within_s, message="it did not happen in time"):
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{message} within {within_s} s"
+        time.sleep(0.1)
+
+
+def at_rest(deployment):
+    """Whether no replica holds KV blocks or has anything to do."""
+    fleet = deployment.fleet()
+    return all(
+        replica["kv_usage"] == 0 and replica.get("outstanding", 0) == 0 and replica.get("running", 0) == 0
+        for replica in (*fleet["prefill"], *fleet["decode"])
+    )
