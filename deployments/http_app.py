@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from ray.exceptions import TaskCancelledError
 from ray.serve.llm.ingress import make_fastapi_ingress
 from starlette.exceptions import HTTPException
 
@@ -63,8 +63,8 @@ def _http_error(request: Request, error: Exception) -> HTTPError:
             return http_errors.bad_body(error)
         case HTTPException():
             return http_errors.no_route(error.status_code, str(error.detail))
-        case asyncio.CancelledError():
-            raise error
+        case TaskCancelledError():
+            return http_errors.client_gone()
     request_id = str(request.state.request_id)
     logs.event("route_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
     return http_errors.internal_error(request_id)

@@ -67,8 +67,10 @@ def bad_body(error: RequestValidationError) -> HTTPError:
     param = ".".join(location) or None
     if problem["type"] == "json_invalid":
         param, message = None, f"the body is not JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"
+    elif param is None:
+        message = "the body is not a JSON object; send one, with content-type: application/json"
     else:
-        message = f"{param or 'body'}: {problem['msg']}"
+        message = f"{param}: {problem['msg']}"
     return _refusal(400, message, param=param, code="invalid_value")
 
 
@@ -140,6 +142,11 @@ def internal_error(request_id: str) -> HTTPError:
     """500; the details are in the log under the request id."""
     message = f"the server failed to answer; its log has the details under request id {request_id}"
     return HTTPError(500, message, kind="server_error", code="internal_error")
+
+
+def client_gone() -> HTTPError:
+    """499: nobody is there any more to read it."""
+    return HTTPError(499, "the client closed the request", kind="client_closed_request", code="cancelled")
 
 
 def no_route(status: int, detail: str) -> HTTPError:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ray.exceptions import TaskCancelledError
 from ray.serve.llm.ingress import OpenAiIngress
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -177,7 +178,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 body=body, call_method=call_method, raw_request=_internal_request(admitted.context)
             ):
                 yield piece
-        except (asyncio.CancelledError, GeneratorExit):
+        except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):
             record.end(Outcome.CANCELLED)
             raise
         except Exception as error:

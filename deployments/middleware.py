@@ -65,12 +65,12 @@ class Gatekeeper:
             state["refusal"] = error
             await error.response()(scope, receive, send)
         else:
-            limited = _Limited(receive, self._max_body_bytes)
-            try:
-                await self._app(scope, limited.receive, send)
-            except _BodyTooLargeError:
+            body = await _Body.read(receive, self._max_body_bytes)
+            if body is None:
                 state["refusal"] = http_errors.too_large(self._max_body_bytes)
                 await state["refusal"].response()(scope, receive, send)
+            else:
+                await self._app(scope, body.receive, send)
         if (refusal := state.get("refusal")) is not None:
             self._count(refusal, state.get("tier", "none"))
 
@@ -96,24 +96,30 @@ class Gatekeeper:
             raise http_errors.too_large(self._max_body_bytes)
 
 
-class _BodyTooLargeError(Exception):
-    """The body grew past its limit while it was read."""
+class _Body:
+    """A request body that was read ahead, and a `receive` that gives it out once."""
 
-
-class _Limited:
-    """A `receive` that counts the body's bytes."""
-
-    def __init__(self, receive: Receive, max_body_bytes: int) -> None:
+    def __init__(self, messages: list[Message], receive: Receive) -> None:
+        self._messages = messages
         self._receive = receive
-        self._left = max_body_bytes
+
+    @classmethod
+    async def read(cls, receive: Receive, max_bytes: int) -> _Body | None:
+        """Read the whole body; None as soon as it is larger than `max_bytes`."""
+        messages: list[Message] = []
+        size = 0
+        while True:
+            message = await receive()
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if size > max_bytes:
+                return None
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return cls(messages, receive)
 
     async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise _BodyTooLargeError
-        return message
+        """Part of ASGI."""
+        return self._messages.pop(0) if self._messages else await self._receive()
 
 
 def _request_id(headers: list[tuple[str, str]]) -> str | None:

@@ -8,6 +8,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from ray.exceptions import TaskCancelledError
+
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 
@@ -47,6 +49,8 @@ class PlacementClient:
             return None
         try:
             return await asyncio.wait_for(self._router.place.remote(request), self._timeout_s)
+        except TaskCancelledError:  # the client is gone, nothing ails the router
+            raise
         except TimeoutError:
             self._fall_back("timeout", request)
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on

@@ -73,6 +73,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._tap = EngineTap("prefill", self._instruments)
         self._tap.attach(self.engine)
         self._released: OrderedDict[JobId, None] = OrderedDict()
+        self._computing: dict[JobId, asyncio.Task[Any]] = {}
         self._learned: list[tuple[int, int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         samples = await self._warm_up(node.warmup_tokens)
@@ -102,6 +103,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._released[job_id] = None
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
+        if (work := self._computing.get(job_id)) is not None:
+            work.cancel()
+            await asyncio.wait([work])
         await self._abandon(job_id)
 
     async def measure_prefill(self, tokens: int) -> float:
@@ -144,14 +148,23 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         }
         if deadline_s != NO_DEADLINE:
             request.vllm_xargs[DEADLINE_XARG] = deadline_s
+        work = asyncio.get_running_loop().create_task(self._compute(request, info))
+        self._computing[job_id] = work
         try:
-            async for chunk in self.engine.completions(request, info):
-                yield chunk
+            await asyncio.wait([work])
+            yield _gone(job_id) if work.cancelled() else work.result()
         except (asyncio.CancelledError, GeneratorExit):
-            self._in_background(self._abandon(job_id))
+            self._in_background(self.release(job_id))
             raise
         finally:
+            self._computing.pop(job_id, None)
             self._end(context, arrived_s)
+
+    async def _compute(self, request: CompletionRequest, info: Any) -> Any:
+        """The engine's one answer: a prefill is not streamed."""
+        async for answer in self.engine.completions(request, info):
+            return answer
+        raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
         self._ledger.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s), now_s)
@@ -179,6 +192,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         )
 
     async def _abandon(self, job_id: JobId) -> None:
+        """Have the engine's scheduler drop the job: abort it, or free the blocks that wait to be pulled."""
         await self.engine._engine_client.engine_core.abort_requests_async(  # noqa: SLF001 - no public way in
             [RELEASE_PREFIX + job_id]
         )

@@ -1,10 +1,10 @@
-"""Turns the catalogue's metrics into Ray instruments."""
+"""Turns the catalogue's metrics into Ray Serve instruments, which add deployment and replica labels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ray.util import metrics as ray_metrics
+from ray.serve import metrics as ray_metrics
 
 from telemetry.catalogue import Kind
 

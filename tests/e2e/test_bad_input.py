@@ -113,8 +113,9 @@ def test_a_prompt_longer_than_the_model_never_reaches_prefill(deployment):
 
 
 def test_a_body_that_is_not_json(deployment):
-    found = error(post(deployment, content=b"{nope"), 400)
+    found = error(post(deployment, headers=[("content-type", "application/json")], content=b"{nope"), 400)
     assert found["message"].startswith("the body is not JSON")
+    assert "content-type: application/json" in error(post(deployment, content=b"{}"), 400)["message"]
 
 
 def test_a_body_that_is_too_large(deployment):

@@ -17,7 +17,7 @@ def test_the_prompts_kv_moves_over_nixl_and_decode_computes_next_to_none_of_it(d
     prefill = deployment.fleet()["prefill"][0]["replica"]
 
     def moved():
-        return deployment.metric("slackserve_kv_transfer_bytes_total", ReplicaId=decode)
+        return deployment.metric("slackserve_kv_transfer_bytes_total", replica=decode)
 
     def computed(replica):
         return deployment.metric(
