@@ -66,7 +66,7 @@ def measure(policy: str, replicas: int, outstanding: int) -> dict[str, float]:
         decision = core.place(request, 0.001)
         times_us.append((time.perf_counter_ns() - started_ns) / 1e3)
         if isinstance(decision, Placed):
-            core.job_ended(request.job_id)
+            core.job_ended(request.job_id, 0.001)
     return quantiles(times_us[50:], 50, 90, 99, 100)
 
 

@@ -168,7 +168,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         results = asyncio.run(run(directory, build_tiny_llama(directory / "tiny"), requests))
-    table = Table("prompt tokens", "bare p50 ms", "served p50 ms", "at prefill p50 ms", "added p50 ms", "added p90 ms")
+    table = Table(
+        "prompt tokens", "bare p50 ms", "served p50 ms", "at prefill p50 ms", "added p50 ms", "added p90 ms"
+    )
     for tokens, row in results.items():
         cells = (
             row["bare_ttft_ms"]["p50"],

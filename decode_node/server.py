@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
@@ -28,12 +29,14 @@ from telemetry.instruments import Instruments
 from telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
 
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
 _RELEASE_TIMEOUT_S = 10.0
+_HANDSHAKE_TIMEOUT_S = 600.0
+_HANDSHAKE_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,11 @@ class DecodeNodeConfig:
     """What a decode replica needs beyond its engine.
 
     Attributes:
+        prefill_replicas: How many to shake hands with before reporting ready.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
     """
 
+    prefill_replicas: int
     cores: tuple[str, ...] = ()
 
 
@@ -68,6 +73,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap.attach(self.engine)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ongoing = 0
+        self._router = router
+        await self._shake_hands(node.prefill_replicas)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
         self._reporter = Reporter(self._report, router.report_decode.remote)
         logs.event("decode_ready", max_model_len=self._max_model_len)
@@ -84,6 +91,34 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         """Answer a text completion."""
         return self._serve(request, raw_request_info, is_chat=False)
 
+    async def _shake_hands(self, expected: int) -> None:
+        """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.
+
+        Goes on without those that are not up in time; their first request shakes hands then.
+        """
+        deadline_s = time.monotonic() + _HANDSHAKE_TIMEOUT_S
+        backend = self._get_connector_backend()
+        dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1)
+        prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
+        while True:
+            handovers = await self._broadcast("prewarm_prefill", prefill_request)
+            for params in filter(None, handovers):
+                request = dummy.model_copy(deep=True)
+                request.kv_transfer_params = params
+                async for _ in self.engine.completions(request, None):
+                    pass
+            if len(handovers) >= expected or time.monotonic() > deadline_s:
+                logs.event("handshakes_done", replicas=len(handovers), expected=expected)
+                return
+            await asyncio.sleep(_HANDSHAKE_RETRY_S)
+
+    async def _broadcast(self, method: str, *args: Any) -> list[Any]:
+        """What `method` returns on each running prefill replica."""
+        try:
+            return list(await self._prefill_handle.broadcast(method, *args).results_async())
+        except DeploymentUnavailableError:
+            return []
+
     async def _serve(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         arrived_s = time.monotonic()
         context = RequestContext.from_headers(info.headers) if info is not None else None
@@ -99,10 +134,18 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 return
             if rendered.local is not None:
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
+                self._in_background(self._not_for_prefill(context))
                 async for chunk in await self._decode(request, info, is_chat=is_chat):
                     yield chunk
                 return
             spent_s = time.monotonic() - arrived_s
+            logs.event(
+                "request_rendered",
+                request_id=context.request_id,
+                job_id=context.job_id,
+                tokens=len(rendered.token_ids),
+                seconds=spent_s,
+            )
             async for chunk in self._hand_over(
                 request, rendered, info, context.after(spent_s), is_chat=is_chat
             ):
@@ -118,15 +161,14 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         decoding = False
         try:
             prefilled = await self._remote_prefill(request, rendered, info, context)
-            if hasattr(prefilled, "error"):
-                decoding = True
+            if _is_error(prefilled):
                 yield prefilled
                 return
             decode_request = self._get_connector_backend().prepare_decode_request(
                 request=request, peer=None, prefill_response=prefilled
             )
             async for chunk in await self._decode(decode_request, info, is_chat=is_chat):
-                decoding = True
+                decoding = decoding or not _is_error(chunk)
                 yield chunk
         finally:
             if not decoding:
@@ -160,21 +202,42 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return stream
 
     def _release_prefill(self, context: RequestContext) -> None:
-        """Tell the prefill replica, outside the request's own context: that one may be cancelled."""
-        task = asyncio.get_running_loop().create_task(
-            self._send_release(context), context=contextvars.Context()
-        )
+        logs.event("prefill_released", request_id=context.request_id, job_id=context.job_id)
+        self._in_background(self._send_release(context))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` outside the request's own context: that one may be cancelled, and its calls with it."""
+        task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _send_release(self, context: RequestContext) -> None:
-        handle = self._prefill_handle.options(stream=False)
+        """Tell the prefill replica that has the job, or all of them when Serve chose it."""
         try:
-            await asyncio.wait_for(
-                handle.release.remote(context.job_id, pin=context.prefill_replica), _RELEASE_TIMEOUT_S
-            )
+            if context.prefill_replica is None:
+                await self._broadcast("release", context.job_id)
+            else:
+                release = self._prefill_handle.options(stream=False).release
+                await asyncio.wait_for(
+                    release.remote(context.job_id, pin=context.prefill_replica), _RELEASE_TIMEOUT_S
+                )
         except Exception as error:  # noqa: BLE001 - the edge of a task; the lease frees the blocks anyway
             logs.event("release_failed", job_id=context.job_id, error=repr(error)[:300])
 
+    async def _not_for_prefill(self, context: RequestContext) -> None:
+        """Tell the router that the placed prefill will not be asked for."""
+        try:
+            await asyncio.wait_for(self._router.job_ended.remote(context.job_id), _RELEASE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - the edge of a task; the placement expires anyway
+            logs.event("router_not_told", job_id=context.job_id, error=repr(error)[:300])
+
     def _report(self) -> DecodeReported:
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
+
+
+def _is_error(piece: Any) -> bool:
+    """Whether an engine's answer, or the first event of its stream, is an error."""
+    text = piece[0] if isinstance(piece, list) and piece else piece
+    if isinstance(text, str):
+        return text.startswith('data: {"error"')
+    return getattr(piece, "error", None) is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from slo.outcomes import Outcome
 from telemetry import logs
 from telemetry.catalogue import (
     ATTAINED,
@@ -21,7 +20,9 @@ from telemetry.instruments import Instruments
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from slo.request import JobId, RequestContext
+    from slo.objectives import Objective
+    from slo.outcomes import Outcome
+    from slo.request import JobId
 
 
 def ingress_instruments() -> Instruments:
@@ -32,76 +33,101 @@ def ingress_instruments() -> Instruments:
 
 
 class RequestRecord:
-    """One request from its admission on; ends exactly once, later calls of `end` do nothing.
+    """One request from the moment its objective is known; ends exactly once, later calls of `end` do nothing.
 
     Args:
         instruments: Where it is recorded.
-        context: Who it is.
-        ttft_budget_s: Its budget for the first token, None for none.
-        predicted_ttft_s: What the router predicted, None without it.
+        job_id: Who it is.
+        request_id: What the client calls it.
+        objective: What it asked for.
         arrived_s: When it arrived, on this process's monotonic clock.
-        abandoned: Called with the job's id when it ends in any way but finished.
+        ended: Called with the job's id when it has ended.
     """
 
     def __init__(
         self,
         instruments: Instruments,
-        context: RequestContext,
-        ttft_budget_s: float | None,
-        predicted_ttft_s: float | None,
+        job_id: JobId,
+        request_id: str,
+        objective: Objective,
         arrived_s: float,
-        abandoned: Callable[[JobId], None],
+        ended: Callable[[JobId], None],
     ) -> None:
-        self.ttft_budget_s = ttft_budget_s
+        self.job_id = job_id
+        self.request_id = request_id
+        self.ttft_budget_s: float | None = None
+        self.predicted_ttft_s: float | None = None
         self._instruments = instruments
-        self._context = context
-        self._predicted_ttft_s = predicted_ttft_s
+        self._objective = objective
         self._arrived_s = arrived_s
-        self._abandoned = abandoned
+        self._ended = ended
         self._first_s: float | None = None
-        self._last_s = arrived_s
-        self._chunks = 0
+        self._last_token_s = arrived_s
+        self._tokens = 0
         self._outcome: Outcome | None = None
 
-    def chunk(self) -> None:
-        """A piece of the stream is on its way to the client."""
-        self._last_s = time.monotonic()
-        self._chunks += 1
+    def placed(self, ttft_budget_s: float | None, predicted_ttft_s: float | None) -> None:
+        """The budget that holds for it is known, and what the router predicts, if it was asked."""
+        self.ttft_budget_s = ttft_budget_s
+        self.predicted_ttft_s = predicted_ttft_s
+
+    def event(self, text: str) -> None:
+        """An event of the stream is on its way to the client."""
+        now_s = time.monotonic()
         if self._first_s is None:
-            self._first_s = self._last_s
-            self._record_first_token(self._last_s - self._arrived_s)
+            self._first_s = now_s
+            self._record_first_token(now_s - self._arrived_s)
+        if _carries_token(text):
+            self._tokens += 1
+            self._last_token_s = now_s
 
     def end(self, outcome: Outcome) -> None:
         """The request ended."""
         if self._outcome is not None:
             return
         self._outcome = outcome
-        tier = self._context.tier.value
+        tier = self._objective.tier.value
         self._instruments.count(REQUESTS, tier=tier, outcome=outcome.value)
-        if self._first_s is not None and self._chunks > 1:
-            tpot_s = (self._last_s - self._first_s) / (self._chunks - 1)
+        tpot_s = self._tpot_s()
+        if tpot_s is not None:
             self._instruments.observe(TPOT, tpot_s, tier=tier)
-        if outcome is not Outcome.FINISHED:
-            self._abandoned(self._context.job_id)
+            self._count_attained("tpot", tpot_s, self._objective.tpot_s)
+        self._ended(self.job_id)
         logs.event(
             "request_ended",
-            request_id=self._context.request_id,
-            job_id=self._context.job_id,
+            request_id=self.request_id,
+            job_id=self.job_id,
             tier=tier,
             outcome=outcome.value,
             ttft_s=None if self._first_s is None else self._first_s - self._arrived_s,
-            predicted_ttft_s=self._predicted_ttft_s,
+            predicted_ttft_s=self.predicted_ttft_s,
             budget_s=self.ttft_budget_s,
-            chunks=self._chunks,
+            tpot_s=tpot_s,
+            tokens=self._tokens,
             seconds=time.monotonic() - self._arrived_s,
         )
 
+    def _tpot_s(self) -> float | None:
+        if self._first_s is None or self._tokens < 2:  # noqa: PLR2004 - the first token has no interval
+            return None
+        return (self._last_token_s - self._first_s) / (self._tokens - 1)
+
     def _record_first_token(self, ttft_s: float) -> None:
-        tier = self._context.tier.value
+        tier = self._objective.tier.value
         self._instruments.observe(TTFT, ttft_s, tier=tier)
         if self.ttft_budget_s is not None:
-            slack_s = self.ttft_budget_s - ttft_s
-            self._instruments.observe(SLACK_AT_FIRST_TOKEN, slack_s, tier=tier)
-            self._instruments.count(ATTAINED, tier=tier, attained="yes" if slack_s >= 0 else "no")
-        if self._predicted_ttft_s is not None:
-            self._instruments.observe(TTFT_PREDICTION_ERROR, self._predicted_ttft_s - ttft_s, tier=tier)
+            self._instruments.observe(SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, tier=tier)
+            self._count_attained("ttft", ttft_s, self.ttft_budget_s)
+        if self.predicted_ttft_s is not None:
+            self._instruments.observe(TTFT_PREDICTION_ERROR, self.predicted_ttft_s - ttft_s, tier=tier)
+
+    def _count_attained(self, objective: str, measured_s: float, budget_s: float | None) -> None:
+        if budget_s is not None:
+            attained = "yes" if measured_s <= budget_s else "no"
+            tier = self._objective.tier.value
+            self._instruments.count(ATTAINED, tier=tier, objective=objective, attained=attained)
+
+
+def _carries_token(text: str) -> bool:
+    """Whether a server-sent event brings a token: not the role, the usage or the end of the stream."""
+    return '"choices":[{' in text and '"delta":{"role"' not in text

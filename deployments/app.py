@@ -37,6 +37,7 @@ INGRESS_NAME = "Ingress"
 PREFILL_PREFIX = "Prefill:"
 DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1
+_LONGEST_STEP_TOKENS = 32_768
 _SCHEDULER = "prefill_node.scheduler.SlackScheduler"
 
 
@@ -69,7 +70,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         name_prefix=DECODE_PREFIX,
         deployment_cls=DecodeServer,
         bind_kwargs={
-            "node": DecodeNodeConfig(cores.decode),
+            "node": DecodeNodeConfig(config.prefill.replicas, cores.decode),
             "router": router,
             "prefill_server": prefill,
         },
@@ -119,12 +120,11 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
     return LLMConfig(
         model_loading_config={"model_id": model.model_id, "model_source": model.source},
         accelerator_type=config.accelerator_type,
-        engine_kwargs=_engine_kwargs(config, pool, role),
+        engine_kwargs=_engine_kwargs(config, model, pool, role),
         runtime_env={"env_vars": _environment(config, model)},
         callback_config={"callback_class": "deployments.replica_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
-            "_prewarm_prefill_decode": True,
             "NIXL_SIDE_CHANNEL_PORT_BASE": (
                 config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port
             ),
@@ -147,7 +147,9 @@ def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
     return {"accelerator_config": {"kind": "cpu"}, "placement_group_config": {"bundles": bundles}}
 
 
-def _engine_kwargs(config: SlackServeConfig, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
+def _engine_kwargs(
+    config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole
+) -> dict[str, Any]:
     buffer_device = config.kv_transfer.buffer_device
     kwargs: dict[str, Any] = {
         "tensor_parallel_size": pool.tensor_parallel_size,
@@ -164,8 +166,9 @@ def _engine_kwargs(config: SlackServeConfig, pool: PoolConfig, role: KVRole) -> 
         kwargs["dtype"] = config.dtype
     if role is KVRole.PREFILL:
         kwargs["scheduler_cls"] = _SCHEDULER
-        if config.max_model_len is not None:
-            kwargs["max_num_batched_tokens"] = config.max_model_len
+        if (longest := config.max_model_len or _longest(model)) is not None:
+            # A whole prompt in one step: between the chunks of a prompt vLLM lets nobody else in.
+            kwargs["max_num_batched_tokens"] = min(longest, _LONGEST_STEP_TOKENS)
     return kwargs | pool.engine_kwargs
 
 
@@ -207,11 +210,8 @@ def _check_engine_kwargs(config: SlackServeConfig) -> None:
 
 def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
     """Compare a local model's own configuration with what is asked of it."""
-    path = Path(model.source) / "config.json"
-    if not path.is_file():
-        return
-    values = json.loads(path.read_text())
-    longest = values.get("max_position_embeddings")
+    values = _model_values(model)
+    longest = _longest(model)
     if config.max_model_len is not None and longest is not None and config.max_model_len > longest:
         msg = f"max_model_len: {config.max_model_len} is more than the model's {longest}"
         raise ConfigError(msg)
@@ -226,6 +226,17 @@ def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
                 f"heads; the nearest that does is {nearest}"
             )
             raise ConfigError(msg)
+
+
+def _model_values(model: ResolvedModel) -> dict[str, Any]:
+    """A local model's config.json; empty for a model that vLLM has yet to fetch."""
+    path = Path(model.source) / "config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _longest(model: ResolvedModel) -> int | None:
+    longest = _model_values(model).get("max_position_embeddings")
+    return None if longest is None else int(longest)
 
 
 def _model_card(model_id: str, config: LLMConfig) -> ModelCard:

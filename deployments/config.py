@@ -85,12 +85,29 @@ def _default_tier(tier: Tier) -> TierConfig:
     )
 
 
+def _over_defaults(name: str, given: Any) -> Any:
+    if not isinstance(given, dict) or name not in list(Tier):
+        return given
+    defaults = _default_tier(Tier(name)).model_dump()
+    if given.get("ttft_scale") is not None:
+        defaults.pop("ttft_ms")
+    return {**defaults, **given}
+
+
 class TiersConfig(Section):
     """The three tiers."""
 
     premium: TierConfig = Field(default_factory=lambda: _default_tier(Tier.PREMIUM))
     standard: TierConfig = Field(default_factory=lambda: _default_tier(Tier.STANDARD))
     background: TierConfig = Field(default_factory=lambda: _default_tier(Tier.BACKGROUND))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_what_is_not_given(cls, values: Any) -> Any:
+        """A tier that is given in part keeps its defaults for the rest."""
+        if not isinstance(values, dict):
+            return values
+        return {name: _over_defaults(name, given) for name, given in values.items()}
 
     def policies(self) -> dict[Tier, TierPolicy]:
         """Policies by tier."""
@@ -127,7 +144,11 @@ _RESERVED_ENGINE_KWARGS = {
     "scheduler_cls": "SlackServe brings its own",
     "async_scheduling": "SlackServe's scheduler needs it off",
     "disable_log_stats": "SlackServe's metrics need the statistics",
-    "additional_config": "SlackServe sets it",
+    "scheduling_policy": "SlackServe orders by slack",
+    "served_model_name": "use the key model_name",
+    "pipeline_parallel_size": "only tensor parallelism is supported",
+    "data_parallel_size": "use the pool's replicas",
+    "distributed_executor_backend": "it follows the accelerator",
 }
 
 
@@ -336,10 +357,11 @@ def _keys_from(path: Path | None) -> tuple[KeyConfig, ...]:
 
 def _yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text()) or {}
+        values = yaml.safe_load(path.read_text())
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror}"
         raise ConfigError(msg) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         msg = f"{path}: is not YAML: {error}"
         raise ConfigError(msg) from None
+    return {} if values is None else values

@@ -17,8 +17,6 @@ from slo.outcomes import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastapi.exceptions import RequestValidationError
-
     from router.core import Rejected
     from slo.errors import AuthenticationError, FieldError
 
@@ -60,17 +58,8 @@ def bad_field(error: FieldError) -> HTTPError:
     return _refusal(400, str(error), param=error.field, code="invalid_value")
 
 
-def bad_body(error: RequestValidationError) -> HTTPError:
-    """400 for a body that does not have the API's shape; names the first field at fault."""
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"] if part not in {"body", "query", "path"}]
-    param = ".".join(location) or None
-    if problem["type"] == "json_invalid":
-        param, message = None, f"the body is not JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"
-    elif param is None:
-        message = "the body is not a JSON object; send one, with content-type: application/json"
-    else:
-        message = f"{param}: {problem['msg']}"
+def bad_body(message: str, param: str | None = None) -> HTTPError:
+    """400 for a body that does not have the API's shape; `param` names the field at fault, if one is."""
     return _refusal(400, message, param=param, code="invalid_value")
 
 
@@ -97,9 +86,9 @@ def unknown_model(model: str, known: list[str]) -> HTTPError:
     return _refusal(404, message, param="model", code="model_not_found")
 
 
-def rejected(decision: Rejected) -> HTTPError:
-    """429 for a deadline that nobody can meet, 503 when there is nobody."""
-    retry_after = {"retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
+def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
+    """429 for a deadline that nobody can meet, 503 when there is nobody; `headers` say what was asked."""
+    retry_after = {**headers, "retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
     if decision.reason is RejectionReason.NO_REPLICA:
         message = "no replica is ready to take the request"
         return HTTPError(
@@ -142,11 +131,6 @@ def internal_error(request_id: str) -> HTTPError:
     """500; the details are in the log under the request id."""
     message = f"the server failed to answer; its log has the details under request id {request_id}"
     return HTTPError(500, message, kind="server_error", code="internal_error")
-
-
-def client_gone() -> HTTPError:
-    """499: nobody is there any more to read it."""
-    return HTTPError(499, "the client closed the request", kind="client_closed_request", code="cancelled")
 
 
 def no_route(status: int, detail: str) -> HTTPError:

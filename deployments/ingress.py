@@ -7,17 +7,20 @@ request arrives can make. Ray Serve LLM's ingress class does the rest.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.ingress import OpenAiIngress
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments import http_errors, request_fields
+from deployments import http_errors, request_body, request_fields
 from deployments.accounting import RequestRecord, ingress_instruments
 from deployments.http_errors import HTTPError
 from deployments.middleware import REQUEST_ID_HEADER
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 _SSE = "text/event-stream"
+_ERROR_EVENT = 'data: {"error"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +49,6 @@ class IngressConfig:
 
     policies: Mapping[Tier, TierPolicy]
     router_timeout_s: float
-
-
-@dataclass(slots=True)
-class _Admitted:
-    """A request that is on its way: what was promised, and its account."""
-
-    context: RequestContext
-    objective: Objective
-    predicted_ttft_s: float | None
-    record: RequestRecord
-
-    def headers(self) -> dict[str, str]:
-        """Response headers that tell the client what it got."""
-        budget_s = self.record.ttft_budget_s
-        headers = {
-            "x-slo-tier": self.objective.tier.value,
-            "x-slo-ttft-budget-ms": "none" if budget_s is None else f"{budget_s * 1e3:.1f}",
-        }
-        if self.predicted_ttft_s is not None:
-            headers["x-slo-predicted-ttft-ms"] = f"{self.predicted_ttft_s * 1e3:.1f}"
-        if self.objective.clamped_from is not None:
-            headers["x-slo-tier-clamped-from"] = self.objective.clamped_from.value
-        return headers
 
 
 class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no types for it
@@ -101,81 +82,103 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             return JSONResponse({"status": "not ready", "reason": reason, "fleet": fleet}, 503)
         return JSONResponse({"status": "ready", "fleet": fleet})
 
-    async def _process_llm_request(
-        self, body: Any, call_method: str, raw_request: Request | None = None
-    ) -> Response:
-        """Answer a chat or text completion; called by the base class's routes."""
-        assert raw_request is not None
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat completion."""
+        return await self._serve(request, ChatCompletionRequest, "chat")
+
+    async def completions(self, request: Request) -> Response:
+        """Answer a text completion."""
+        return await self._serve(request, CompletionRequest, "completions")
+
+    async def model_data(self, model: str) -> Any:
+        """Describe one model."""
+        self._check_model(model)
+        return await super().model_data(model)
+
+    async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
-        await self._known_model(body.model)
+        body = request_body.parse(await request.body(), model)
+        self._check_model(body.model)
         request_fields.refuse_internal_fields(body)
         request_fields.materialise(body)
-        admitted = await self._admit(body, raw_request, arrived_s)
-        chunks = self._generate(body, call_method, admitted)
-        try:
-            first = await anext(chunks)
-        except StopAsyncIteration:
-            admitted.record.end(Outcome.FAILED)
-            raise http_errors.internal_error(admitted.context.request_id) from None
-        if (error := getattr(first, "error", None)) is not None:
-            failed = http_errors.engine_error(error)
-            admitted.record.end(Outcome.REJECTED if failed.status < 500 else Outcome.FAILED)  # noqa: PLR2004
-            failed.headers.update(admitted.headers())
-            return failed.response()
-        if hasattr(first, "model_dump"):
-            admitted.record.end(Outcome.FINISHED)
-            return JSONResponse(first.model_dump(), headers=admitted.headers())
-        admitted.record.chunk()
-        stream = _Stream(first, chunks, admitted.record)
-        return StreamingResponse(stream.events(), media_type=_SSE, headers=admitted.headers())
-
-    async def _known_model(self, model: str | None) -> None:
-        if model is not None and model not in self._model_cards:
-            raise http_errors.unknown_model(model, list(self._model_cards))
-
-    async def _admit(self, body: Any, request: Request, arrived_s: float) -> _Admitted:
-        """Resolve the objective and get a place, or raise the refusal."""
         state = request.state
-        objective = self._objective(body, state)
-        state.tier = objective.tier.value
-        size = request_fields.prompt_size(body)
-        job_id = JobId(f"{state.request_id}-{time.monotonic_ns():x}")
-        decision = await self._placement.place(
-            PlacementRequested(
-                job_id=job_id,
-                objective=objective,
-                explicit_deadline=any(name in TTFT_HEADERS for name, _ in state.headers),
-                prompt_tokens=size.tokens,
-                prompt_bytes=size.text_bytes,
-                elapsed_s=time.monotonic() - arrived_s,
-            )
-        )
-        if isinstance(decision, Rejected):
-            raise http_errors.rejected(decision)
-        budget_s = decision.ttft_budget_s if decision is not None else objective.ttft_s
-        context = _context(job_id, state.request_id, objective, budget_s, size.text_bytes, decision)
-        predicted_s = None if decision is None else decision.predicted_ttft_s
-        record = RequestRecord(
-            self._instruments, context, budget_s, predicted_s, arrived_s, self._placement.job_ended
-        )
-        spent_s = time.monotonic() - arrived_s
-        body.request_id = state.request_id
-        return _Admitted(context.after(spent_s), objective, predicted_s, record)
-
-    def _objective(self, body: Any, state: Any) -> Objective:
-        return resolve(
+        objective = resolve(
             state.headers,
             request_fields.service_tier(body),
             self._config.policies,
             state.tenant.highest_tier,
         )
+        state.tier = objective.tier.value
+        job_id = JobId(f"{state.request_id}-{time.monotonic_ns():x}")
+        record = RequestRecord(
+            self._instruments, job_id, state.request_id, objective, arrived_s, self._placement.job_ended
+        )
+        context = await self._admit(body, objective, record, state.headers, arrived_s)
+        body.request_id = state.request_id
+        headers = _response_headers(objective, record)
+        return await self._answer(self._generate(body, method, context, record), record, headers)
 
-    async def _generate(self, body: Any, call_method: str, admitted: _Admitted) -> AsyncGenerator[Any, None]:
-        """The answer's pieces, from the decode tier; accounts for whatever ends it."""
-        record = admitted.record
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model not in self._model_cards:
+            raise http_errors.unknown_model(model, list(self._model_cards))
+
+    async def _admit(
+        self,
+        body: Any,
+        objective: Objective,
+        record: RequestRecord,
+        headers: list[tuple[str, str]],
+        arrived_s: float,
+    ) -> RequestContext:
+        """Get a place for the request, or raise the refusal."""
+        size = request_fields.prompt_size(body)
+        try:
+            decision = await self._placement.place(
+                PlacementRequested(
+                    job_id=record.job_id,
+                    objective=objective,
+                    explicit_deadline=any(name in TTFT_HEADERS for name, _ in headers),
+                    prompt_tokens=size.tokens,
+                    prompt_bytes=size.text_bytes,
+                    elapsed_s=time.monotonic() - arrived_s,
+                )
+            )
+        except (asyncio.CancelledError, TaskCancelledError):
+            record.end(Outcome.CANCELLED)
+            raise
+        if isinstance(decision, Rejected):
+            record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
+            raise http_errors.rejected(decision, _response_headers(objective, record))
+        context = _context(record, objective, size.text_bytes, decision)
+        record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
+        return context.after(time.monotonic() - arrived_s)
+
+    async def _answer(
+        self, pieces: AsyncGenerator[Any, None], record: RequestRecord, headers: dict[str, str]
+    ) -> Response:
+        """Answer with the first piece if it is all there is, else with the stream that it begins."""
+        try:
+            first = await anext(pieces)
+        except StopAsyncIteration:
+            record.end(Outcome.FAILED)
+            raise http_errors.internal_error(record.request_id) from None
+        if (error := _error_in(first)) is not None:
+            failed = http_errors.engine_error(error)
+            record.end(Outcome.REJECTED if failed.status < 500 else Outcome.FAILED)  # noqa: PLR2004
+            failed.headers.update(headers)
+            return failed.response()
+        if hasattr(first, "model_dump"):
+            record.end(Outcome.FINISHED)
+            return JSONResponse(first.model_dump(), headers=headers)
+        return StreamingResponse(_events(first, pieces, record), media_type=_SSE, headers=headers)
+
+    async def _generate(
+        self, body: Any, method: str, context: RequestContext, record: RequestRecord
+    ) -> AsyncGenerator[Any, None]:
+        """The answer's pieces, from the decode tier; accounts for what ends it early."""
         try:
             async for piece in self._get_response(
-                body=body, call_method=call_method, raw_request=_internal_request(admitted.context)
+                body=body, call_method=method, raw_request=_internal_request(context)
             ):
                 yield piece
         except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):
@@ -186,59 +189,86 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             logs.event(
                 "request_failed",
                 level=logging.ERROR,
-                request_id=admitted.context.request_id,
-                job_id=admitted.context.job_id,
+                request_id=record.request_id,
+                job_id=record.job_id,
                 error=repr(error)[:2000],
             )
-            raise http_errors.internal_error(admitted.context.request_id) from error
+            raise http_errors.internal_error(record.request_id) from error
 
 
-class _Stream:
-    """A streaming answer as server-sent events, measured as it passes."""
-
-    def __init__(self, first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord) -> None:
-        self._first = first
-        self._rest = rest
-        self._record = record
-
-    async def events(self) -> AsyncGenerator[str, None]:
-        """Text of the events, with exactly one `[DONE]` unless an error ends the stream."""
-        try:
-            yield _text(self._first)
-            async for piece in self._rest:
-                if (error := getattr(piece, "error", None)) is not None:
-                    raise http_errors.engine_error(error)
-                self._record.chunk()
-                yield _text(piece)
-            self._record.end(Outcome.FINISHED)
-        except HTTPError as error:
-            self._record.end(Outcome.FAILED)
-            yield f"data: {bytes(error.response().body).decode()}\n\n"
-        finally:
-            self._record.end(Outcome.CANCELLED)
-            await self._rest.aclose()
+async def _events(
+    first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord
+) -> AsyncGenerator[str, None]:
+    """The stream's server-sent events, measured as they pass; an error that comes late is its last event."""
+    outcome = Outcome.FINISHED
+    try:
+        for text in _texts(first):
+            record.event(text)
+            yield text
+        async for piece in rest:
+            if _error_in(piece) is not None:
+                outcome = Outcome.FAILED
+            for text in _texts(piece):
+                record.event(text)
+                yield text
+        record.end(outcome)
+    except HTTPError as error:
+        yield _error_event(error)
+    finally:
+        record.end(Outcome.CANCELLED)
+        await rest.aclose()
 
 
-def _text(piece: Any) -> str:
-    return "".join(piece) if isinstance(piece, list) else str(piece)
+def _texts(piece: Any) -> list[str]:
+    if (error := getattr(piece, "error", None)) is not None:
+        return [_error_event(http_errors.engine_error(error))]
+    return [str(text) for text in piece] if isinstance(piece, list) else [str(piece)]
+
+
+def _error_in(piece: Any) -> Any:
+    """The error that an engine answers with, as an object or as the event of a stream; None for none."""
+    text = piece[0] if isinstance(piece, list) and piece else piece
+    if isinstance(text, str):
+        if not text.startswith(_ERROR_EVENT):
+            return None
+        return SimpleNamespace(**json.loads(text.removeprefix("data: "))["error"])
+    return getattr(piece, "error", None)
+
+
+def _error_event(error: HTTPError) -> str:
+    return f"data: {bytes(error.response().body).decode()}\n\n"
+
+
+def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, str]:
+    """Response headers that tell the client what it got."""
+    budget_s = record.ttft_budget_s
+    headers = {
+        "x-slo-tier": objective.tier.value,
+        "x-slo-ttft-budget-ms": "none" if budget_s is None else f"{budget_s * 1e3:.1f}",
+    }
+    if record.predicted_ttft_s is not None:
+        headers["x-slo-predicted-ttft-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
+    if objective.clamped_from is not None:
+        headers["x-slo-tier-clamped-from"] = objective.clamped_from.value
+    return headers
 
 
 def _context(
-    job_id: JobId,
-    request_id: str,
-    objective: Objective,
-    budget_s: float | None,
-    prompt_bytes: int,
-    placed: Placed | None,
+    record: RequestRecord, objective: Objective, prompt_bytes: int, placed: Placed | None
 ) -> RequestContext:
+    """What the request's other processes need to know; without a placement they choose for themselves."""
+    if placed is None:
+        return RequestContext(
+            record.job_id, record.request_id, objective.tier, objective.ttft_s, prompt_bytes=prompt_bytes
+        )
     return RequestContext(
-        job_id=job_id,
-        request_id=request_id,
+        job_id=record.job_id,
+        request_id=record.request_id,
         tier=objective.tier,
-        ttft_budget_s=budget_s,
-        handoff_s=0.0 if placed is None else placed.handoff_s,
-        prefill_replica=None if placed is None else placed.prefill_replica,
-        decode_replica=None if placed is None else placed.decode_replica,
+        ttft_budget_s=placed.ttft_budget_s,
+        handoff_s=placed.handoff_s,
+        prefill_replica=placed.prefill_replica,
+        decode_replica=placed.decode_replica,
         prompt_bytes=prompt_bytes,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -60,8 +61,8 @@ class LocalDeployment:
     @property
     def url(self) -> str:
         """Where the API answers."""
-        host = "127.0.0.1" if self._config.host in {"0.0.0.0", "::"} else self._config.host  # noqa: S104
-        return f"http://{host}:{self._config.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._config.port}"
 
     def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
         """Bring everything up and return once both tiers are warm.
@@ -132,6 +133,7 @@ class LocalDeployment:
         import ray  # noqa: PLC0415 - takes seconds to import
         from ray import serve  # noqa: PLC0415
 
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, _cpus_needed(self._config)),
@@ -139,6 +141,8 @@ class LocalDeployment:
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
         )
+        for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
+            signal.signal(number, handler)
         serve.start(http_options={"host": self._config.host, "port": self._config.port})
 
     def _parts(self) -> list[Part]:
@@ -169,10 +173,14 @@ class LocalDeployment:
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
 
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past any proxy that the environment names: the server is on this machine."""
+
+
 def get_json(url: str, timeout_s: float = 5.0) -> dict[str, Any] | None:
     """The JSON that a GET answers with, whatever the status; None when there is no answer."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own address
+        with _DIRECT.open(url, timeout=timeout_s) as response:
             return json.load(response)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         try:

@@ -7,17 +7,24 @@ Plain ASGI, so that streaming and client disconnects pass through untouched.
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from ray.exceptions import TaskCancelledError
+from starlette.exceptions import HTTPException
+
 from deployments import http_errors
 from slo.errors import AuthenticationError, FieldError
 from slo.request import INTERNAL_HEADER_PREFIX
+from telemetry import logs
 from telemetry.catalogue import REJECTIONS, REQUESTS
 from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deployments.http_errors import HTTPError
@@ -52,25 +59,29 @@ class Gatekeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = [
-            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
-        ]
+        headers = [_header(name, value) for name, value in scope["headers"]]
         state = scope.setdefault("state", {})
         state["request_id"] = uuid.uuid4().hex
         state["headers"] = headers
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
         try:
             state["request_id"] = _request_id(headers) or state["request_id"]
             self._check(scope, headers, state)
-        except http_errors.HTTPError as error:
-            state["refusal"] = error
-            await error.response()(scope, receive, send)
-        else:
             body = await _Body.read(receive, self._max_body_bytes)
-            if body is None:
-                state["refusal"] = http_errors.too_large(self._max_body_bytes)
-                await state["refusal"].response()(scope, receive, send)
-            else:
-                await self._app(scope, body.receive, send)
+            await self._app(scope, body.receive, note_start)
+        except TaskCancelledError:
+            return  # the client is gone; Serve says so to those that served it
+        except Exception as error:
+            if started:
+                raise
+            state["refusal"] = as_http_error(error, state["request_id"])
+            await state["refusal"].response()(scope, receive, send)
         if (refusal := state.get("refusal")) is not None:
             self._count(refusal, state.get("tier", "none"))
 
@@ -104,8 +115,12 @@ class _Body:
         self._receive = receive
 
     @classmethod
-    async def read(cls, receive: Receive, max_bytes: int) -> _Body | None:
-        """Read the whole body; None as soon as it is larger than `max_bytes`."""
+    async def read(cls, receive: Receive, max_bytes: int) -> _Body:
+        """Read the whole body.
+
+        Raises:
+            HTTPError: 413 as soon as it is larger than `max_bytes`.
+        """
         messages: list[Message] = []
         size = 0
         while True:
@@ -113,13 +128,37 @@ class _Body:
             messages.append(message)
             size += len(message.get("body", b""))
             if size > max_bytes:
-                return None
+                raise http_errors.too_large(max_bytes)
             if message["type"] != "http.request" or not message.get("more_body", False):
                 return cls(messages, receive)
 
     async def receive(self) -> Message:
         """Part of ASGI."""
         return self._messages.pop(0) if self._messages else await self._receive()
+
+
+def as_http_error(error: Exception, request_id: str) -> HTTPError:
+    """What an exception is answered with; one that nobody expected is logged and answered with 500."""
+    match error:
+        case http_errors.HTTPError():
+            return error
+        case FieldError():
+            return http_errors.bad_field(error)
+        case HTTPException():
+            return http_errors.no_route(error.status_code, str(error.detail))
+    logs.event("route_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
+    return http_errors.internal_error(request_id)
+
+
+async def answer_refusal(request: Request, error: Exception) -> Response:
+    """Answer an expected exception of a route, and leave word for the gatekeeper."""
+    request.state.refusal = as_http_error(error, request.state.request_id)
+    return request.state.refusal.response()  # type: ignore[no-any-return]
+
+
+def _header(name: bytes, value: bytes) -> tuple[str, str]:
+    """A header with its name as it should be spelt: some proxies write underscores."""
+    return name.decode("latin-1").lower().replace("_", "-"), value.decode("latin-1")
 
 
 def _request_id(headers: list[tuple[str, str]]) -> str | None:

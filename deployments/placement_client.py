@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 
+from router.core import Rejected
+from slo.errors import RejectionReason
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
 
-    from router.core import Placed, PlacementRequested, Rejected
+    from router.core import Placed, PlacementRequested
     from slo.request import JobId
     from telemetry.instruments import Instruments
 
@@ -48,13 +50,20 @@ class PlacementClient:
             self._fall_back("paused")
             return None
         try:
-            return await asyncio.wait_for(self._router.place.remote(request), self._timeout_s)
+            decision: Placed | Rejected = await asyncio.wait_for(
+                self._router.place.remote(request), self._timeout_s
+            )
         except TaskCancelledError:  # the client is gone, nothing ails the router
             raise
         except TimeoutError:
             self._fall_back("timeout", request)
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
             self._fall_back("error", request, error)
+        else:
+            if not (isinstance(decision, Rejected) and decision.reason is RejectionReason.NOT_SETTLED):
+                return decision
+            self._fall_back("not_settled", request)
+            return None
         self._paused_until_s = time.monotonic() + _PAUSE_S
         return None
 

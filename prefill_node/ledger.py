@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slo.slack import NO_DEADLINE, sedf_rank
+from slo.slack import NO_DEADLINE, SlackRank, sedf_rank
 
 if TYPE_CHECKING:
     from slo.predictor import PrefillPredictor
@@ -66,6 +66,6 @@ class PrefillLedger:
         )
         self.running_since_s = now_s
 
-    def _rank(self, job: Accepted, now_s: float) -> tuple[float, float]:
+    def _rank(self, job: Accepted, now_s: float) -> SlackRank:
         remaining_s = 0.0 if job.deadline_s == NO_DEADLINE else self.predictor.prefill_s(job.tokens)
         return sedf_rank(job.deadline_s, now_s, remaining_s, job.arrived_s)

@@ -109,10 +109,13 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         await self._abandon(job_id)
 
     async def measure_prefill(self, tokens: int) -> float:
-        """Seconds that the prefill of a random prompt takes, through the engine's own queue."""
+        """Seconds that the prefill of a random prompt takes, through the engine's own queue.
+
+        Raises:
+            RuntimeError: when the engine refuses it, for example because it is longer than the model.
+        """
         model = self.engine._engine_client.model_config  # noqa: SLF001 - no public way in
-        vocabulary = model.get_vocab_size()
-        prompt = random.choices(range(vocabulary), k=min(tokens, model.max_model_len - 1))  # noqa: S311
+        prompt = random.choices(range(model.get_vocab_size()), k=tokens)  # noqa: S311 - not a secret
         request = CompletionRequest(
             model=self._llm_config.model_id, prompt=prompt, max_tokens=1, ignore_eos=True
         )
@@ -124,9 +127,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
 
     async def _warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
         """Touch the memory of long prefills, then measure: the first of each length is slow."""
-        for tokens in lengths:
+        longest = self.engine._engine_client.model_config.max_model_len - 1  # noqa: SLF001
+        fitting = sorted({min(tokens, longest) for tokens in lengths} | {min(lengths[0], longest // 2)})
+        for tokens in fitting:
             await self.measure_prefill(tokens)
-        return [Sample(tokens, await self.measure_prefill(tokens)) for tokens in lengths]
+        return [Sample(tokens, await self.measure_prefill(tokens)) for tokens in fitting]
 
     async def _prefill(self, request: CompletionRequest, info: Any) -> AsyncGenerator[Any, None]:
         context = RequestContext.from_headers(info.headers) if info is not None else None
@@ -150,6 +155,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             request.vllm_xargs[DEADLINE_XARG] = deadline_s
         work = asyncio.get_running_loop().create_task(self._compute(request, info))
         self._computing[job_id] = work
+        work.add_done_callback(lambda _: self._computing.pop(job_id, None))
         try:
             await asyncio.wait([work])
             yield _gone(job_id) if work.cancelled() else work.result()
@@ -157,7 +163,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             self._in_background(self.release(job_id))
             raise
         finally:
-            self._computing.pop(job_id, None)
             self._end(context, arrived_s)
 
     async def _compute(self, request: CompletionRequest, info: Any) -> Any:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 
+_KV_STEP = 0.05
+"""KV use is compared in steps of this fraction: what was placed last does not show in it yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementRequested:
     """A request asks for a place.
@@ -88,12 +92,14 @@ class RouterLimits:
 
     Attributes:
         stale_after_s: A replica that has not reported for this long is not used.
+        settle_s: For so long after its start the router may not have heard of every replica.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
         stretch: A budget that the client did not ask for itself is not held against it below this
             multiple of what the request takes on an idle replica.
     """
 
     stale_after_s: float = 10.0
+    settle_s: float = 3.0
     in_transit_s: float = 5.0
     stretch: float = 2.0
 
@@ -105,6 +111,7 @@ class RouterCore:
         policies: Objectives and worth of each tier.
         placement: Chooses among usable prefill replicas.
         limits: See `RouterLimits`.
+        started_s: When the router starts.
     """
 
     def __init__(
@@ -112,6 +119,7 @@ class RouterCore:
         policies: Mapping[Tier, TierPolicy],
         placement: PlacementPolicy,
         limits: RouterLimits | None = None,
+        started_s: float = -math.inf,
     ) -> None:
         self.prefill: dict[ReplicaId, PrefillReplica] = {}
         self.decode: dict[ReplicaId, DecodeReplica] = {}
@@ -120,6 +128,7 @@ class RouterCore:
         self._weights = {tier: policy.weight for tier, policy in policies.items()}
         self._placement = placement
         self._limits = limits or RouterLimits()
+        self._started_s = started_s
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """Take a replica's word for its work, keeping placements that it cannot have seen yet.
@@ -146,17 +155,17 @@ class RouterCore:
             and job.job_id not in replica.confirmed
         ]
         replica.confirmed = known
-        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
+        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s, now_s)
         return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full a decode replica is."""
         self.decode[event.replica_id] = DecodeReplica(event.replica_id, event.kv_usage, event.running, now_s)
 
-    def job_ended(self, job_id: JobId) -> None:
+    def job_ended(self, job_id: JobId, now_s: float) -> None:
         """Forget a request that ended before or after its replica knew of it."""
         for replica in self.prefill.values():
-            if replica.remove(job_id) is not None:
+            if replica.remove(job_id, now_s) is not None:
                 return
 
     def is_ready(self, now_s: float) -> bool:
@@ -168,7 +177,9 @@ class RouterCore:
         replicas = self._usable_prefill(now_s)
         decode = self._choose_decode(now_s)
         if not replicas or decode is None:
-            return Rejected(RejectionReason.NO_REPLICA, self._limits.stale_after_s, None, None)
+            settled = now_s - self._started_s >= self._limits.settle_s
+            reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
+            return Rejected(reason, self._limits.stale_after_s, None, None)
         tokens = self._tokens(request)
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         budget_s = request.objective.ttft_budget_s(idle.prefill_s(tokens))
@@ -188,7 +199,7 @@ class RouterCore:
             if late_s > 0:
                 return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s)
         choice.replica.add(
-            PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s)
+            PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s), now_s
         )
         decode.placed_since_report += 1
         return Placed(
@@ -229,7 +240,9 @@ class RouterCore:
         usable = self._usable_decode(now_s)
         if not usable:
             return None
-        return min(usable, key=lambda r: (r.kv_usage, r.running + r.placed_since_report))
+        return min(
+            usable, key=lambda r: (int(r.kv_usage / _KV_STEP), r.running + r.placed_since_report, r.kv_usage)
+        )
 
     @staticmethod
     def _reported_job(job: OutstandingJob, known: PlacedJob | None, now_s: float) -> PlacedJob:

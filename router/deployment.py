@@ -43,7 +43,9 @@ class SlackRouter:
     """Places requests, keeps the view of the fleet."""
 
     def __init__(self, config: RouterConfig) -> None:
-        self._core = RouterCore(config.policies, POLICIES[config.placement](), config.limits)
+        self._core = RouterCore(
+            config.policies, POLICIES[config.placement](), config.limits, time.monotonic()
+        )
         self._instruments = Instruments(
             PLACEMENTS, DECISION, SLACK_AT_DISPATCH, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN
         )
@@ -64,7 +66,7 @@ class SlackRouter:
 
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""
-        self._core.job_ended(job_id)
+        self._core.job_ended(job_id, time.monotonic())
 
     async def report_prefill(self, report: PrefillReported) -> None:
         """Hear from a prefill replica."""

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slo.slack import NO_DEADLINE
+from slo.slack import NO_DEADLINE, SlackRank, sedf_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,9 +55,9 @@ class Fit:
 class PrefillReplica:
     """One prefill replica as its outstanding work, kept in the order in which it will run.
 
-    The replica runs one forward pass at a time and takes the waiting prefill with the earliest deadline
-    next; those without a deadline come last, in the order of their arrival. `confirmed` are the jobs that
-    its last report named; any other is still on its way there.
+    The replica runs one forward pass at a time and takes the waiting prefill that ranks first by slack
+    (`slo.slack.sedf_rank`, as its scheduler does). The order is that of the last change. `confirmed` are
+    the jobs that its last report named; any other is still on its way there.
     """
 
     replica_id: ReplicaId
@@ -70,28 +70,30 @@ class PrefillReplica:
     running_since_s: float = 0.0
     kv_usage: float = 0.0
     _queue: list[PlacedJob] = field(default_factory=list)
-    _deadlines: list[float] = field(default_factory=list)
+    _ranks: list[SlackRank] = field(default_factory=list)
     _work_before_s: list[float] = field(default_factory=lambda: [0.0])
     _least_room_s: list[float] = field(default_factory=lambda: [math.inf])
 
-    def add(self, job: PlacedJob) -> None:
+    def add(self, job: PlacedJob, now_s: float) -> None:
         """Give it one more prefill."""
         self.jobs[job.job_id] = job
-        self._reorder()
+        self._reorder(now_s)
 
-    def remove(self, job_id: JobId) -> PlacedJob | None:
+    def remove(self, job_id: JobId, now_s: float) -> PlacedJob | None:
         """Take a prefill away; None when it does not have it."""
         job = self.jobs.pop(job_id, None)
         if job is not None:
-            self._reorder()
+            self._reorder(now_s)
         return job
 
-    def replace(self, jobs: Iterable[PlacedJob], running: JobId | None, running_since_s: float) -> None:
+    def replace(
+        self, jobs: Iterable[PlacedJob], running: JobId | None, running_since_s: float, now_s: float
+    ) -> None:
         """Take the replica's own word for what it has to do."""
         self.jobs = {job.job_id: job for job in jobs}
         self.running = running if running in self.jobs else None
         self.running_since_s = running_since_s
-        self._reorder()
+        self._reorder(now_s)
 
     @property
     def outstanding_tokens(self) -> int:
@@ -104,7 +106,7 @@ class PrefillReplica:
 
     def end_s(self, tokens: int, deadline_s: float, now_s: float) -> float:
         """When a prefill of `tokens` due at `deadline_s` would end if it were added now."""
-        position = bisect_right(self._deadlines, deadline_s)
+        position = self._position(tokens, deadline_s, now_s)
         waits_s = self._busy_s(now_s) + self._work_before_s[position]
         return now_s + waits_s + self.predictor.prefill_s(tokens)
 
@@ -122,12 +124,19 @@ class PrefillReplica:
         """
         own_s = self.predictor.prefill_s(tokens)
         free_at_s = now_s + self._busy_s(now_s)
-        position = bisect_right(self._deadlines, deadline_s)
+        position = self._position(tokens, deadline_s, now_s)
         end_s = free_at_s + self._work_before_s[position] + own_s
         lateness_s = weight * max(0.0, end_s - deadline_s) if deadline_s < NO_DEADLINE else 0.0
         if lateness_s <= enough_s and self._least_room_s[position] - free_at_s < own_s:
             lateness_s = self._with_harm_s(lateness_s, enough_s, position, free_at_s, own_s)
         return Fit(end_s, lateness_s)
+
+    def _rank(self, job: PlacedJob, now_s: float) -> SlackRank:
+        return sedf_rank(job.deadline_s, now_s, self.predictor.prefill_s(job.tokens), job.placed_at_s)
+
+    def _position(self, tokens: int, deadline_s: float, now_s: float) -> int:
+        rank = sedf_rank(deadline_s, now_s, self.predictor.prefill_s(tokens), now_s)
+        return bisect_right(self._ranks, rank)
 
     def _busy_s(self, now_s: float) -> float:
         if self.running is None:
@@ -141,20 +150,23 @@ class PrefillReplica:
         """`lateness_s` plus what is added to the jobs from `position` on if each ends `delay_s` later."""
         for index in range(position, len(self._queue)):
             job = self._queue[index]
-            if job.deadline_s == NO_DEADLINE or lateness_s > enough_s:
+            if lateness_s > enough_s:
                 break
+            if job.deadline_s == NO_DEADLINE:
+                continue
             room_s = job.deadline_s - free_at_s - self._work_before_s[index + 1]
             if room_s < delay_s:
                 lateness_s += self.weights[job.tier] * (delay_s - max(0.0, room_s))
         return lateness_s
 
-    def _reorder(self) -> None:
+    def _reorder(self, now_s: float) -> None:
         if self.running not in self.jobs:
             self.running = None
-        queue = sorted(
-            (job for job in self.jobs.values() if job.job_id != self.running),
-            key=lambda job: (job.deadline_s, job.placed_at_s),
+        ranked = sorted(
+            ((self._rank(job, now_s), job) for job in self.jobs.values() if job.job_id != self.running),
+            key=lambda pair: pair[0],
         )
+        queue = [job for _, job in ranked]
         work_s = 0.0
         work_before_s = [0.0]
         for job in queue:
@@ -165,7 +177,7 @@ class PrefillReplica:
             room_s = queue[index].deadline_s - work_before_s[index + 1]
             least_room_s[index] = min(least_room_s[index + 1], room_s)
         self._queue = queue
-        self._deadlines = [job.deadline_s for job in queue]
+        self._ranks = [rank for rank, _ in ranked]
         self._work_before_s = work_before_s
         self._least_room_s = least_room_s
 

@@ -18,10 +18,18 @@ if TYPE_CHECKING:
     from slo.request import ReplicaId
 
 
+_ROUTING_TASKS = 4096
+
+
 class _PinnedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray ships no types for it
     """Honours a placement; `_field` says where it stands in the request's context."""
 
     _field: ClassVar[str]
+
+    @property
+    def max_num_routing_tasks(self) -> int:
+        """Enough that requests waiting for one full replica do not hold up those for another."""
+        return _ROUTING_TASKS
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -31,9 +39,7 @@ class _PinnedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray ships no 
             pending_request.routing_context.should_backoff = True
         pin = None if pending_request is None else self._pin(pending_request)
         pinned = [replica for replica in candidate_replicas if replica.replica_id.unique_id == pin]
-        if pinned:
-            return [pinned]
-        return [sorted(candidate_replicas, key=self._known_queue_len)]
+        return [pinned or sorted(candidate_replicas, key=self._known_queue_len)]
 
     def _pin(self, pending_request: PendingRequest) -> ReplicaId | None:
         if (pin := pending_request.kwargs.get("pin")) is not None:

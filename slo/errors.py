@@ -30,6 +30,8 @@ class RejectionReason(enum.StrEnum):
 
     DEADLINE_INFEASIBLE = "deadline_infeasible"
     NO_REPLICA = "no_replica"
+    NOT_SETTLED = "not_settled"
+    """The router has just started and has not heard of the replicas; nobody is refused for this."""
 
 
 class AuthenticationError(Exception):

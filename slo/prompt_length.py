@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+MIN_BYTES_PER_TOKEN: Final = 0.5
+MAX_BYTES_PER_TOKEN: Final = 16.0
+"""No text of any language is outside; what is (a truncated prompt, say) is held to it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class PromptLengthEstimator:
             raise ValueError(msg)
         relative_error = (self.tokens(prompt_bytes) - tokens) / tokens
         rate = self.learning_rate
-        ratio = prompt_bytes / tokens
+        ratio = min(max(prompt_bytes / tokens, MIN_BYTES_PER_TOKEN), MAX_BYTES_PER_TOKEN)
         self.bytes_per_token = math.exp((1 - rate) * math.log(self.bytes_per_token) + rate * math.log(ratio))
         magnitude = abs(relative_error)
         self.error = magnitude if self.error is None else (1 - rate) * self.error + rate * magnitude

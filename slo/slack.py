@@ -12,8 +12,6 @@ from typing import NamedTuple
 NO_DEADLINE = math.inf
 """The deadline of a request that has none: it has infinite slack and never misses."""
 
-_ON_THE_DEADLINE_S = 1e-6
-
 
 def slack_s(deadline_s: float, now_s: float, predicted_remaining_s: float) -> float:
     """Seconds to spare if the remaining work starts now; negative when the deadline will be missed.
@@ -27,24 +25,27 @@ class SlackRank(NamedTuple):
     """Sort key of a waiting request; smaller goes first.
 
     Attributes:
-        urgency: Minus sign(slack) / |time to deadline|: feasible requests come in the order of their
-            deadlines, all of them before those that have no deadline, and those before the ones that are
-            already lost, where the one that is latest goes last.
+        group: 0 for requests that can be met, 1 for those that are lost, 2 for those without a deadline:
+            a lost request has been promised something, one without a deadline has not.
+        order: Within the group, the deadline; among lost requests, minus the distance to it.
         arrival_s: First come, first served among equals.
     """
 
-    urgency: float
+    group: int
+    order: float
     arrival_s: float
 
 
 def sedf_rank(deadline_s: float, now_s: float, predicted_remaining_s: float, arrival_s: float) -> SlackRank:
     """Slack-aware earliest deadline first (S-EDF, FlowPrefill, arXiv 2602.16603, section 4).
 
-    Priority is sign(slack) / |deadline - now|. A request without a deadline ranks 0, between those that
-    can be met and those that cannot.
+    S-EDF's priority is sign(slack) / |deadline - now|, larger first. The rank is in the same order: for
+    positive slack the earliest deadline leads, for negative slack the farthest. It is written so that the
+    rank of a request that can be met does not change with time, and so that requests without a deadline,
+    which S-EDF does not know, come last.
     """
     if math.isinf(deadline_s):
-        return SlackRank(0.0, arrival_s)
-    to_deadline_s = max(abs(deadline_s - now_s), _ON_THE_DEADLINE_S)
-    sign = 1.0 if slack_s(deadline_s, now_s, predicted_remaining_s) >= 0 else -1.0
-    return SlackRank(-sign / to_deadline_s, arrival_s)
+        return SlackRank(2, 0.0, arrival_s)
+    if slack_s(deadline_s, now_s, predicted_remaining_s) >= 0:
+        return SlackRank(0, deadline_s, arrival_s)
+    return SlackRank(1, -abs(deadline_s - now_s), arrival_s)

@@ -55,11 +55,11 @@ TTFT: Final = Metric(
 )  # fmt: skip
 TPOT: Final = Metric(
     "slackserve_tpot_seconds", Kind.HISTOGRAM, "seconds", ("tier",),
-    "Mean time between the chunks after the first, per request.", _LATENCY_S,
+    "Mean time between the tokens after the first, per streaming request.", _LATENCY_S,
 )  # fmt: skip
 ATTAINED: Final = Metric(
-    "slackserve_ttft_attained", Kind.COUNTER, "requests", ("tier", "attained"),
-    "Streaming requests with a TTFT objective, by whether they met it.",
+    "slackserve_objectives", Kind.COUNTER, "objectives", ("tier", "objective", "attained"),
+    "Objectives (`ttft`, `tpot`) of streaming requests, by whether they were met (`yes`, `no`).",
 )  # fmt: skip
 SLACK_AT_DISPATCH: Final = Metric(
     "slackserve_slack_at_dispatch_seconds", Kind.HISTOGRAM, "seconds", ("tier", "sign"),

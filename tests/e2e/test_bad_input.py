@@ -1,8 +1,10 @@
 """Each thing that a client can get wrong: status, field and message."""
 
+import json
+
 import httpx
 import pytest
-from waiting import assert_soon
+from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
 
@@ -51,6 +53,7 @@ def error(answer, status):
             "'gold' is not a tier; give one of premium, standard, background",
         ),
         ([("x-slo-tft-ms", "5")], "x-slo-tft-ms", "is not a known objective header"),
+        ([("x_slo_ttft_ms", "0")], "x-slo-ttft-ms", "an objective of zero cannot be met"),
         (
             [("x-slackserve-context", "{}")],
             "x-slackserve-context",
@@ -78,14 +81,70 @@ def test_headers(deployment, headers, param, message):
         ({"service_tier": 7}, "service_tier"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": 5000}, "max_tokens"),
-        ({"prompt": "x" * 5000}, None),
+        ({"prompt": "x" * 5000}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": {"text": "hi"}}, "prompt"),
+        ({"stream_options": {"include_usage": True}}, "stream"),
+        ({"structured_outputs": "abc"}, None),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logprobs": 1000, "stream": True}, "logprobs"),
+        ({"logit_bias": {"999999": 1}, "stream": True}, "token"),
+        ({"temperature": -1}, "temperature"),
     ],
 )
 def test_body_fields(deployment, extra, param):
-    found = error(post(deployment, {"model": "tiny", "prompt": "hi", "max_tokens": 1, **extra}), 400)
+    body = json.dumps({"model": "tiny", "prompt": "hi", "max_tokens": 1, **extra}).encode()
+    found = error(post(deployment, content=body), 400)
     if param is not None:
-        assert param.split(".")[0] in (found["param"] or found["message"])
+        assert param in (found["param"] or found["message"]), found
     assert found["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, None),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"author": {"role": "user"}, "content": [{"type": "text", "text": "x"}]}]}, None),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "hi"}], "tool_choice": "auto"}, "tool"),
+        (
+            {"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 1000, "logprobs": True},
+            "logprobs",
+        ),
+    ],
+)
+def test_chat_fields(deployment, body, param):
+    content = json.dumps({"model": "tiny", "max_tokens": 1, **body}).encode()
+    found = error(post(deployment, path="/v1/chat/completions", content=content), 400)
+    if param is not None:
+        assert param in (found["param"] or "") + found["message"], found
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{nope", "the body is not JSON"),
+        (b'"text"', "the body is not a JSON object"),
+        (b'{"model": "tiny", "prompt": "\xff"}', "the body is not JSON"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"}", "the body is nested too deeply"),
+        (b'{"model": "tiny", "prompt": "hi", "temperature": NaN}', "the body is not JSON: NaN"),
+        (b'{"service_tier": "flex", "service_tier": "priority"}', "service_tier: is given more than once"),
+    ],
+)
+def test_bodies_that_are_not_what_they_should_be(deployment, content, message):
+    assert error(post(deployment, content=content), 400)["message"].startswith(message)
+
+
+def test_a_refusal_while_streaming_holds_no_blocks(deployment):
+    for n in range(3):
+        body = {"model": "tiny", "prompt": [n] * 1000, "max_tokens": 1, "stream": True, "logprobs": 1000}
+        error(post(deployment, body), 400)
+    assert_soon(lambda: at_rest(deployment), 5)
 
 
 def test_contradictory_tiers(deployment):
@@ -110,12 +169,6 @@ def test_a_prompt_longer_than_the_model_never_reaches_prefill(deployment):
         found = error(post(deployment, body, path=path), 400)
         assert "4096" in found["message"]
     assert deployment.fleet()["prefill"][0]["outstanding"] == before["outstanding"]
-
-
-def test_a_body_that_is_not_json(deployment):
-    found = error(post(deployment, headers=[("content-type", "application/json")], content=b"{nope"), 400)
-    assert found["message"].startswith("the body is not JSON")
-    assert "content-type: application/json" in error(post(deployment, content=b"{}"), 400)["message"]
 
 
 def test_a_body_that_is_too_large(deployment):
@@ -143,6 +196,8 @@ def test_an_unknown_model_and_an_unknown_path(deployment):
     found = error(post(deployment, {"model": "gpt-9", "prompt": "hi"}), 404)
     assert (found["param"], found["code"]) == ("model", "model_not_found")
     assert error(post(deployment, path="/v2/completions"), 404)["code"] == "no_such_route"
+    answer = httpx.get(f"{deployment.url}/v1/models/gpt-9", headers={"authorization": "Bearer key-of-acme"})
+    assert error(answer, 404)["code"] == "model_not_found"
 
 
 def test_refusals_are_counted_by_reason(deployment):

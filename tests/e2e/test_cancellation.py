@@ -1,6 +1,7 @@
 """A client that goes away at any moment frees what it held on both tiers."""
 
 import asyncio
+import json
 import random
 
 import httpx
@@ -18,6 +19,7 @@ def body(seed, tokens, max_tokens, stream=True):
         "max_tokens": max_tokens,
         "stream": stream,
         "ignore_eos": True,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
     }
 
 
@@ -30,10 +32,11 @@ class Client:
         )
 
     async def send(self, request):
-        """Read the whole answer; how many chunks it had."""
+        """Read the whole answer; how many tokens it had."""
         async with self.http.stream("POST", "/v1/completions", json=request) as response:
             assert response.status_code == 200, await response.aread()
-            return len([line async for line in response.aiter_lines() if line.startswith("data: {")])
+            events = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+            return json.loads(events[-1].removeprefix("data: "))["usage"]["completion_tokens"]
 
     async def leave_after(self, seconds, request):
         """Go away that long after sending; True if it was before the answer was complete."""

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from deployments.config import ConfigError, SlackServeConfig, load, parse
@@ -109,3 +111,22 @@ def test_a_key_that_is_missing_or_shared_is_refused(tmp_path):
 def test_a_key_is_not_shown():
     config = parse({"api_keys": [{"tenant": "a", "key": "secret-key-1"}]})
     assert "secret-key-1" not in repr(config)
+
+
+def test_a_tier_given_in_part_keeps_its_defaults_for_the_rest():
+    premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.policies()[Tier.PREMIUM]
+    assert premium == dataclasses.replace(DEFAULT_TIER_POLICIES[Tier.PREMIUM], ttft_s=0.3)
+    scaled = parse({"tiers": {"standard": {"ttft_scale": 1.3}}}).tiers.policies()[Tier.STANDARD]
+    assert (scaled.ttft_s, scaled.ttft_scale, scaled.tpot_s) == (None, 1.3, 0.08)
+    undated = parse({"tiers": {"standard": {"ttft_ms": None}}}).tiers.policies()[Tier.STANDARD]
+    assert undated.ttft_s is None
+
+
+def test_a_file_that_is_not_text_or_no_mapping_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load(path)
+    path.write_text("false")
+    with pytest.raises(ConfigError, match="expected keys and values"):
+        load(path)

@@ -94,20 +94,29 @@ def test_when_somebody_must_be_late_the_least_valuable_lateness_is_chosen():
     assert placed.reason is PlacementReason.LEAST_HARM
 
 
-def test_a_sheddable_request_that_nobody_can_serve_in_time_is_told_when_to_retry():
+def test_a_deadline_that_cannot_be_met_even_alone_is_refused_behind_the_backlog():
     router = core(prefill=1)
-    for n in range(4):
-        router.place(request(n, 1000, ttft_s=10.0), 0.0)
-    decision = router.place(request(9, 1000, ttft_s=11.0, explicit=True), 0.0)
-    assert isinstance(decision, Placed)
-    decision = router.place(request(10, 3000, ttft_s=7.5, explicit=True), 0.0)
-    assert isinstance(decision, Placed), "it would go before the others"
-    decision = router.place(request(11, 1000, ttft_s=8.0, explicit=True), 0.0)
-    assert isinstance(decision, Placed)
-    decision = router.place(request(12, 1000, ttft_s=13.0, explicit=True), 0.0)
-    assert isinstance(decision, Placed)
-    decision = router.place(request(13, 100, ttft_s=0.15, explicit=True), 0.0)
-    assert decision == Rejected(RejectionReason.DEADLINE_INFEASIBLE, pytest.approx(0.05), 0.2, 0.15)
+    assert router.place(request(1, 100, ttft_s=0.15, explicit=True), 0.0) == Rejected(
+        RejectionReason.DEADLINE_INFEASIBLE, pytest.approx(0.05), pytest.approx(0.2), 0.15
+    )
+    router.place(request(2, 1000, ttft_s=10.0), 0.0)
+    behind = router.place(request(3, 100, ttft_s=0.15, explicit=True), 0.0)
+    assert behind.retry_after_s == pytest.approx(1.05)
+
+
+def test_lost_requests_do_not_stand_in_the_way_of_one_that_can_be_met():
+    router = core(prefill=1)
+    for n in range(5):
+        router.place(request(n, 1000, Tier.PREMIUM), 0.0)
+    placed = router.place(request(9, 500, ttft_s=2.0, explicit=True), 0.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(0.5 + 0.1)
+
+
+def test_a_router_that_has_just_started_refuses_nobody():
+    router = RouterCore(POLICIES, LeastSlackLoss(), started_s=100.0)
+    assert router.place(request(1, 10), 101.0).reason is RejectionReason.NOT_SETTLED
+    assert router.place(request(1, 10), 104.0).reason is RejectionReason.NO_REPLICA
 
 
 def test_retry_after_is_the_backlog_that_has_to_go_first():
@@ -172,8 +181,9 @@ def test_decode_goes_to_the_emptiest_cache():
     assert router.place(request(1, 10), 0.0).decode_replica == "empty"
 
 
-def test_equally_empty_decode_replicas_share():
+def test_about_equally_empty_decode_replicas_share():
     router = core(decode=2)
+    router.decode_reported(DecodeReported(ReplicaId("decode-1"), 0.01, 0), 0.0)
     chosen = {router.place(request(n, 10), 0.0).decode_replica for n in range(2)}
     assert chosen == {"decode-0", "decode-1"}
 
@@ -247,7 +257,7 @@ class RouterMachine(RuleBasedStateMachine):
         if self.on_the_way:
             job = data.draw(st.sampled_from(sorted(self.on_the_way)))
             del self.on_the_way[job]
-            self.router.job_ended(JobId(job))
+            self.router.job_ended(JobId(job), self.now_s)
 
     def say(self, replica, **rest):
         jobs = self.truth[replica].values()
@@ -267,7 +277,7 @@ class RouterMachine(RuleBasedStateMachine):
         for replica in self.router.prefill.values():
             waiting = {job.job_id for job in replica._queue}
             assert waiting | ({replica.running} - {None}) == set(replica.jobs)
-            assert replica._deadlines == sorted(replica._deadlines)
+            assert replica._ranks == sorted(replica._ranks)
             assert replica.backlog_s(self.now_s) >= 0
 
 

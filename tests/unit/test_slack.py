@@ -14,7 +14,7 @@ def test_slack_counts_only_the_work_still_to_do():
     assert slack_s(deadline_s=NO_DEADLINE, now_s=4.0, predicted_remaining_s=2.0) == math.inf
 
 
-def test_feasible_by_deadline_then_no_deadline_then_lost():
+def test_feasible_by_deadline_then_lost_then_no_deadline():
     now_s = 100.0
     urgent = sedf_rank(101.0, now_s, 0.5, arrival_s=9)
     relaxed = sedf_rank(200.0, now_s, 0.5, arrival_s=1)
@@ -24,9 +24,9 @@ def test_feasible_by_deadline_then_no_deadline_then_lost():
     assert sorted([just_lost, undated, long_lost, relaxed, urgent]) == [
         urgent,
         relaxed,
-        undated,
         long_lost,
         just_lost,
+        undated,
     ]
 
 
@@ -46,3 +46,14 @@ def test_among_feasible_requests_the_earlier_deadline_goes_first(now_s, first_in
 
 def test_equals_go_first_come_first_served():
     assert sedf_rank(5.0, 0.0, 1.0, arrival_s=1.0) < sedf_rank(5.0, 0.0, 1.0, arrival_s=2.0)
+
+
+@given(TIMES, st.lists(st.tuples(TIMES, WORK), min_size=2, max_size=8))
+def test_the_order_is_that_of_the_published_priority(now_s, requests):
+    def priority(deadline_s, work_s):
+        sign = 1 if slack_s(deadline_s, now_s, work_s) >= 0 else -1
+        return sign / max(abs(deadline_s - now_s), 1e-9)
+
+    ranked = sorted(requests, key=lambda r: sedf_rank(r[0], now_s, r[1], 0.0))
+    priorities = [priority(*request) for request in ranked]
+    assert priorities == sorted(priorities, reverse=True)

@@ -1,0 +1,54 @@
+"""`docs/metrics.md` and the catalogue say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from telemetry.catalogue import ALL, Kind
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
+def exported(metric):
+    """The name that Prometheus shows."""
+    return f"ray_{metric.name}" + ("_total" if metric.kind is Kind.COUNTER else "")
+
+
+def rows():
+    """Cells of each table row that documents a metric of ours, by the name in the first cell."""
+    found = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("| `ray_slackserve_"):
+            name = cells[0].strip("`")
+            assert name not in found, f"{name} has two rows"
+            found[name] = cells
+    return found
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_every_metric_has_a_row_with_its_type_unit_and_labels(metric):
+    name = exported(metric)
+    assert name in rows(), f"docs/metrics.md has no row for {name}"
+    _, kind, unit, labels, meaning = rows()[name]
+    assert kind == metric.kind.value
+    assert unit == metric.unit
+    assert set(re.findall(r"`(\w+)`", labels)) == set(metric.labels)
+    assert (labels == "none") == (not metric.labels)
+    assert meaning
+
+
+def test_every_label_has_its_values_explained():
+    _, _, explained = PAGE.partition("## Values of the labels")
+    for label in {label for metric in ALL for label in metric.labels}:
+        assert re.search(rf"^\| `{label}`", explained, re.MULTILINE), f"{label} is not explained"
+
+
+def test_the_page_names_no_metric_that_does_not_exist():
+    known = {exported(metric) for metric in ALL}
+    for metric in ALL:
+        if metric.kind is Kind.HISTOGRAM:
+            known |= {f"{exported(metric)}_{part}" for part in ("bucket", "sum", "count")}
+    named = set(re.findall(r"\b(?:ray_)?slackserve_[a-z_]*[a-z]", PAGE))
+    assert named <= known, f"unknown: {', '.join(sorted(named - known))}"
