@@ -15,6 +15,7 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
 BAD_REQUEST = 400
+_PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
 
 
 class LocalReason(enum.StrEnum):
@@ -58,9 +59,9 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
     except (ValueError, VLLMClientError) as error:
-        return _as_error(serving.create_error_response(error))
+        return _as_error(serving.create_error_response(error), is_chat=is_chat)
     if hasattr(result, "error"):
-        return _as_error(result)
+        return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
         return Rendered([], reason)
@@ -98,8 +99,12 @@ def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResp
     return None
 
 
-def _as_error(response: Any) -> ErrorResponse:
-    return ErrorResponse(error=response.error.model_dump())
+def _as_error(response: Any, *, is_chat: bool) -> ErrorResponse:
+    """vLLM's error, with its own names for the prompt replaced by the API's."""
+    error = response.error.model_dump()
+    if error.get("param") in _PROMPT_PARAMS:
+        error["param"] = "messages" if is_chat else "prompt"
+    return ErrorResponse(error=error)
 
 
 def _error(message: str, param: str) -> ErrorResponse:

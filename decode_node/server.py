@@ -161,14 +161,14 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         decoding = False
         try:
             prefilled = await self._remote_prefill(request, rendered, info, context)
-            if _is_error(prefilled):
+            if not _is_answer(prefilled):
                 yield prefilled
                 return
             decode_request = self._get_connector_backend().prepare_decode_request(
                 request=request, peer=None, prefill_response=prefilled
             )
             async for chunk in await self._decode(decode_request, info, is_chat=is_chat):
-                decoding = decoding or not _is_error(chunk)
+                decoding = decoding or _is_answer(chunk)
                 yield chunk
         finally:
             if not decoding:
@@ -235,9 +235,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
 
 
-def _is_error(piece: Any) -> bool:
-    """Whether an engine's answer, or the first event of its stream, is an error."""
+def _is_answer(piece: Any) -> bool:
+    """Whether a piece of an engine's answer is part of one: not an error, nor the end of a stream."""
     text = piece[0] if isinstance(piece, list) and piece else piece
     if isinstance(text, str):
-        return text.startswith('data: {"error"')
-    return getattr(piece, "error", None) is not None
+        return text.startswith("data: {") and not text.startswith('data: {"error"')
+    return getattr(piece, "error", None) is None

@@ -6,7 +6,7 @@ import random
 
 import httpx
 import pytest
-from waiting import assert_soon, at_rest
+from waiting import assert_soon, at_rest, until_queued
 
 pytestmark = pytest.mark.e2e
 
@@ -68,9 +68,8 @@ def assert_given_back(deployment):
 
 
 async def test_while_queued(deployment, client):
-    busy = [asyncio.create_task(client.send(body(n, 4000, 2))) for n in range(12)]
-    await asyncio.sleep(0.4)
-    assert deployment.fleet()["prefill"][0]["outstanding"] > 4, "there is no queue"
+    busy = [asyncio.create_task(client.send(body(n, 4000, 2))) for n in range(16)]
+    await until_queued(deployment, 6)
     gone = await asyncio.gather(*(client.leave_after(0.1, body(100 + n, 4000, 2)) for n in range(5)))
     assert all(gone)
     await asyncio.gather(*busy)

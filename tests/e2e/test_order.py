@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from waiting import assert_soon, at_rest
+from waiting import assert_soon, at_rest, until_queued
 
 pytestmark = pytest.mark.e2e
 
@@ -28,9 +28,8 @@ async def test_a_late_urgent_request_overtakes_queued_ones(deployment):
         for _ in chunks:
             pass
 
-    queue = [asyncio.create_task(ask(f"background-{n}", "background", 4000)) for n in range(16)]
-    await asyncio.sleep(0.5)
-    assert deployment.fleet()["prefill"][0]["outstanding"] >= 8, "there is no queue to overtake"
+    queue = [asyncio.create_task(ask(f"background-{n}", "background", 4000)) for n in range(24)]
+    await until_queued(deployment, 10)
     await ask("urgent", "premium", 64)
     await asyncio.gather(*queue)
     order = sorted(first_token_s, key=first_token_s.__getitem__)

@@ -1,5 +1,6 @@
 """Waiting for what must become true."""
 
+import asyncio
 import time
 
 
@@ -16,4 +17,14 @@ def at_rest(deployment):
     return all(
         replica["kv_usage"] == 0 and replica.get("outstanding", 0) == 0 and replica.get("running", 0) == 0
         for replica in (*fleet["prefill"], *fleet["decode"])
+    )
+
+
+async def until_queued(deployment, requests):
+    """Wait until the prefill replica has that many requests outstanding."""
+    await asyncio.to_thread(
+        assert_soon,
+        lambda: deployment.fleet()["prefill"][0]["outstanding"] >= requests,
+        10,
+        "no queue built up",
     )
