@@ -100,7 +100,7 @@ def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResp
 
 
 def _as_error(response: Any, *, is_chat: bool) -> ErrorResponse:
-    """vLLM's error, with its own names for the prompt replaced by the API's."""
+    """An error of vLLM, with its own names for the prompt replaced by the API's."""
     error = response.error.model_dump()
     if error.get("param") in _PROMPT_PARAMS:
         error["param"] = "messages" if is_chat else "prompt"

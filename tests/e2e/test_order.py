@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 
+import openai
 import pytest
 from waiting import assert_soon, at_rest, until_queued
 
@@ -12,24 +13,24 @@ pytestmark = pytest.mark.e2e
 
 async def test_a_late_urgent_request_overtakes_queued_ones(deployment):
     assert_soon(lambda: at_rest(deployment), 10)
-    client = deployment.client().with_options()
+    client = openai.AsyncOpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.keys["acme"], max_retries=0, timeout=60
+    )
     first_token_s = {}
 
     async def ask(name, tier, tokens):
-        prompt = random.Random(name).choices(range(200), k=tokens)
-        await asyncio.to_thread(first_token, name, tier, prompt)
-
-    def first_token(name, tier, prompt):
-        chunks = client.completions.create(
-            model="tiny", prompt=prompt, max_tokens=2, stream=True, extra_headers={"x-slo-tier": tier}
+        chunks = await client.completions.create(
+            model="tiny",
+            prompt=random.Random(name).choices(range(200), k=tokens),
+            max_tokens=2,
+            stream=True,
+            extra_headers={"x-slo-tier": tier},
         )
-        next(iter(chunks))
-        first_token_s[name] = time.monotonic()
-        for _ in chunks:
-            pass
+        async for _ in chunks:
+            first_token_s.setdefault(name, time.monotonic())
 
     queue = [asyncio.create_task(ask(f"background-{n}", "background", 4000)) for n in range(24)]
-    await until_queued(deployment, 10)
+    await until_queued(deployment, 12)
     await ask("urgent", "premium", 64)
     await asyncio.gather(*queue)
     order = sorted(first_token_s, key=first_token_s.__getitem__)
