@@ -75,7 +75,7 @@ class LocalDeployment:
             ConfigError: when the configuration cannot work here.
             StartError: when a part fails, or time is up.
         """
-        check_port_free(self._config.host, self._config.port)
+        check_ports_free(self._config)
         started_s = time.monotonic()
         self._deploy(show)
         while True:
@@ -191,19 +191,30 @@ def get_json(url: str, timeout_s: float = 5.0) -> dict[str, Any] | None:
         return None
 
 
-def check_port_free(host: str, port: int) -> None:
-    """Make sure that the port can be listened on.
+def check_ports_free(config: SlackServeConfig) -> None:
+    """Make sure that the API's port and those of the NIXL side channels can be listened on.
 
     Raises:
-        ConfigError: when it cannot.
+        ConfigError: when one cannot, naming the key.
     """
+    _check_port_free("port", config.host, config.port)
+    transfer = config.kv_transfer
+    for key, first, pool in (
+        ("kv_transfer.prefill_port", transfer.prefill_port, config.prefill),
+        ("kv_transfer.decode_port", transfer.decode_port, config.decode),
+    ):
+        for port in range(first, first + pool.replicas * pool.tensor_parallel_size):
+            _check_port_free(key, "", port)
+
+
+def _check_port_free(key: str, host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            msg = f"port: cannot listen on {host}:{port} ({error.strerror}); choose another with --port"
+            msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
             raise ConfigError(msg) from None
 
 

@@ -1,50 +1,27 @@
 """The command of the README: the embedded model, from the command line to the last process gone."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import openai
 import psutil
 import pytest
-from conftest import free_port
-
-from deployments.launcher import get_json
+from serving import free_port, run_until_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.embedded]
 
-READY_WITHIN_S = 300
 MODEL = "SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    port = free_port()
-    log = tmp_path_factory.mktemp("embedded") / "log"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deployments.cli", "serve", "--port", str(port)],
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )
-    url = f"http://127.0.0.1:{port}"
-    deadline_s = time.monotonic() + READY_WITHIN_S
-    while (get_json(f"{url}/ready") or {}).get("status") != "ready":
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            process.kill()
-            pytest.fail(f"not ready:\n{log.read_text()[-4000:]}")
-        time.sleep(0.5)
-    yield url, process, log
-    if process.poll() is None:
-        process.kill()
+    running = run_until_ready(tmp_path_factory.mktemp("embedded") / "log", free_port(), MODEL)
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
 
 
 def test_it_knows_the_capital_of_france(served):
-    url, _, _ = served
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    client = served.client()
     text = client.completions.create(
         model=MODEL, prompt="The capital of France is", max_tokens=8, temperature=0
     )
@@ -65,8 +42,7 @@ def test_it_knows_the_capital_of_france(served):
 
 
 def test_what_it_predicts_is_about_what_it_takes(served):
-    url, _, _ = served
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    client = served.client()
     ratios = []
     for number in range(3):
         prompt = f"{number} " + "The quick brown fox jumps over the lazy dog. " * 60
@@ -78,7 +54,7 @@ def test_what_it_predicts_is_about_what_it_takes(served):
 
 
 def test_ctrl_c_stops_it_and_leaves_no_process(served):
-    _, process, log = served
+    process, log = served.process, served.log
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 8, "Ray, the replicas and the engines run below it"
     process.send_signal(signal.SIGINT)

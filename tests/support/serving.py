@@ -1,0 +1,93 @@
+"""Starts real deployments and looks at them as a client and as a Prometheus does."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+
+from deployments.launcher import get_json
+
+START_TIMEOUT_S = 400.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A running `slackserve serve`."""
+
+    url: str
+    model: str
+    process: subprocess.Popen
+    log: Path
+    keys: dict[str, str]
+
+    def client(self, tenant: str | None = "acme", **options) -> openai.OpenAI:
+        key = self.keys.get(tenant, "none")
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
+
+    def fleet(self) -> dict:
+        return get_json(f"{self.url}/ready")["fleet"]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric over all series that carry `labels`, as Prometheus would scrape it."""
+        total = 0.0
+        for line in self.scrape().splitlines():
+            found = re.match(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            if found and found[1] == f"ray_{name}":
+                series = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+                if all(series.get(label) == value for label, value in labels.items()):
+                    total += float(found[3])
+        return total
+
+    def scrape(self) -> str:
+        ports = Path("/tmp/ray/session_latest").glob("metrics_export_port_*")
+        port = next(ports, None)
+        address = f"http://127.0.0.1:{port.read_text().strip() if port else 0}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.read().decode()
+
+
+def start(directory: Path, config: dict, keys: dict[str, str] | None = None) -> Deployment:
+    """Run `slackserve serve` on `config` and wait until it is ready."""
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    model = config.get("model_name", "tiny")
+    return run_until_ready(
+        directory / "serve.log", config["port"], model, keys, "--config", str(path), "--verbose"
+    )
+
+
+def run_until_ready(
+    log: Path, port: int, model: str, keys: dict[str, str] | None = None, *arguments: str
+) -> Deployment:
+    """Run `slackserve serve` with `arguments` on `port` and wait until it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deployments.cli", "serve", "--port", str(port), *arguments],
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    url = f"http://127.0.0.1:{port}"
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while (get_json(f"{url}/ready") or {}).get("status") != "ready":
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            process.kill()
+            pytest.fail(f"the deployment did not come up:\n{log.read_text()[-6000:]}")
+        time.sleep(0.5)
+    return Deployment(url, model, process, log, keys or {})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
