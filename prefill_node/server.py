@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections import OrderedDict
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,8 +168,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
 
     async def _compute(self, request: CompletionRequest, info: Any) -> Any:
         """The engine's one answer: a prefill is not streamed."""
-        async for answer in self.engine.completions(request, info):
-            return answer
+        async with aclosing(self.engine.completions(request, info)) as answers:
+            async for answer in answers:
+                return answer
         raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
