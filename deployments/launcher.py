@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -117,6 +118,8 @@ class LocalDeployment:
         Ray's processes die with the thread that started them, so that must be this one.
         """
         show([Part("Ray and the application", "starting", done=False)])
+        if not self._verbose:
+            logging.disable(logging.WARNING)  # in this process only; the replicas log to files
         with ThreadPoolExecutor(max_workers=1) as pool:
             importing = pool.submit(importlib.import_module, "deployments.app")
             self._start_ray()
