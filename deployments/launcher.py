@@ -6,6 +6,7 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,9 +105,10 @@ class LocalDeployment:
         processes = {*self._processes, *psutil.Process().children(recursive=True)}
         if ray.is_initialized():
             stopping = threading.Thread(target=serve.shutdown, daemon=True)
-            stopping.start()
-            stopping.join(_STOP_TIMEOUT_S)
-            ray.shutdown()
+            with redirect_stderr(io.StringIO()):  # Ray reports the end of its own shutdown task as a failure
+                stopping.start()
+                stopping.join(_STOP_TIMEOUT_S)
+                ray.shutdown()
         _, alive = psutil.wait_procs(list(processes), timeout=5.0)
         for process in alive:
             process.kill()
