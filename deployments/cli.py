@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 _console = Console(stderr=True)
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
-# gRPC between replicas this took a fifth off the time to first token of a small model.
+# gRPC between replicas this took a quarter off the time to first token of a tiny model.
 _SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
