@@ -17,7 +17,6 @@ import random
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import yaml
+from local_server import serve_until_ready
 from report import quantiles, write
 from rich.console import Console
 from rich.table import Table
 from tiny_models import build_tiny_llama
 
 from deployments.cpu_plan import plan_cores
-from deployments.launcher import get_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,16 +106,7 @@ def serve(model: Path, directory: Path) -> subprocess.Popen[bytes]:
     config = directory / "config.yaml"
     settings = {"model": str(model), "model_name": "tiny", "port": PORT, "max_model_len": 4096}
     config.write_text(yaml.safe_dump(settings))
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-m", "deployments.cli", "serve", "--config", str(config), "--verbose"],
-        stdout=(directory / "log").open("w"),
-        stderr=subprocess.STDOUT,
-    )
-    while (get_json(f"http://127.0.0.1:{PORT}/ready") or {}).get("status") != "ready":
-        if process.poll() is not None:
-            sys.exit(f"the server did not start; see {directory / 'log'}")
-        time.sleep(0.5)
-    return process
+    return serve_until_ready(directory / "log", PORT, "--config", str(config), "--verbose")
 
 
 def prefill_times_s(log: Path) -> dict[int, float]:

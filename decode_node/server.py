@@ -8,7 +8,6 @@ the blocks held for it on the prefill side are released.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 import time
 from dataclasses import dataclass
@@ -23,18 +22,18 @@ from decode_node.rendering import Rendered, render
 from slo.reports import DecodeReported
 from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
 from telemetry import logs
+from telemetry.background import Background
 from telemetry.catalogue import LOCAL_PREFILLS
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import AsyncGenerator
 
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
-_RELEASE_TIMEOUT_S = 10.0
 _HANDSHAKE_TIMEOUT_S = 600.0
 _HANDSHAKE_RETRY_S = 0.5
 
@@ -71,7 +70,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._instruments = Instruments(LOCAL_PREFILLS, *EngineTap.METRICS)
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._ongoing = 0
         self._router = router
         await self._shake_hands(node.prefill_replicas)
@@ -134,7 +133,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 return
             if rendered.local is not None:
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
-                self._in_background(self._not_for_prefill(context))
+                self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
                 async for chunk in await self._decode(request, info, is_chat=is_chat):
                     yield chunk
                 return
@@ -202,34 +201,21 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return stream
 
     def _release_prefill(self, context: RequestContext) -> None:
+        """Have the prefill side drop the job; if that fails, the lease frees its blocks."""
         logs.event("prefill_released", request_id=context.request_id, job_id=context.job_id)
-        self._in_background(self._send_release(context))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` outside the request's own context: that one may be cancelled, and its calls with it."""
-        task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.run("release", self._send_release(context), job_id=context.job_id)
 
     async def _send_release(self, context: RequestContext) -> None:
         """Tell the prefill replica that has the job, or all of them when Serve chose it."""
-        try:
-            if context.prefill_replica is None:
-                await self._broadcast("release", context.job_id)
-            else:
-                release = self._prefill_handle.options(stream=False).release
-                await asyncio.wait_for(
-                    release.remote(context.job_id, pin=context.prefill_replica), _RELEASE_TIMEOUT_S
-                )
-        except Exception as error:  # noqa: BLE001 - the edge of a task; the lease frees the blocks anyway
-            logs.event("release_failed", job_id=context.job_id, error=repr(error)[:300])
+        if context.prefill_replica is None:
+            await self._broadcast("release", context.job_id)
+        else:
+            release = self._prefill_handle.options(stream=False).release
+            await release.remote(context.job_id, pin=context.prefill_replica)
 
     async def _not_for_prefill(self, context: RequestContext) -> None:
         """Tell the router that the placed prefill will not be asked for."""
-        try:
-            await asyncio.wait_for(self._router.job_ended.remote(context.job_id), _RELEASE_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - the edge of a task; the placement expires anyway
-            logs.event("router_not_told", job_id=context.job_id, error=repr(error)[:300])
+        await self._router.job_ended.remote(context.job_id)
 
     def _report(self) -> DecodeReported:
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,10 @@ from ray.exceptions import TaskCancelledError
 from router.core import Rejected
 from slo.errors import RejectionReason
 from telemetry import logs
+from telemetry.background import Background
 from telemetry.catalogue import ROUTER_FALLBACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from ray.serve.handle import DeploymentHandle
 
     from router.core import Placed, PlacementRequested
@@ -42,7 +40,7 @@ class PlacementClient:
         self._timeout_s = timeout_s
         self._instruments = instruments
         self._paused_until_s = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def place(self, request: PlacementRequested) -> Placed | Rejected | None:
         """The router's decision; None when it gives none and Serve shall choose the replicas."""
@@ -75,19 +73,11 @@ class PlacementClient:
             return None
 
     def job_ended(self, job_id: JobId) -> None:
-        """Tell the router that a request is over, outside the request's own (cancelled) context."""
-        task = asyncio.get_running_loop().create_task(self._tell(job_id), context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Tell the router that a request is over; if it does not hear, the replica's next report says so."""
+        self._background.run("telling_router", self._tell(job_id), job_id=job_id)
 
     async def _tell(self, job_id: JobId) -> None:
-        telling: Coroutine[Any, Any, None] = asyncio.wait_for(
-            self._router.job_ended.remote(job_id), self._timeout_s
-        )
-        try:
-            await telling
-        except Exception as error:  # noqa: BLE001 - the replica's next report says the same
-            logs.event("router_not_told", level=logging.DEBUG, job_id=job_id, error=repr(error)[:300])
+        await self._router.job_ended.remote(job_id)
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

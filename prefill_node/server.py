@@ -27,6 +27,7 @@ from slo.reports import OutstandingJob, PrefillReported
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, JobId, ReplicaId, RequestContext
 from slo.slack import NO_DEADLINE
 from telemetry import logs
+from telemetry.background import Background
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
@@ -76,7 +77,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._released: OrderedDict[JobId, None] = OrderedDict()
         self._computing: dict[JobId, asyncio.Task[Any]] = {}
         self._learned: list[tuple[int, int]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         samples = await self._warm_up(node.warmup_tokens)
         predictor = node.predictor or fit(samples).predictor
         self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
@@ -161,7 +162,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             await asyncio.wait([work])
             yield _gone(job_id) if work.cancelled() else work.result()
         except (asyncio.CancelledError, GeneratorExit):
-            self._in_background(self.release(job_id))
+            self._background.run("release", self.release(job_id), job_id=job_id)
             raise
         finally:
             self._end(context, arrived_s)
@@ -203,11 +204,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         await self.engine._engine_client.engine_core.abort_requests_async(  # noqa: SLF001 - no public way in
             [RELEASE_PREFIX + job_id]
         )
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _report(self) -> PrefillReported:
         now_s = time.monotonic()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
-import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import openai
-import pytest
 import yaml
+from local_server import serve_until_ready
 
 from deployments.launcher import get_json
-
-START_TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True)
@@ -71,20 +66,8 @@ def run_until_ready(
     log: Path, port: int, model: str, keys: dict[str, str] | None = None, *arguments: str
 ) -> Deployment:
     """Run `slackserve serve` with `arguments` on `port` and wait until it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deployments.cli", "serve", "--port", str(port), *arguments],
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )
-    url = f"http://127.0.0.1:{port}"
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while (get_json(f"{url}/ready") or {}).get("status") != "ready":
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            process.kill()
-            pytest.fail(f"the deployment did not come up:\n{log.read_text()[-6000:]}")
-        time.sleep(0.5)
-    return Deployment(url, model, process, log, keys or {})
+    process = serve_until_ready(log, port, *arguments)
+    return Deployment(f"http://127.0.0.1:{port}", model, process, log, keys or {})
 
 
 def free_port() -> int:

@@ -33,7 +33,10 @@ def build():
     ("values", "message"),
     [
         ({"max_model_len": 4096}, "max_model_len: 4096 is more than the model's 2048"),
-        ({"prefill": {"tensor_parallel_size": 3}}, "3 does not divide the model's 4 attention heads; the nearest"),
+        (
+            {"prefill": {"tensor_parallel_size": 3}},
+            "3 does not divide the model's 4 attention heads; the nearest",
+        ),
         (
             {"decode": {"engine_kwargs": {"max_num_seq": 5}}},
             "decode.engine_kwargs: vLLM has no engine argument 'max_num_seq'; did you mean 'max_num_seqs'?",

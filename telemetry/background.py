@@ -1,0 +1,47 @@
+"""Work that outlives the request that causes it.
+
+Owns the tasks' references, without which the event loop may drop them, and their context: Serve cancels every
+call that is made in the context of a request that was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import TYPE_CHECKING, Any
+
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+TIMEOUT_S = 10.0
+
+
+class Background:
+    """Runs small pieces of work to their end; one that fails or takes too long is logged and given up."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, name: str, work: Coroutine[Any, Any, Any], **fields: Any) -> None:
+        """Start `work` outside the current request.
+
+        Args:
+            name: What it does, for the log.
+            work: Given up after `TIMEOUT_S`.
+            fields: What the log says about it.
+        """
+        running = asyncio.get_running_loop().create_task(
+            self._guard(name, work, fields), context=contextvars.Context()
+        )
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _guard(name: str, work: Coroutine[Any, Any, Any], fields: dict[str, Any]) -> None:
+        try:
+            await asyncio.wait_for(work, TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - the edge of a task; nobody waits for it
+            logs.event(f"{name}_failed", level=logging.WARNING, error=repr(error)[:300], **fields)
