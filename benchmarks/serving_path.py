@@ -16,7 +16,6 @@ import os
 import random
 import re
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -34,6 +33,7 @@ from tiny_models import build_tiny_llama
 from deployments.cpu_plan import plan_cores
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import AsyncIterator
 
 SEED = 59681

@@ -35,7 +35,7 @@ def build():
         ({"max_model_len": 4096}, "max_model_len: 4096 is more than the model's 2048"),
         (
             {"prefill": {"tensor_parallel_size": 3}},
-            "3 does not divide the model's 4 attention heads; the nearest",
+            "3 does not divide the model's 4 attention heads",
         ),
         (
             {"decode": {"engine_kwargs": {"max_num_seq": 5}}},
