@@ -19,7 +19,7 @@ from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from decode_node.rendering import Rendered, render
-from slo.reports import DecodeReported
+from slo.reports import DecodeReported, ReplicaGone
 from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
 from telemetry import logs
 from telemetry.background import Background
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
+
+    from slo.reports import Report
 
 _HANDSHAKE_TIMEOUT_S = 600.0
 _HANDSHAKE_RETRY_S = 0.5
@@ -75,7 +77,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._router = router
         await self._shake_hands(node.prefill_replicas)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
-        self._reporter = Reporter(self._report, router.report_decode.remote)
+        self._reporter = Reporter(self._report, router.report.remote)
         logs.event("decode_ready", max_model_len=self._max_model_len)
 
     async def chat(
@@ -217,7 +219,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         """Tell the router that the placed prefill will not be asked for."""
         await self._router.job_ended.remote(context.job_id)
 
-    def _report(self) -> DecodeReported:
+    def _report(self) -> Report:
+        if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
+            return ReplicaGone(self._replica_id)
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
 
 

@@ -23,7 +23,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 from prefill_node.ledger import Accepted, PrefillLedger
 from prefill_node.scheduler import RELEASE_PREFIX
 from slo.predictor import PrefillPredictor, Sample, fit
-from slo.reports import OutstandingJob, PrefillReported
+from slo.reports import OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, JobId, ReplicaId, RequestContext
 from slo.slack import NO_DEADLINE
 from telemetry import logs
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
+
+    from slo.reports import Report
 
 _REMEMBER_RELEASED = 4096
 CLIENT_CLOSED_REQUEST = 499
@@ -87,7 +89,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             fixed_ms=predictor.fixed_s * 1e3,
             measured=node.predictor is None,
         )
-        self._reporter = Reporter(self._report, router.report_prefill.remote)
+        self._reporter = Reporter(self._report, router.report.remote)
 
     async def completions(
         self, request: CompletionRequest, raw_request_info: Any = None
@@ -205,7 +207,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             [RELEASE_PREFIX + job_id]
         )
 
-    def _report(self) -> PrefillReported:
+    def _report(self) -> Report:
+        if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
+            return ReplicaGone(self._replica_id)
         now_s = time.monotonic()
         learned, self._learned = tuple(self._learned), []
         ledger = self._ledger

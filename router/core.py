@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slo.objectives import Objective
-    from slo.reports import DecodeReported, OutstandingJob, PrefillReported
+    from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier, TierPolicy
 
@@ -161,6 +161,11 @@ class RouterCore:
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full a decode replica is."""
         self.decode[event.replica_id] = DecodeReplica(event.replica_id, event.kv_usage, event.running, now_s)
+
+    def replica_gone(self, event: ReplicaGone) -> None:
+        """Place nothing there any more."""
+        self.prefill.pop(event.replica_id, None)
+        self.decode.pop(event.replica_id, None)
 
     def job_ended(self, job_id: JobId, now_s: float) -> None:
         """Forget a request that ended before or after its replica knew of it."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
 from router.placement import POLICIES
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from telemetry import logs
 from telemetry.catalogue import (
     BYTES_PER_TOKEN,
@@ -25,7 +26,7 @@ from telemetry.instruments import Instruments
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slo.reports import DecodeReported, PrefillReported
+    from slo.reports import Report
     from slo.request import JobId
     from slo.tiers import Tier, TierPolicy
 
@@ -68,16 +69,20 @@ class SlackRouter:
         """Forget a request whose client is gone."""
         self._core.job_ended(job_id, time.monotonic())
 
-    async def report_prefill(self, report: PrefillReported) -> None:
-        """Hear from a prefill replica."""
-        for error in self._core.prefill_reported(report, time.monotonic()):
-            self._instruments.observe(PROMPT_LENGTH_ERROR, error)
-        if report.learned:
-            self._instruments.set(BYTES_PER_TOKEN, self._core.prompt_length.bytes_per_token)
-
-    async def report_decode(self, report: DecodeReported) -> None:
-        """Hear from a decode replica."""
-        self._core.decode_reported(report, time.monotonic())
+    async def report(self, report: Report) -> None:
+        """Hear from a replica."""
+        match report:
+            case PrefillReported():
+                for error in self._core.prefill_reported(report, time.monotonic()):
+                    self._instruments.observe(PROMPT_LENGTH_ERROR, error)
+                if report.learned:
+                    self._instruments.set(BYTES_PER_TOKEN, self._core.prompt_length.bytes_per_token)
+            case DecodeReported():
+                self._core.decode_reported(report, time.monotonic())
+            case ReplicaGone():
+                self._core.replica_gone(report)
+            case _:
+                assert_never(report)
 
     async def fleet(self) -> dict[str, Any]:
         """The state of the fleet as plain data: readiness, and each replica's load."""

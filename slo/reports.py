@@ -6,7 +6,7 @@ Budgets, not deadlines: the receiver's clock is another one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from slo.predictor import PrefillPredictor
@@ -53,3 +53,13 @@ class DecodeReported:
     replica_id: ReplicaId
     kv_usage: float
     running: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGone:
+    """A replica can serve nothing any more: its engine has died, and Serve will replace it."""
+
+    replica_id: ReplicaId
+
+
+Report: TypeAlias = PrefillReported | DecodeReported | ReplicaGone

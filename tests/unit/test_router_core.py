@@ -10,7 +10,7 @@ from router.placement import LeastSlackLoss, PlacementReason
 from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.predictor import PrefillPredictor
-from slo.reports import DecodeReported, OutstandingJob, PrefillReported
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import Tier, TierPolicy
 
@@ -201,6 +201,16 @@ def test_a_report_replaces_what_it_knows_and_keeps_what_is_on_its_way():
     router.place(request(2, 1000), 1.0)
     router.prefill_reported(report("prefill-0"), 7.0)
     assert not router.prefill["prefill-0"].jobs, "it never arrived"
+
+
+def test_a_replica_that_is_gone_gets_nothing_until_it_reports_again():
+    router = core(prefill=2)
+    router.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    assert {router.place(request(n, 10), 0.0).prefill_replica for n in range(4)} == {"prefill-1"}
+    router.replica_gone(ReplicaGone(ReplicaId("decode-0")))
+    assert router.place(request(9, 10), 0.0).reason is RejectionReason.NO_REPLICA
+    router.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 1.0)
+    assert isinstance(router.place(request(10, 10), 1.0), Placed)
 
 
 def test_a_fast_prefill_may_end_between_two_reports():
