@@ -9,7 +9,11 @@ pytestmark = pytest.mark.e2e
 
 def test_completion_and_its_headers(deployment):
     raw = deployment.client().completions.with_raw_response.create(
-        model="tiny", prompt="hello " * 20, max_tokens=5, extra_headers={"x-slo-tier": "premium"}
+        model="tiny",
+        prompt="hello " * 20,
+        max_tokens=5,
+        extra_headers={"x-slo-tier": "premium"},
+        extra_body={"ignore_eos": True},
     )
     answer = raw.parse()
     assert answer.usage.completion_tokens == 5
@@ -40,7 +44,10 @@ def test_a_prompt_of_tokens_and_content_parts(deployment):
     assert answer.usage.prompt_tokens == 90
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     chat = client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=2
+        model="tiny",
+        messages=[{"role": "user", "content": parts}],
+        max_tokens=2,
+        extra_body={"ignore_eos": True},
     )
     assert chat.usage.completion_tokens == 2
 

@@ -18,7 +18,9 @@ def router_actor(deployment):
 
 
 def ask(client):
-    raw = client.completions.with_raw_response.create(model="tiny", prompt="hello " * 50, max_tokens=2)
+    raw = client.completions.with_raw_response.create(
+        model="tiny", prompt="hello " * 50, max_tokens=2, extra_body={"ignore_eos": True}
+    )
     assert raw.parse().usage.completion_tokens == 2
     return "x-slo-predicted-ttft-ms" in raw.headers
 
