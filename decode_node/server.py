@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
     from slo.reports import Report
 
-_HANDSHAKE_TIMEOUT_S = 600.0
-_HANDSHAKE_RETRY_S = 0.5
+_FIRST_HANDSHAKE_TIMEOUT_S = 600.0
+_OTHER_HANDSHAKES_TIMEOUT_S = 60.0
+_HANDSHAKE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +96,18 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     async def _shake_hands(self, expected: int) -> None:
         """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.
 
-        Goes on without those that are not up in time; their first request shakes hands then.
+        Goes on without those that are not up in time: a decode replica that is replaced while a prefill
+        replica is down must not wait for it. Their first request shakes hands then.
         """
-        deadline_s = time.monotonic() + _HANDSHAKE_TIMEOUT_S
+        deadline_s = time.monotonic() + _FIRST_HANDSHAKE_TIMEOUT_S
         backend = self._get_connector_backend()
         dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1)
         prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
         while True:
             handovers = await self._broadcast("prewarm_prefill", prefill_request)
-            for params in filter(None, handovers):
+            if handovers:
+                deadline_s = min(deadline_s, time.monotonic() + _OTHER_HANDSHAKES_TIMEOUT_S)
+            for params in handovers:
                 request = dummy.model_copy(deep=True)
                 request.kv_transfer_params = params
                 async for _ in self.engine.completions(request, None):
@@ -114,11 +118,14 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             await asyncio.sleep(_HANDSHAKE_RETRY_S)
 
     async def _broadcast(self, method: str, *args: Any) -> list[Any]:
-        """What `method` returns on each running prefill replica."""
+        """What `method` returns on the running prefill replicas, without those where it fails."""
         try:
-            return list(await self._prefill_handle.broadcast(method, *args).results_async())
+            results = await self._prefill_handle.broadcast(method, *args).results_async(
+                return_exceptions=True
+            )
         except DeploymentUnavailableError:
             return []
+        return [result for result in results if result is not None and not isinstance(result, Exception)]
 
     async def _serve(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         arrived_s = time.monotonic()
