@@ -25,6 +25,7 @@ from deployments.config import ConfigError, PoolConfig, SlackServeConfig
 from deployments.cpu_plan import CorePlan, plan_cores
 from deployments.http_app import make_ingress
 from deployments.ingress import IngressConfig
+from deployments.launcher import PREFILL_PREFIX
 from deployments.model_store import ModelStore, ResolvedModel
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.server import PrefillNodeConfig, PrefillServer
@@ -34,7 +35,6 @@ from router.pinning import PinnedDecode, PinnedPrefill
 
 ROUTER_NAME = "Router"
 INGRESS_NAME = "Ingress"
-PREFILL_PREFIX = "Prefill:"
 DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1
 _LONGEST_STEP_TOKENS = 32_768

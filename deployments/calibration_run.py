@@ -11,14 +11,12 @@ from ray.exceptions import RayTaskError
 
 from deployments.calibration import Calibration, sweep
 from deployments.config import ConfigError
-from deployments.launcher import APP_NAME
+from deployments.launcher import APP_NAME, PREFILL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ray.serve.handle import DeploymentHandle
-
-_PREFILL_PREFIX = "Prefill:"
 
 
 def connect() -> DeploymentHandle:
@@ -34,7 +32,7 @@ def connect() -> DeploymentHandle:
         raise ConfigError(msg) from None
     for name, application in serve.status().applications.items():
         for deployment in application.deployments:
-            if deployment.startswith(_PREFILL_PREFIX):
+            if deployment.startswith(PREFILL_PREFIX):
                 return serve.get_deployment_handle(deployment, app_name=name)
     msg = f"calibrate: the Ray cluster here runs no {APP_NAME} application"
     raise ConfigError(msg)

@@ -60,7 +60,7 @@ def serve(
         os.environ.setdefault(name, value)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: _stop_requested(stop))
+        signal.signal(number, lambda *_: stop.set())
     deployment = LocalDeployment(settings, verbose=verbose)
     started_s = time.monotonic()
     try:
@@ -176,10 +176,6 @@ def _announce(url: str, model: str, seconds: float) -> None:
         "Ctrl-C stops.",
         highlight=False,
     )
-
-
-def _stop_requested(stop: threading.Event) -> None:
-    stop.set()
 
 
 if __name__ == "__main__":

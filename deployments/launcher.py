@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from deployments.config import SlackServeConfig
 
 APP_NAME: Final = "slackserve"
+PREFILL_PREFIX: Final = "Prefill:"
+"""What the name of the prefill deployment begins with."""
 _POLL_S: Final = 0.5
 _STOP_TIMEOUT_S: Final = 20.0
 

@@ -63,7 +63,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         for request_id in ids:
             if request_id.startswith(RELEASE_PREFIX):
                 engine_id = self._jobs.get(request_id.removeprefix(RELEASE_PREFIX))
-                if engine_id is not None and self._end_lease(engine_id) is False:
+                if engine_id is not None and not self._end_lease(engine_id):
                     plain.append(engine_id)
         return list(super().finish_requests(plain, finished_status))
 

@@ -28,9 +28,6 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
 
     def __init__(self, role: str, instruments: Instruments) -> None:
         self.kv_usage = 0.0
-        self.running = 0
-        self.waiting = 0
-        self.bytes_transferred = 0
         self._role = role
         self._instruments = instruments
 
@@ -57,8 +54,6 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         if scheduler_stats is None:
             return
         self.kv_usage = float(scheduler_stats.kv_cache_usage)
-        self.running = int(scheduler_stats.num_running_reqs)
-        self.waiting = int(scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs)
         self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
         if scheduler_stats.kv_connector_stats:
             self._record_transfers(scheduler_stats.kv_connector_stats)
@@ -67,9 +62,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         """Nothing to say at start; part of vLLM's interface."""
 
     def _record_transfers(self, stats: dict[str, list[float]]) -> None:
-        moved = int(sum(stats.get("bytes_transferred", ())))
-        self.bytes_transferred += moved
-        self._instruments.count(KV_BYTES, moved)
+        self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))
         for seconds in stats.get("transfer_duration", ()):
             self._instruments.observe(KV_SECONDS, seconds)
         self._instruments.count(KV_TRANSFERS, len(stats.get("transfer_duration", ())), result="done")
