@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingJob:
-    """A prefill as a replica reports it; the budget is what is left at the moment of the report."""
+    """A prefill as a replica reports it: the tokens still to compute, and the budget left when it reports."""
 
     job_id: JobId
     tier: Tier
@@ -30,7 +30,9 @@ class PrefillReported:
 
     Attributes:
         jobs: Everything that it has accepted and not finished.
-        running: The job whose forward pass is under way, and for how long.
+        running: The job whose forward pass is under way; it stands for all in the same pass.
+        running_for_s: How much of that pass's predicted time is behind it.
+        yields_in_s: How soon the pass would make way for a more urgent prefill; None when it would not.
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
         learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
@@ -41,6 +43,7 @@ class PrefillReported:
     jobs: tuple[OutstandingJob, ...]
     running: JobId | None
     running_for_s: float
+    yields_in_s: float | None = None
     kv_usage: float = 0.0
     ended: tuple[JobId, ...] = ()
     learned: tuple[tuple[int, int], ...] = ()

@@ -28,6 +28,8 @@ RESERVED_XARG_PREFIX: Final = "slackserve_"
 JOB_XARG: Final = "slackserve_job"
 DEADLINE_XARG: Final = "slackserve_deadline_s"
 """Local deadline of the prefill, seconds on this host's CLOCK_MONOTONIC; absent for none."""
+WEIGHT_XARG: Final = "slackserve_weight"
+"""Worth of the request on time, the weight of its tier."""
 PREDICTOR_XARG: Final = "slackserve_predictor"
 """The replica's predictor, [seconds per token, fixed seconds]."""
 

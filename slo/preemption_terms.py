@@ -1,0 +1,205 @@
+"""The terms in which preemption is decided: what runs, what waits, what is allowed, what is decided and why.
+
+Owns values alone; the rules are `slo.preemption`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.request import JobId
+
+
+class PreemptionMode(enum.StrEnum):
+    """What becomes of a stopped step: it continues where it stopped, starts again, or is never stopped."""
+
+    RESUME = "resume"
+    RECOMPUTE = "recompute"
+    OFF = "off"
+
+
+class PreemptionPolicy(enum.StrEnum):
+    """When a waiter that can be met takes the replica from a runner that can be met.
+
+    `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare deadlines, with the most and with
+    the least urgent member of the step. `RESCUE` asks besides what stopping would change: it stops a step
+    only for a waiter that would otherwise be late, and that is worth more than what becomes late by it.
+    """
+
+    CONSERVATIVE = "conservative"
+    AGGRESSIVE = "aggressive"
+    RESCUE = "rescue"
+
+
+class PreemptReason(enum.StrEnum):
+    """Why a running step is stopped; the values label metrics."""
+
+    RUNNER_LOST = "runner_lost"
+    RESCUE = "rescue"
+    BEATS_MOST_URGENT = "beats_most_urgent"
+    BEATS_LEAST_URGENT = "beats_least_urgent"
+    ABANDONED = "abandoned"
+    """Nobody wants its result any more. Decided by whoever knows the clients, never by `decide`."""
+
+
+class KeepReason(enum.StrEnum):
+    """Why a running step goes on; the values label metrics."""
+
+    OFF = "off"
+    IDLE = "idle"
+    NOBODY_WAITS = "nobody_waits"
+    NOT_STOPPABLE = "not_stoppable"
+    ENDS_SOONER = "ends_sooner"
+    """The step ends before a stop would take effect."""
+    MAX_PREEMPTIONS = "max_preemptions"
+    MAX_SUSPENDED_TIME = "max_suspended_time"
+    SUSPENDED_STEPS = "suspended_steps"
+    SUSPENDED_BYTES = "suspended_bytes"
+    STUBBORN = "stubborn"
+    """It would be recomputed, and most of it is done."""
+    WAITERS_IN_TIME = "waiters_in_time"
+    WAITERS_LOST = "waiters_lost"
+    MARGIN = "margin"
+    """The step is not due later than the waiter by the margin."""
+    WOULD_HARM = "would_harm"
+    CANNOT_SAVE = "cannot_save"
+    """The waiter would be late even if the step were stopped."""
+    PROTECTED = "protected"
+    """The step belongs to a job that the waiter has made way for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prefill as the rules see it.
+
+    Attributes:
+        weight: Worth of being on time.
+        deadline_s: When it must end; infinite for none.
+        remaining_s: Predicted seconds of the work still to do, credit for what is done included. A member of
+            a step, running or suspended, has what is left of the step, since a forward pass ends for all.
+        arrived_s: When it arrived.
+        preemptions: How often it has been stopped.
+        suspended_s: Seconds that it has been suspended in total, an open suspension included.
+        yielded_to: The job that it has made way for, as long as it `must_wait` for that one.
+    """
+
+    job_id: JobId
+    weight: float
+    deadline_s: float
+    remaining_s: float
+    arrived_s: float
+    preemptions: int = 0
+    suspended_s: float = 0.0
+    yielded_to: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much preemption is borne. A step that has reached one of them runs to its end.
+
+    Attributes:
+        max_preemptions: Stops of one request.
+        max_suspended_s: Seconds of suspension of one request, over all its stops.
+        max_suspended_steps: Steps suspended on the replica at a time.
+        max_suspended_bytes: Bytes of their checkpoints, on each rank.
+        stubborn_after: Fraction of a step after which it is not stopped to be recomputed.
+    """
+
+    max_preemptions: int = 8
+    max_suspended_s: float = 30.0
+    max_suspended_steps: int = 8
+    max_suspended_bytes: int = 1 << 30
+    stubborn_after: float = 0.5
+
+    @staticmethod
+    def default_for(mode: PreemptionMode) -> Limits:
+        """Limits that suit a mode: recomputing pays for each stop with the work done so far."""
+        return Limits(max_preemptions=1) if mode is PreemptionMode.RECOMPUTE else Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """The forward pass under way.
+
+    Attributes:
+        members: The prefills in it, at least one.
+        remaining_s: Predicted seconds to its end.
+        restart_s: Predicted seconds to compute it again from its start.
+        progress: Fraction of its boundaries that it has passed, 0 to 1.
+        stoppable: Whether it looks at stop orders at all.
+        checkpoint_bytes: Bytes that stopping it would keep, on each rank.
+        boundary_s: Longest time between two of its boundaries, which stopping may have to wait.
+    """
+
+    step_id: int
+    members: tuple[Prefill, ...]
+    remaining_s: float
+    restart_s: float
+    progress: float = 0.0
+    stoppable: bool = True
+    checkpoint_bytes: int = 0
+    boundary_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """What runs and what waits.
+
+    Attributes:
+        waiting: Waiting prefills in the queue's order; of each suspended step, its most urgent member.
+    """
+
+    running: RunningStep | None
+    waiting: Sequence[Prefill]
+    suspended_steps: int = 0
+    suspended_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionRules:
+    """The rules in force.
+
+    Attributes:
+        margin: At least 1. The runner's deadline must be more than this many times as far away as the
+            waiter's. `RESCUE` also reckons with a runner that takes this many times its predicted time.
+        stop_latency_s: From the decision to the stop, the way to the next boundary not included.
+
+    Raises:
+        ValueError: if the margin is less than 1.
+    """
+
+    mode: PreemptionMode = PreemptionMode.RESUME
+    policy: PreemptionPolicy = PreemptionPolicy.RESCUE
+    margin: float = 1.2
+    limits: Limits = field(default_factory=Limits)
+    stop_latency_s: float = 0.0
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        if not self.margin >= 1.0:
+            raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop the step; `beneficiary` and all that wait before it run before it is resumed."""
+
+    step_id: int
+    beneficiary: JobId
+    reason: PreemptReason
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Let the step go on, and decide anew at `recheck_at_s` if it still runs; infinite for never."""
+
+    reason: KeepReason
+    recheck_at_s: float = math.inf
+
+
+Decision: TypeAlias = Preempt | Keep
