@@ -10,11 +10,45 @@ if TYPE_CHECKING:
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
 def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -> Path:
     """A random Llama with a byte-level tokenizer (one token per byte) and a chat template."""
+    return build_tiny(directory, "llama", layers=layers, context=context)
+
+
+def build_tiny(
+    directory: Path, architecture: str, *, layers: int = 4, context: int = 4096, hidden: int = 128
+) -> Path:
+    """A random model of one of `ARCHITECTURES`, with a byte-level tokenizer and a chat template."""
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    vocabulary = _save_tokenizer(directory)
+    sizes = {
+        "vocab_size": len(vocabulary),
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": context,
+        "bos_token_id": vocabulary["<s>"],
+        "eos_token_id": vocabulary["</s>"],
+    }
+    if architecture == "qwen3_moe":
+        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(architecture, **sizes)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    return directory
+
+
+def _save_tokenizer(directory: Path) -> dict[str, int]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*alphabet, "<s>", "</s>"])}
@@ -24,17 +58,4 @@ def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        bos_token_id=vocabulary["<s>"],
-        eos_token_id=vocabulary["</s>"],
-    )
-    LlamaForCausalLM(config).float().save_pretrained(directory)
-    return directory
+    return vocabulary

@@ -1,0 +1,94 @@
+"""What is kept of a forward pass that was stopped: the tensors that enter its next boundary.
+
+Owns the rows of a checkpoint and its size. Does not decide when one is taken or dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Rows: TypeAlias = "tuple[tuple[str, int], ...]"
+"""(request id, tokens) of each request of a step, in the order of the batch; its rows are contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A forward pass up to a boundary.
+
+    Attributes:
+        boundary: Where it goes on.
+        rows: Whose hidden states the rows are.
+        entering: What the decoder layer before the boundary's layer returned: any nesting of tuples of
+            tensors, each of shape [tokens, …]; None at the first layer.
+        replies: What the submodules of the boundary's own layer have returned so far, in order of call;
+            empty at a layer's entry.
+    """
+
+    boundary: int
+    rows: Rows
+    entering: Any
+    replies: tuple[Any, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it keeps alive; tensors that share memory count once."""
+        sizes: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        map_tensors((self.entering, self.replies), note)
+        return sum(sizes.values())
+
+    def select(self, rows: Rows) -> Checkpoint | None:
+        """The checkpoint of those `rows` only, in their order; None when it does not hold them all.
+
+        Rows of requests that are gone are left out; their order may differ from that of the checkpoint.
+        """
+        if rows == self.rows:
+            return self
+        held = dict(self.rows)
+        if any(held.get(request) != tokens for request, tokens in rows):
+            return None
+        ends = accumulate(tokens for _, tokens in self.rows)
+        spans = {request: (end - tokens, end) for (request, tokens), end in zip(self.rows, ends, strict=True)}
+        total = sum(tokens for _, tokens in self.rows)
+
+        def pick(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() == 0 or tensor.shape[0] != total:
+                raise _NotRowsError
+            return torch.cat([tensor[slice(*spans[request])] for request, _ in rows])
+
+        try:
+            return replace(
+                self,
+                rows=rows,
+                entering=map_tensors(self.entering, pick),
+                replies=map_tensors(self.replies, pick),
+            )
+        except _NotRowsError:
+            return None
+
+
+class _NotRowsError(Exception):
+    """A tensor is not laid out by token."""
+
+
+def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nesting of tuples and lists with `apply` on each tensor."""
+    if isinstance(value, torch.Tensor):
+        return apply(value)
+    if isinstance(value, tuple):
+        return tuple(map_tensors(item, apply) for item in value)
+    if isinstance(value, list):
+        return [map_tensors(item, apply) for item in value]
+    return value

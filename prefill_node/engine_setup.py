@@ -1,0 +1,50 @@
+"""What a prefill replica tells its engine's scheduler and workers at start.
+
+Travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM keeps for such things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_KEY: Final = "slackserve"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """Settings of preemption inside the engine.
+
+    Attributes:
+        board: Path of the replica's board; empty for none, and then no step can be stopped.
+        mode: A value of `slo.preemption.PreemptionMode`.
+        order: A value of `slo.order.QueueOrder`: which waiting prefill goes first.
+        granularity: A value of `prefill_node.boundary.Granularity`.
+        launch_ahead: Boundaries that may be launched ahead of an accelerator.
+        vote_timeout_s: A rank that stays away from a vote for longer has failed.
+        join_tokens: Prompts share a step while they have no more tokens together.
+        arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
+        max_suspended_s: Total seconds that a request may be suspended before it goes first.
+    """
+
+    board: str = ""
+    mode: str = "off"
+    order: str = "sedf"
+    granularity: str = "layer"
+    launch_ahead: int = 2
+    vote_timeout_s: float = 20.0
+    join_tokens: int = 2048
+    arrival_wait_s: float = 0.05
+    max_suspended_s: float = 30.0
+
+    def encode(self) -> dict[str, Any]:
+        """The `additional_config` engine argument."""
+        return {_KEY: asdict(self)}
+
+    @staticmethod
+    def of(vllm_config: VllmConfig) -> EngineSetup:
+        """What was encoded; preemption is off when nothing was."""
+        return EngineSetup(**(vllm_config.additional_config or {}).get(_KEY, {}))

@@ -1,0 +1,62 @@
+"""What the scheduler tells the workers about a step beyond vLLM's own output, and what they answer.
+
+Both travel inside vLLM's messages: a `StepOrder` as an attribute of `SchedulerOutput`, which is pickled
+whole, and a `PreemptedOutput` in place of `ModelRunnerOutput`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.v1.outputs import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from prefill_node.checkpoint import Rows
+
+_ATTRIBUTE = "slackserve_step"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """How the workers shall run a step.
+
+    Attributes:
+        step_id: Identity of this run; only grows. 0 for an empty step, which runs nothing.
+        resume: The step whose checkpoint it goes on from; None starts at the first layer.
+        discard: Steps whose checkpoints nobody will ask for any more.
+    """
+
+    step_id: int
+    resume: int | None = None
+    discard: tuple[int, ...] = ()
+
+    def attach(self, output: SchedulerOutput) -> None:
+        """Send it along with vLLM's own instructions."""
+        setattr(output, _ATTRIBUTE, self)
+
+    @staticmethod
+    def of(output: SchedulerOutput) -> StepOrder | None:
+        """What `attach` added; None in a step that cannot be stopped."""
+        return getattr(output, _ATTRIBUTE, None)
+
+
+@dataclass
+class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no types for it
+    """A step that stopped at a boundary on purpose; a step that fails raises instead.
+
+    Attributes:
+        boundary: Where every rank stopped.
+        boundaries: Boundaries of a whole forward pass.
+        checkpoint_bytes: What each rank keeps; 0 when it keeps nothing.
+        rows: The batch's requests in the order of their rows.
+        stopped_s: When it stopped, CLOCK_MONOTONIC.
+    """
+
+    boundary: int = 0
+    boundaries: int = 0
+    checkpoint_bytes: int = 0
+    rows: Rows = ()
+    stopped_s: float = field(default=0.0)
