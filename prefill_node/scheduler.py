@@ -1,76 +1,166 @@
-"""vLLM's scheduler with the prefill queue in order of slack.
+"""vLLM's scheduler with the prefill queue in order of slack and steps that can be suspended.
 
-Runs in the EngineCore process. Owns the order of the waiting queue, how far down it one step reaches, and
-the release of KV blocks that nobody will pull. Everything else is vLLM's scheduler. Stopping a running
-forward pass is not done here yet: `schedule` is where a suspended step would be issued again.
+Runs in the EngineCore process. Owns what a stopped step means to the engine: it is rolled back, its KV blocks
+stay, and the very same step is issued again later. What runs next is decided by `prefill_node.step_choice`;
+whether a running step stops, by the governor in the replica process. Everything else is vLLM's scheduler.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import deque
+from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from slo.batching import Candidate, compose_step
+from prefill_node.bulletin import Bulletin
+from prefill_node.engine_setup import EngineSetup
+from prefill_node.kv_commit import CommitOnCompletion
+from prefill_node.notices import Dropped, DropReason, Resumed, Stopped
+from prefill_node.queue_view import QueueView, argument
+from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
+from prefill_node.step_order import PreemptedOutput, StepOrder
+from prefill_node.suspension import SuspendedStep, Suspensions
+from prefill_node.views import StepView
+from slo.order import QueueOrder
 from slo.predictor import PrefillPredictor
-from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG
-from slo.slack import NO_DEADLINE, SlackRank, sedf_rank
+from slo.request import JOB_XARG, PREDICTOR_XARG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
 RELEASE_PREFIX = "slackserve-release:"
 """An abort of this prefix plus a job id gives up the job, whether it still runs or waits to be pulled."""
+_REMEMBER_JOBS = 8192
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
-    """Prefills the request with the least slack first (S-EDF), alone or with those it can afford."""
+    """Prefills in order of slack, and yields."""
+
+    running: list[Request]
+    waiting: Any
+    skipped_waiting: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        CommitOnCompletion.adopt(self.kv_cache_manager)
+        self._setup = EngineSetup.of(self.vllm_config)
         self._predictor = PrefillPredictor(0.0, 0.0)
         self._jobs: dict[str, str] = {}
+        self._arrived: OrderedDict[str, None] = OrderedDict()
+        self._suspensions = Suspensions(self._setup.max_suspended_s)
+        self._view = QueueView(self, self._jobs, self._suspensions)
+        self._bulletin = Bulletin(self._setup.board)
+        self._step_id = 0
+        self._memory_refused = False
 
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its job and the replica's latest predictor."""
         super().add_request(request)
-        if (job := _argument(request, JOB_XARG)) is not None:
+        if (job := argument(request, JOB_XARG)) is not None:
             self._jobs[job] = request.request_id
-        if (line := _argument(request, PREDICTOR_XARG)) is not None:
+            self._arrived[job] = None
+            while len(self._arrived) > _REMEMBER_JOBS:
+                self._arrived.popitem(last=False)
+        if (line := argument(request, PREDICTOR_XARG)) is not None:
             self._predictor = PrefillPredictor(*line)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Compose the next step from the front of the slack-ordered queue."""
-        held = self._hold_back(time.monotonic())
-        try:
-            return super().schedule(*args, **kwargs)
-        finally:
-            self.waiting.extend(held)
+        """Issue the next step: waiting prefills in order of slack, or a suspended step exactly as it was."""
+        now_s = time.monotonic()
+        shown: Sequence[str] = ()
+        resumed: SuspendedStep | None = None
+        match choice := self._choose(now_s):
+            case Start(requests=shown):
+                self._make_room(choice, now_s)
+            case Resume(step=resumed):
+                shown = tuple(resumed.members)
+            case Wait():
+                pass
+        with self._only(shown, exactly=resumed is not None):
+            output = super().schedule(*args, **kwargs)
+        self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
+        if output.total_num_scheduled_tokens:
+            self._issue(output, resumed, now_s)
+        else:
+            StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
+            self._bulletin.idle(self._view.published(None))
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in a step that is complete, or one that stopped."""
+        if scheduler_output.total_num_scheduled_tokens:
+            self._bulletin.ended()
+        if isinstance(model_runner_output, PreemptedOutput):
+            self._suspend(scheduler_output, model_runner_output)
+            # To vLLM it was a step without requests, so that transfers and statistics are still handled.
+            scheduler_output = dataclasses.replace(
+                scheduler_output, num_scheduled_tokens={}, total_num_scheduled_tokens=0
+            )
+        for request_id in scheduler_output.num_scheduled_tokens:
+            if (request := self._unfinished(request_id)) is not None:
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+                self._view.completed(request)
+        return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
         """Abort requests, and give up jobs named with `RELEASE_PREFIX`."""
-        if request_ids is None:
-            return list(super().finish_requests(None, finished_status))
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        plain = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]
-        for request_id in ids:
-            if request_id.startswith(RELEASE_PREFIX):
-                engine_id = self._jobs.get(request_id.removeprefix(RELEASE_PREFIX))
-                if engine_id is not None and not self._end_lease(engine_id):
-                    plain.append(engine_id)
-        return list(super().finish_requests(plain, finished_status))
+        if request_ids is not None:
+            ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+            request_ids = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]
+            for request_id in ids:
+                if request_id.startswith(RELEASE_PREFIX):
+                    engine_id = self._jobs.get(request_id.removeprefix(RELEASE_PREFIX))
+                    if engine_id is not None and not self._end_lease(engine_id):
+                        request_ids.append(engine_id)
+        ending = self.requests.keys() if request_ids is None else request_ids
+        for request_id in list(ending):
+            if (request := self._unfinished(request_id)) is not None:
+                self._leave_suspended_step(request, DropReason.ABANDONED)
+        return list(super().finish_requests(request_ids, finished_status))
+
+    def shutdown(self) -> None:
+        """Let go of the board, then stop as vLLM does."""
+        self._bulletin.close()
+        super().shutdown()
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
-        if (job := _argument(request, JOB_XARG)) is not None:
+        self._suspensions.ended(request.request_id)
+        if (job := argument(request, JOB_XARG)) is not None:
             self._jobs.pop(job, None)
+            self._bulletin.forget(job)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Take a request's KV blocks as vLLM does; what was suspended of it is worth nothing any more."""
+        self._leave_suspended_step(request, DropReason.MEMORY)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
+        if (step := self._suspensions.step_of(request.request_id)) is None:
+            return
+        dropped = Dropped(
+            jobs=self._jobs_of([request.request_id]),
+            reason=reason,
+            boundary=step.boundary if step.checkpoint_bytes else 0,
+            boundaries=step.boundaries,
+            tokens=step.members[request.request_id],
+        )
+        self._suspensions.forget(request.request_id, time.monotonic())
+        self._bulletin.notice(dropped)
 
     def _end_lease(self, engine_id: str) -> bool:
         """Whether the request was finished and waiting to be pulled; if so its lease ends now."""
@@ -80,32 +170,123 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self.connector.release(engine_id)
         return True
 
-    def _hold_back(self, now_s: float) -> deque[Request]:
-        """Sort the queue by slack and take out what shall not share the next step."""
-        if len(self.waiting) < 2:  # noqa: PLR2004 - nothing to order
-            return deque()
-        ordered = sorted(self.waiting, key=lambda request: self._rank(request, now_s))
-        candidates = [Candidate(_tokens_left(request), _deadline_s(request)) for request in ordered]
-        budget = self.scheduler_config.max_num_batched_tokens
-        step = compose_step(candidates, now_s, self._predictor, budget)
+    def _unfinished(self, request_id: str) -> Request | None:
+        request = self.requests.get(request_id)
+        return None if request is None or request.is_finished() else request
+
+    def _jobs_of(self, request_ids: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self._view.job_of(request_id) for request_id in request_ids)
+
+    def _choose(self, now_s: float) -> Choice:
+        if self.pause_state == PauseState.PAUSED_ALL:
+            return Wait()
+        # What looked as if it would fit and did not: only what holds its memory already can run.
+        free_blocks = 0 if self._memory_refused else self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return choose(
+            self._view.queued(self._predictor, may_start=self.pause_state == PauseState.UNPAUSED),
+            self._view.suspended(self._predictor, now_s, self._arrived.__contains__),
+            free_blocks,
+            now_s,
+            ChoiceRules(QueueOrder(self._setup.order), self._predictor, self._setup.join_tokens),
+        )
+
+    @contextmanager
+    def _only(self, shown: Sequence[str], *, exactly: bool) -> Iterator[None]:
+        """Let vLLM see only these requests, in this order, while it composes a step.
+
+        Args:
+            shown: Engine request ids.
+            exactly: Hide also those that vLLM has skipped before and would try again.
+        """
+        running = {request.request_id: request for request in self.running}
+        waiting = {request.request_id: request for request in self.waiting}
+        skipped = self.skipped_waiting
+        self.running = [running.pop(request_id) for request_id in shown if request_id in running]
         self.waiting.clear()
-        self.waiting.extend(ordered[: step.size])
-        return deque(ordered[step.size :])
+        self.waiting.extend(waiting.pop(request_id) for request_id in shown if request_id in waiting)
+        if exactly:
+            self.skipped_waiting = create_request_queue(self.policy)
+        try:
+            yield
+        finally:
+            self.running = [*running.values(), *self.running]
+            self.waiting.extend(waiting.values())
+            if exactly:
+                skipped.extend(self.skipped_waiting)
+                self.skipped_waiting = skipped
 
-    def _rank(self, request: Request, now_s: float) -> SlackRank:
-        remaining_s = self._predictor.prefill_s(_tokens_left(request))
-        return sedf_rank(_deadline_s(request), now_s, remaining_s, request.arrival_time)
+    def _make_room(self, choice: Start, now_s: float) -> None:
+        """Take the KV blocks of those that the choice gives up; they start over."""
+        members = [request for step in choice.drop_steps for request in step.members]
+        for request_id in (*members, *choice.drop_requests):
+            request = self.requests[request_id]
+            self.running.remove(request)
+            self._preempt_request(request, now_s)
 
+    def _issue(self, output: SchedulerOutput, resumed: SuspendedStep | None, now_s: float) -> None:
+        """Give a step its identity; tell the workers how to run it and the governor that it runs."""
+        self._step_id += 1
+        notice, checkpoint, from_boundary = None, None, 0
+        if resumed is not None:
+            if resumed.checkpoint_bytes:
+                checkpoint, from_boundary = resumed.step_id, resumed.boundary
+            jobs = self._jobs_of(resumed.members)
+            notice = Resumed(jobs, from_boundary, now_s - resumed.since_s, now_s, now_s)
+            self._suspensions.resume(resumed, now_s)
+        StepOrder(self._step_id, checkpoint, self._suspensions.take_discarded()).attach(output)
+        step = StepView(
+            step_id=self._step_id,
+            jobs=self._jobs_of(output.num_scheduled_tokens),
+            tokens=output.total_num_scheduled_tokens,
+            from_boundary=from_boundary,
+            started_s=now_s,
+        )
+        self._bulletin.issued(self._view.published(step), notice)
 
-def _tokens_left(request: Request) -> int:
-    return int(request.num_tokens - request.num_computed_tokens)
+    def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
+        """Roll a stopped step back, and keep it to be issued again."""
+        members: dict[str, int] = {}
+        for request_id, tokens in scheduled.num_scheduled_tokens.items():
+            self.prev_step_scheduled_req_ids.discard(request_id)
+            if (request := self._unfinished(request_id)) is not None:
+                self._roll_back(request, tokens)
+                members[request_id] = tokens
+        order = self._bulletin.stop_order(self._step_id)
+        beneficiary = "" if order is None else order.beneficiary
+        step = SuspendedStep(
+            step_id=self._step_id,
+            members=members,
+            boundary=stopped.boundary,
+            boundaries=stopped.boundaries,
+            checkpoint_bytes=stopped.checkpoint_bytes,
+            since_s=stopped.stopped_s,
+            yielded_to=beneficiary,
+            arrival_by_s=time.monotonic() + self._setup.arrival_wait_s,
+        )
+        if members:
+            self._suspensions.suspend(step)
+        elif stopped.checkpoint_bytes:
+            self._suspensions.discard(step.step_id)
+        if beneficiary:
+            self._bulletin.yielded(beneficiary, stopped.stopped_s)
+        self._bulletin.notice(
+            Stopped(
+                step_id=step.step_id,
+                jobs=self._jobs_of(members),
+                beneficiary=beneficiary,
+                reason="" if order is None else order.reason,
+                boundary=stopped.boundary,
+                boundaries=stopped.boundaries,
+                tokens=scheduled.total_num_scheduled_tokens,
+                checkpoint_bytes=stopped.checkpoint_bytes,
+                ordered_s=stopped.stopped_s if order is None else order.ordered_s,
+                stopped_s=stopped.stopped_s,
+            )
+        )
 
-
-def _deadline_s(request: Request) -> float:
-    deadline_s = _argument(request, DEADLINE_XARG)
-    return NO_DEADLINE if deadline_s is None else float(deadline_s)
-
-
-def _argument(request: Request, name: str) -> Any:
-    sampling = request.sampling_params
-    return None if sampling is None or sampling.extra_args is None else sampling.extra_args.get(name)
+    def _roll_back(self, request: Request, tokens: int) -> None:
+        """Undo what issuing a step advanced in a request; its KV blocks stay allocated."""
+        request.num_computed_tokens -= tokens
+        request.num_in_flight_tokens -= tokens
+        request.is_prefill_chunk = True
+        self._inflight_prefills.add(request)

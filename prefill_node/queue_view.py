@@ -1,0 +1,170 @@
+"""The engine's requests as the decision rules see them.
+
+Reads vLLM's scheduler and changes nothing in it. Requests without a job, such as warm-up prefills, have no
+deadline and the weight 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from prefill_node.step_choice import Queued, Suspended
+from prefill_node.views import JobAccount, SchedulerView, SuspendedView
+from slo.preemption import Prefill, must_wait
+from slo.request import DEADLINE_XARG, JOB_XARG, WEIGHT_XARG, JobId
+from slo.slack import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    from prefill_node.suspension import Account, SuspendedStep, Suspensions
+    from prefill_node.views import StepView
+    from slo.predictor import PrefillPredictor
+
+
+_REMEMBER_DONE = 128
+
+
+class QueueView:
+    """Looks at a scheduler's queues.
+
+    Args:
+        scheduler: The scheduler.
+        jobs: Engine request ids by job, of all jobs that it has not forgotten.
+        suspensions: Its suspended steps.
+    """
+
+    def __init__(self, scheduler: Scheduler, jobs: Mapping[str, str], suspensions: Suspensions) -> None:
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._suspensions = suspensions
+        self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
+
+    def completed(self, request: Request) -> None:
+        """A step that a request was in is complete."""
+        if request.num_computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
+            self._done.append(job)
+
+    def queued(self, predictor: PrefillPredictor, *, may_start: bool) -> list[Queued]:
+        """Everything that could run and is not suspended: between two chunks, or, if it may, not started."""
+        scheduler = self._scheduler
+        suspended = {request for step in self._suspensions.steps for request in step.members}
+        requests = [request for request in scheduler.running if request.request_id not in suspended]
+        if may_start:
+            requests += scheduler.waiting
+        return [self._queued(request, predictor) for request in requests]
+
+    def suspended(
+        self, predictor: PrefillPredictor, now_s: float, has_arrived: Callable[[str], bool]
+    ) -> list[Suspended]:
+        """The suspended steps and what keeps them from going on."""
+        return [self._suspended(step, predictor, now_s, has_arrived) for step in self._suspensions.steps]
+
+    def published(self, step: StepView | None) -> SchedulerView:
+        """What the governor needs to know: the step that runs, what is suspended, who has been stopped."""
+        suspended = tuple(
+            SuspendedView(
+                jobs=tuple(self.job_of(request) for request in item.members),
+                tokens=item.tokens,
+                boundaries=item.boundaries,
+                boundary=item.boundary if item.checkpoint_bytes else 0,
+                checkpoint_bytes=item.checkpoint_bytes,
+                since_s=item.since_s,
+                yielded_to=item.yielded_to,
+            )
+            for item in self._suspensions.steps
+        )
+        return SchedulerView(step, suspended, self._accounts(), tuple(self._done))
+
+    def _accounts(self) -> dict[str, JobAccount]:
+        accounts: dict[str, JobAccount] = {}
+        for request in self._scheduler.running:
+            account = self._suspensions.accounts.get(request.request_id)
+            if (account is not None or request.num_computed_tokens) and (
+                job := self.job_of(request.request_id)
+            ):
+                preemptions = 0 if account is None else account.preemptions
+                suspended_s = 0.0 if account is None else account.suspended_s
+                accounts[job] = JobAccount(preemptions, suspended_s, request.num_computed_tokens)
+        return accounts
+
+    def job_of(self, request_id: str) -> str:
+        """The job of a request; empty when it has none or is gone."""
+        request = self._scheduler.requests.get(request_id)
+        return "" if request is None else str(argument(request, JOB_XARG) or "")
+
+    def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
+        tokens = request.num_tokens - request.num_computed_tokens
+        held, missing = self._blocks(request)
+        account = self._suspensions.accounts.get(request.request_id)
+        prefill = _prefill(request.request_id, request, predictor.prefill_s(tokens), account)
+        return Queued(prefill, tokens, missing, held)
+
+    def _suspended(
+        self,
+        step: SuspendedStep,
+        predictor: PrefillPredictor,
+        now_s: float,
+        has_arrived: Callable[[str], bool],
+    ) -> Suspended:
+        requests = [self._scheduler.requests[request_id] for request_id in step.members]
+        remaining_s = predictor.prefill_s(step.tokens) * (1.0 - step.done)
+        accounts = self._suspensions.accounts
+        members = [
+            _prefill(f"step:{step.step_id}", request, remaining_s, accounts.get(request.request_id))
+            for request in requests
+        ]
+        urgent = min(members, key=lambda member: (member.deadline_s < now_s + remaining_s, member.deadline_s))
+        awaits = not has_arrived(step.yielded_to) and now_s < step.arrival_by_s if step.yielded_to else False
+        return Suspended(
+            step,
+            replace(
+                urgent,
+                weight=sum(member.weight for member in members),
+                suspended_s=max(self._suspensions.suspended_s(name, now_s) for name in step.members),
+            ),
+            held_blocks=sum(self._blocks(request)[0] for request in requests),
+            blocked=awaits or must_wait(self._beneficiary(step, predictor), now_s),
+            awaits_arrival=awaits,
+            overdue=self._suspensions.is_overdue(step, now_s),
+        )
+
+    def _beneficiary(self, step: SuspendedStep, predictor: PrefillPredictor) -> Prefill | None:
+        """The request that a step made way for; None when it has ended or was never here."""
+        request = self._scheduler.requests.get(self._jobs.get(step.yielded_to, ""))
+        if request is None or request.is_finished():
+            return None
+        tokens = request.num_tokens - request.num_computed_tokens
+        return _prefill(request.request_id, request, predictor.prefill_s(tokens), None)
+
+    def _blocks(self, request: Request) -> tuple[int, int]:
+        """(held, missing) KV blocks, prefix cache hits not foreseen."""
+        groups = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        held = sum(len(blocks) for blocks in groups)
+        needed = -(-request.num_tokens // self._scheduler.block_size) * len(groups)
+        return held, max(0, needed - held)
+
+
+def argument(request: Request, name: str) -> Any:
+    """One of the arguments that the replica sent along with a request; None when it did not."""
+    sampling = request.sampling_params
+    return None if sampling is None or sampling.extra_args is None else sampling.extra_args.get(name)
+
+
+def _prefill(key: str, request: Request, remaining_s: float, account: Account | None) -> Prefill:
+    deadline_s = argument(request, DEADLINE_XARG)
+    weight = argument(request, WEIGHT_XARG)
+    return Prefill(
+        JobId(key),
+        1.0 if weight is None else float(weight),
+        NO_DEADLINE if deadline_s is None else float(deadline_s),
+        remaining_s,
+        request.arrival_time,
+        0 if account is None else account.preemptions,
+        0.0 if account is None else account.suspended_s,
+    )

@@ -1,0 +1,261 @@
+"""What becomes of suspended steps: order, aborts, memory, pauses. Everything ends, and ends right."""
+
+import time
+
+import pytest
+from engines import engine, random_prompt
+from vllm.v1.core.sched.interface import PauseState
+
+from prefill_node.engine_setup import EngineSetup
+from prefill_node.notices import Dropped, Resumed, Served, Stopped
+
+LONG = random_prompt(700, seed=1)
+MIDDLE = random_prompt(500, seed=2)
+SHORT = random_prompt(64, seed=3)
+
+
+@pytest.fixture(params=["llama", "llama_tp2"])
+def running(request):
+    """An engine at rest, with empty prefix cache, before and after."""
+    engine_ = request.getfixturevalue(request.param)
+    engine_.forget()
+    yield engine_
+    engine_.finish()
+    engine_.check_at_rest()
+
+
+def alone(running, **prompts):
+    """What each prompt gives when nothing disturbs it."""
+    expected = {}
+    for name, prompt in prompts.items():
+        expected[name] = running.prefill(name, prompt)
+        running.forget()
+    return expected
+
+
+def assert_same_output(running, expected):
+    """Tokens and log-probabilities only: KV blocks that were used before hold leftovers behind the prompt."""
+    for name, answer in expected.items():
+        assert (running.answers[name].tokens, running.answers[name].logprobs) == (
+            answer.tokens,
+            answer.logprobs,
+        )
+
+
+def suspend(running, name, prompt, boundary, beneficiary="", **options):
+    """Start a prefill and stop it."""
+    running.add(name, prompt, **options)
+    running.stop_at(boundary)
+    running.order_stop(beneficiary)
+    assert running.step() == []
+    assert running.rpc("stops_left")[0] == 0
+
+
+def test_several_suspended_at_once_are_served_in_order_of_urgency(running):
+    expected = alone(running, long=LONG, middle=MIDDLE, short=SHORT)
+    suspend(running, "long", LONG, 2, beneficiary="middle")
+    suspend(running, "middle", MIDDLE, 1, beneficiary="short", deadline_s=60)
+    running.add("short", SHORT, deadline_s=10)
+    ended = [name for _ in range(3) for name in running.step()]
+    assert ended == ["short", "middle", "long"]
+    assert running.answers == expected
+    kinds = [type(notice) for notice in running.notices()]
+    assert kinds == [Stopped, Served, Stopped, Served, Resumed, Resumed]
+
+
+def test_a_stopped_step_waits_for_its_beneficiary_to_arrive_but_not_for_long(running):
+    expected = alone(running, long=LONG)
+    suspend(running, "long", LONG, 2, beneficiary="never-comes")
+    stopped_s = time.monotonic()
+    assert running.step() == []
+    running.finish()
+    assert time.monotonic() - stopped_s >= 0.05
+    assert running.answers == expected
+
+
+def test_a_victim_does_not_go_on_before_its_beneficiary_is_served(running):
+    suspend(running, "long", LONG, 2, beneficiary="short", deadline_s=5)
+    running.add("short", SHORT)  # no deadline: by order alone the victim would go first
+    assert running.step() == ["short"]
+    assert running.step() == ["long"]
+
+
+def test_a_stopped_step_is_not_the_step_before_the_next(running):
+    """The scheduler's record of the previous step must not hold what has been rolled back."""
+    suspend(running, "long", LONG, 2)
+    assert not running.scheduler.prev_step_scheduled_req_ids
+    assert [request.num_in_flight_tokens for request in running.scheduler.running] == [0]
+    assert [request.num_computed_tokens for request in running.scheduler.running] == [0]
+
+
+def test_victims_are_not_batched_with_their_beneficiary(running):
+    suspend(running, "victim", SHORT, 2, beneficiary="urgent")
+    running.add("urgent", MIDDLE, deadline_s=10)
+    running.add("other", random_prompt(32, seed=5), deadline_s=10)
+    assert sorted(running.step()) == ["other", "urgent"]
+    assert running.step() == ["victim"]
+
+
+def test_small_prompts_are_stopped_and_resumed_together(running):
+    expected = alone(running, short=SHORT)
+    running.add("short", SHORT)
+    running.add("other", MIDDLE)
+    running.stop_at(1, 3)
+    assert running.step() == []
+    assert running.step() == []
+    assert sorted(running.step()) == ["other", "short"]
+    assert running.answers["short"].tokens == expected["short"].tokens
+
+
+def test_an_aborted_request_leaves_nothing_behind_while_it_is_suspended(running):
+    suspend(running, "long", LONG, 2, beneficiary="short")
+    assert running.rpc("checkpoints_held")[0] == 1
+    running.abort("long")
+    running.add("short", SHORT)
+    assert running.step() == ["short"]
+    running.check_at_rest()
+    assert any(isinstance(notice, Dropped) and notice.reason == "abandoned" for notice in running.notices())
+
+
+def test_a_request_that_is_aborted_in_the_very_step_that_stops(running):
+    running.add("long", LONG)
+    running.stop_at(2)
+    engine_id = next(iter(running.scheduler.requests))
+    running.core.aborts_queue.put([engine_id])
+    running.abort_frontend("long")
+    assert running.step() == []
+    running.check_at_rest()
+
+
+def test_the_others_of_a_suspended_step_go_on_when_one_is_aborted(running):
+    expected = alone(running, other=MIDDLE)
+    running.add("short", SHORT)
+    running.add("other", MIDDLE)
+    running.stop_at(2)
+    assert running.step() == []
+    running.abort("short")
+    running.stop_at()
+    assert running.step() == ["other"]
+    assert running.answers["other"].tokens == expected["other"].tokens
+    assert min(boundary for _, boundary in running.rpc("trace")[0]) == 2, "it started over"
+
+
+def test_a_waiting_request_can_be_aborted_while_another_is_suspended(running):
+    expected = alone(running, long=LONG)
+    suspend(running, "long", LONG, 2, beneficiary="short")
+    running.add("short", SHORT)
+    running.abort("short")
+    running.finish()
+    assert running.answers == expected
+
+
+def test_blocks_of_an_unfinished_step_are_never_shared(running):
+    prefix, tail = LONG[:512], random_prompt(100, seed=9)
+    expected = alone(running, twin=prefix + tail)
+    suspend(running, "long", LONG, 2, beneficiary="twin")
+    running.add("twin", prefix + tail, deadline_s=10)
+    assert running.step() == ["twin"]
+    assert running.cached_tokens["twin"] == 0
+    running.finish()
+    assert running.answers["twin"] == expected["twin"]
+    running.prefill("again", prefix + tail)
+    assert running.cached_tokens["again"] == 512
+
+
+def test_a_request_that_has_been_suspended_for_too_long_goes_first(models):
+    setup = EngineSetup(mode="resume", max_suspended_s=0.2)
+    with engine(models("llama"), setup=setup) as running:
+        suspend(running, "long", LONG, 2, beneficiary="short")
+        time.sleep(0.25)
+        running.add("short", SHORT, deadline_s=1)
+        assert running.step() == ["long"]
+        assert running.step() == ["short"]
+
+
+def test_nothing_runs_while_everything_is_paused(running):
+    expected = alone(running, long=LONG)
+    suspend(running, "long", LONG, 2)
+    running.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    assert running.step() == []
+    running.scheduler.set_pause_state(PauseState.UNPAUSED)
+    running.finish()
+    assert running.answers == expected
+
+
+def test_suspended_steps_are_finished_in_a_pause_that_starts_nothing_new(running):
+    suspend(running, "long", LONG, 2)
+    running.add("new", SHORT)
+    running.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert running.step() == ["long"]
+    assert running.step() == []
+    running.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert running.step() == ["new"]
+
+
+def test_sleep_aborts_what_is_suspended(running):
+    suspend(running, "long", LONG, 2)
+    running.core.sleep(level=1)
+    running.abort_frontend("long")
+    running.core.resume_scheduler()
+    running.check_at_rest()
+
+
+def test_a_pause_that_clears_the_cache_has_suspended_steps_start_over(running):
+    expected = alone(running, long=LONG)
+    suspend(running, "long", LONG, 2)
+    running.core.pause_scheduler(mode="keep", clear_cache=True)
+    running.core.resume_scheduler()
+    running.stop_at()
+    running.finish()
+    assert_same_output(running, expected)
+    assert min(boundary for _, boundary in running.rpc("trace")[0]) == 0
+    assert any(isinstance(notice, Dropped) and notice.reason == "memory" for notice in running.notices())
+
+
+@pytest.fixture(scope="module")
+def small_memory(models):
+    """Room for eleven blocks of 128 tokens."""
+    with engine(models("llama"), max_model_len=1024, num_gpu_blocks_override=12) as running:
+        yield running
+
+
+@pytest.fixture
+def small(small_memory):
+    """The same, at rest before and after."""
+    small_memory.forget()
+    yield small_memory
+    small_memory.finish()
+    small_memory.check_at_rest()
+
+
+def test_an_urgent_request_takes_the_memory_of_a_suspended_one(small):
+    expected = alone(small, long=LONG, urgent=LONG[::-1])
+    suspend(small, "long", LONG, 2, beneficiary="urgent")
+    small.add("urgent", LONG[::-1], deadline_s=10)
+    assert small.step() == ["urgent"]
+    assert small.rpc("checkpoints_held") == [0]
+    small.finish()
+    assert_same_output(small, expected)
+
+
+def test_a_less_valuable_request_waits_for_the_memory_of_a_suspended_one(small):
+    suspend(small, "long", LONG, 2, beneficiary="cheap", weight=4.0)
+    small.add("cheap", LONG[::-1], deadline_s=10, weight=1.0)
+    assert small.step() == ["long"]
+    assert small.step() == ["cheap"]
+
+
+def test_a_request_with_time_to_spare_waits_for_the_memory_of_a_suspended_one(small):
+    suspend(small, "long", LONG, 2)
+    small.add("patient", LONG[::-1], deadline_s=60)
+    assert small.step() == ["long"]
+    assert small.step() == ["patient"]
+
+
+def test_the_least_valuable_checkpoint_goes_first(small):
+    suspend(small, "dear", SHORT, 2, beneficiary="urgent", weight=3.0)
+    suspend(small, "cheap", MIDDLE, 2, beneficiary="urgent", weight=1.0, deadline_s=60)
+    small.add("urgent", random_prompt(900, seed=4), deadline_s=10, weight=4.0)
+    assert small.step() == ["urgent"]
+    dropped = [notice.jobs for notice in small.notices() if isinstance(notice, Dropped)]
+    assert dropped == [("cheap",)]

@@ -1,0 +1,166 @@
+"""Real vLLM engines whose steps a test takes one at a time.
+
+The scheduler runs in the test's own process, so that a test sees its state and a step is one call; the
+workers run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from offline_engine import offline_engine
+
+from prefill_node import notices
+from prefill_node.views import StopOrder
+from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG
+
+
+@dataclass
+class Answer:
+    """What a request ended with."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[int, float], ...]
+    kv: tuple[str, ...]
+
+
+class Engine:
+    """An engine and its board; `step` takes one engine step."""
+
+    def __init__(self, llm, board, *, is_scripted):
+        self.llm = llm
+        self.board = board
+        self.is_scripted = is_scripted
+        self.answers: dict[str, Answer] = {}
+        self.cached_tokens: dict[str, int] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._watch_frees()
+
+    @property
+    def core(self):
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def scheduler(self):
+        return self.core.scheduler
+
+    @property
+    def boundaries(self):
+        return self.rpc("preemption_support")[0][0]
+
+    def rpc(self, method, *args):
+        """What each worker's `method` returns."""
+        return self.core.model_executor.collective_rpc(method, args=args)
+
+    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1):
+        """Queue a request whose job is `name`."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3]}
+        if deadline_s is not None:
+            arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=0, logprobs=5, ignore_eos=True, extra_args=arguments
+        )
+        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling)
+
+    def abort(self, *names):
+        self.llm.llm_engine.abort_request(list(names), internal=False)
+
+    def abort_frontend(self, *names):
+        """Forget requests that the engine itself has aborted."""
+        self.llm.llm_engine.output_processor.abort_requests(list(names), internal=False)
+
+    def stop_at(self, *boundaries):
+        """Stop the passes that reach these boundaries next, in this order."""
+        self.rpc("stop_at", boundaries)
+
+    def order_stop(self, beneficiary=""):
+        """Tell the scheduler for whom the next step will stop; the workers' script does the stopping."""
+        step = self.scheduler._step_id + 1
+        self.board.order_stop(StopOrder(step, beneficiary, "rescue", time.monotonic()))
+
+    def step(self):
+        """Take one step; the names of the requests that ended in it."""
+        ended = []
+        for output in self.llm.llm_engine.step():
+            if output.finished:
+                self.answers[output.request_id] = self._answer(output)
+                self.cached_tokens[output.request_id] = output.num_cached_tokens
+                ended.append(output.request_id)
+        return ended
+
+    def finish(self, most=500):
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if not self.llm.llm_engine.has_unfinished_requests():
+                return
+            self.step()
+        raise AssertionError(f"not done after {most} steps")
+
+    def prefill(self, name, prompt, **options):
+        """Run one request alone, to its end."""
+        self.add(name, prompt, **options)
+        self.finish()
+        return self.answers[name]
+
+    def forget(self):
+        """Empty the prefix cache and the KV blocks; nothing may be under way."""
+        assert self.llm.reset_prefix_cache()
+        self.rpc("clear_kv")
+        self.notices()
+        self.answers.clear()
+
+    def notices(self):
+        """What the scheduler has reported since the last call."""
+        return [notices.decode(record) for record in self.board.take_events()]
+
+    def check_at_rest(self):
+        """Nothing is suspended, kept or held."""
+        self.llm.llm_engine.step()  # the workers learn of the last requests' ends with the next step
+        suspensions = self.scheduler._suspensions
+        assert not suspensions.steps
+        assert not suspensions.accounts
+        assert not self.scheduler.requests
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert not self.scheduler._inflight_prefills
+        assert self.scheduler.get_kv_cache_usage() == 0.0
+        assert set(self.rpc("checkpoints_held")) == {0}
+
+    def _watch_frees(self):
+        free = self.scheduler._free_blocks
+
+        def freeing(request):
+            name = request.sampling_params.extra_args[JOB_XARG]
+            self._blocks[name] = list(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0])
+            free(request)
+
+        self.scheduler._free_blocks = freeing
+
+    def _answer(self, output):
+        name, completion = output.request_id, output.outputs[0]
+        logprobs = tuple((t, p.logprob) for step in completion.logprobs for t, p in sorted(step.items()))
+        blocks = self._blocks.pop(name)
+        kv = self.rpc("kv_digest", blocks) if self.is_scripted else ()
+        return Answer(tuple(completion.token_ids), logprobs, tuple(kv))
+
+
+@contextmanager
+def engine(
+    model, *, tensor_parallel_size=1, setup=None, worker="scripted_worker.ScriptedCPUWorker", **options
+):
+    """Start an engine that can be preempted, by a script or, with the real worker, through its board."""
+    options = {"max_model_len": 2048, "max_num_batched_tokens": 2048} | options
+    with offline_engine(model, worker, ranks=tensor_parallel_size, setup=setup, **options) as (llm, board):
+        yield Engine(llm, board, is_scripted=worker.startswith("scripted_worker."))
+
+
+def random_prompt(length, seed=None, vocabulary=250):
+    """Tokens that no other prompt begins with."""
+    rng = random.Random(seed)
+    return [rng.randrange(vocabulary) for _ in range(length)]
