@@ -28,10 +28,12 @@ from deployments.ingress import IngressConfig
 from deployments.launcher import PREFILL_PREFIX
 from deployments.model_store import ModelStore, ResolvedModel
 from kv_transfer.connector import KVRole, kv_transfer_config
+from prefill_node.engine_setup import EngineSetup
 from prefill_node.server import PrefillNodeConfig, PrefillServer
 from router.core import RouterLimits
 from router.deployment import RouterConfig, SlackRouter
 from router.pinning import PinnedDecode, PinnedPrefill
+from slo.preemption import PreemptionMode
 
 ROUTER_NAME = "Router"
 INGRESS_NAME = "Ingress"
@@ -39,6 +41,10 @@ DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1
 _LONGEST_STEP_TOKENS = 32_768
 _SCHEDULER = "prefill_node.scheduler.SlackScheduler"
+_WORKERS = {
+    "cpu": "prefill_node.worker_cpu.YieldingCPUWorker",
+    "cuda": "prefill_node.worker_cuda.YieldingGPUWorker",
+}
 
 
 def build(config: SlackServeConfig) -> serve.Application:
@@ -111,7 +117,19 @@ def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfi
     handoff_s = config.handoff_ms / 1e3
     if predictor is not None and predictor.handoff_s > 0:
         handoff_s = predictor.handoff_s
-    return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, cores.prefill)
+    preemption = config.preemption
+    rules = preemption.rules()
+    setup = EngineSetup(
+        mode=preemption.mode.value,
+        order=preemption.order.value,
+        granularity=preemption.granularity,
+        launch_ahead=preemption.launch_ahead,
+        vote_timeout_s=preemption.vote_timeout_s,
+        join_tokens=preemption.join_tokens,
+        max_suspended_s=rules.limits.max_suspended_s,
+    )
+    weights = {tier: policy.weight for tier, policy in config.tiers.policies().items()}
+    return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, weights, rules, setup, cores.prefill)
 
 
 def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole) -> LLMConfig:
@@ -121,7 +139,7 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
         model_loading_config={"model_id": model.model_id, "model_source": model.source},
         accelerator_type=config.accelerator_type,
         engine_kwargs=_engine_kwargs(config, model, pool, role),
-        runtime_env={"env_vars": _environment(config, model)},
+        runtime_env={"env_vars": _environment(config, model, role)},
         callback_config={"callback_class": "deployments.replica_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
@@ -166,13 +184,17 @@ def _engine_kwargs(
         kwargs["dtype"] = config.dtype
     if role is KVRole.PREFILL:
         kwargs["scheduler_cls"] = _SCHEDULER
+        kwargs["worker_cls"] = _WORKERS[config.accelerator]
+        if config.preemption.mode is not PreemptionMode.OFF:
+            # A compiled forward pass is one piece, which cannot stop between two layers.
+            kwargs["enforce_eager"] = True
         if (longest := config.max_model_len or _longest(model)) is not None:
-            # A whole prompt in one step: between the chunks of a prompt vLLM lets nobody else in.
+            # A whole prompt in one step: it can stop anywhere, and chunks would only cost throughput.
             kwargs["max_num_batched_tokens"] = min(longest, _LONGEST_STEP_TOKENS)
     return kwargs | pool.engine_kwargs
 
 
-def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, str]:
+def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -> dict[str, str]:
     """Environment of the replicas, and so of their engines."""
     env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
     if Path(model.source).is_dir():
@@ -182,6 +204,9 @@ def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, st
         # vLLM compiles its sampler with torch.compile even in eager mode; on a CPU that is a minute of C++
         # compilation inside the first request.
         env["TORCHDYNAMO_DISABLE"] = "1"
+    elif role is KVRole.PREFILL and config.preemption.mode is not PreemptionMode.OFF:
+        # A step can only be stopped and issued again with vLLM's first model runner.
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return env
 
 

@@ -5,6 +5,7 @@ values that cannot work together are refused with the reason. `slackserve serve`
 `serve deploy` and a RayService all go through `SlackServeConfig`.
 """
 
+import dataclasses
 import difflib
 import os
 from pathlib import Path
@@ -14,6 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
+from slo.order import QueueOrder
+from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tenancy import KeyRing, Tenant
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
@@ -142,6 +145,7 @@ _RESERVED_ENGINE_KWARGS = {
     "dtype": "use the key dtype",
     "kv_transfer_config": "use the section kv_transfer",
     "scheduler_cls": "SlackServe brings its own",
+    "worker_cls": "SlackServe brings its own",
     "async_scheduling": "SlackServe's scheduler needs it off",
     "disable_log_stats": "SlackServe's metrics need the statistics",
     "scheduling_policy": "SlackServe orders by slack",
@@ -150,6 +154,68 @@ _RESERVED_ENGINE_KWARGS = {
     "data_parallel_size": "use the pool's replicas",
     "distributed_executor_backend": "it follows the accelerator",
 }
+
+
+class PreemptionLimitsConfig(Section):
+    """How much preemption is borne; past one of these a step runs to its end, whatever waits."""
+
+    max_preemptions: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Stops of one request; by default 8, and 1 with mode: recompute."
+    )
+    max_suspended_s: Positive = Field(30.0, description="Total seconds that one request is suspended.")
+    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(8, description="Suspended steps per replica.")
+    max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
+        1024, description="Memory of their checkpoints, MiB on each rank."
+    )
+
+
+class PreemptionConfig(Section):
+    """Whether and when a running prefill makes way for a more urgent request."""
+
+    mode: PreemptionMode = Field(
+        PreemptionMode.RESUME,
+        description="A stopped prefill continues, starts again (recompute), or none is stopped.",
+    )
+    policy: PreemptionPolicy = Field(
+        PreemptionPolicy.RESCUE,
+        description="When a waiter that can be met takes over from one that can be met.",
+    )
+    margin: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        1.2, description="How much more urgent a waiter must be, or how far predictions are trusted."
+    )
+    order: QueueOrder = Field(QueueOrder.SEDF, description="Which waiting prefill goes first.")
+    granularity: Literal["layer", "sublayer"] = Field(
+        "layer", description="Where a forward pass can stop: before each layer, or also before each MLP."
+    )
+    launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
+        2, description="On an accelerator, boundaries that may be launched before the first of them is done."
+    )
+    join_tokens: Annotated[int, Field(ge=1)] = Field(
+        2048, description="Prompts are prefilled together while they have no more tokens together."
+    )
+    vote_timeout_s: Positive = Field(
+        20.0, description="A tensor-parallel rank that stays away from a vote for longer has failed."
+    )
+    limits: PreemptionLimitsConfig = PreemptionLimitsConfig()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return PreemptionMode.OFF if value is False else value
+
+    def rules(self) -> PreemptionRules:
+        """The same in the vocabulary of the decision rules."""
+        given = self.limits
+        limits = dataclasses.replace(
+            Limits.default_for(self.mode),
+            max_suspended_s=given.max_suspended_s,
+            max_suspended_steps=given.max_suspended_steps,
+            max_suspended_bytes=given.max_suspended_mib << 20,
+        )
+        if given.max_preemptions is not None:
+            limits = dataclasses.replace(limits, max_preemptions=given.max_preemptions)
+        return PreemptionRules(self.mode, self.policy, self.margin, limits)
 
 
 class KVTransferConfig(Section):
@@ -239,6 +305,7 @@ class SlackServeConfig(Section):
     tiers: TiersConfig = TiersConfig()
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     router: RouterSection = RouterSection()
     limits: LimitsConfig = LimitsConfig()

@@ -1,7 +1,7 @@
 """The NIXL connector that both tiers load, and its configuration.
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be given up
-early. The transfer itself is vLLM's.
+early, and an engine ends with its replica. The transfer itself is vLLM's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 
+from kv_transfer.lifeline import end_with_parent
+
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
 
 
@@ -32,6 +36,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     The name is the one that Ray Serve LLM and vLLM know; vLLM takes the class from this module because the
     configuration gives `kv_connector_module_path`.
     """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, role, *args, **kwargs)
+        if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
+            end_with_parent()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Start the step's transfers, then put the leases back into the order of their expiry."""

@@ -1,7 +1,7 @@
 """The prefill replica: one vLLM engine that computes KV cache and reports what it has to do.
 
-A thin shell around `prefill_node.ledger`. Runs in the replica process; the engine's scheduler
-(`prefill_node.scheduler`) runs in EngineCore.
+A thin shell around `prefill_node.ledger` and `prefill_node.watch`. Runs in the replica process; the engine's
+scheduler (`prefill_node.scheduler`) runs in EngineCore, its workers in processes of their own.
 """
 
 from __future__ import annotations
@@ -10,21 +10,38 @@ import asyncio
 import logging
 import os
 import random
+import tempfile
 import time
 from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
+from prefill_node.board import Board, BoardUnavailableError
+from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.preemption_record import METRICS, PreemptionRecord
 from prefill_node.scheduler import RELEASE_PREFIX
+from prefill_node.snapshot import load, snapshot
+from prefill_node.watch import Watch
+from slo.order import QueueOrder
 from slo.predictor import PrefillPredictor, Sample, fit
-from slo.reports import OutstandingJob, PrefillReported, ReplicaGone
-from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, JobId, ReplicaId, RequestContext
+from slo.preemption import PreemptionMode
+from slo.reports import PrefillReported, ReplicaGone
+from slo.request import (
+    DEADLINE_XARG,
+    JOB_XARG,
+    PREDICTOR_XARG,
+    WEIGHT_XARG,
+    JobId,
+    ReplicaId,
+    RequestContext,
+)
 from slo.slack import NO_DEADLINE
 from telemetry import logs
 from telemetry.background import Background
@@ -34,12 +51,15 @@ from telemetry.instruments import Instruments
 from telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
+    from prefill_node.engine_setup import EngineSetup
+    from slo.preemption import PreemptionRules
     from slo.reports import Report
+    from slo.tiers import Tier
 
 _REMEMBER_RELEASED = 4096
 CLIENT_CLOSED_REQUEST = 499
@@ -52,13 +72,19 @@ class PrefillNodeConfig:
     Attributes:
         predictor: From a calibration profile; None lets the warm-up measure one.
         handoff_s: Predicted seconds from the end of prefill to the first token.
-        warmup_tokens: Prompt lengths to prefill before reporting ready, each twice.
+        warmup_tokens: Prompt lengths to prefill before reporting ready, each three times.
+        weights: Worth of a request on time, by tier.
+        rules: When a running prefill makes way.
+        setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
     """
 
     predictor: PrefillPredictor | None
     handoff_s: float
     warmup_tokens: tuple[int, ...]
+    weights: Mapping[Tier, float]
+    rules: PreemptionRules
+    setup: EngineSetup
     cores: tuple[str, ...] = ()
 
 
@@ -69,11 +95,19 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self, llm_config: LLMConfig, *, node: PrefillNodeConfig, router: DeploymentHandle
     ) -> None:
         context = serve.get_replica_context()
+        self._node = node
         if node.cores:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
+        ranks = int(llm_config.engine_kwargs.get("tensor_parallel_size", 1))
+        board = _make_board(ranks)
+        extra = llm_config.engine_kwargs.get("additional_config") or {}
+        setup = replace(node.setup, board=str(board.path))
+        llm_config.update_engine_kwargs(additional_config={**extra, **setup.encode()})
         await super().__init__(llm_config)
+        board.unlink()  # all have attached; without a name nothing is left behind by a crash
         self._replica_id = ReplicaId(context.replica_id.unique_id)
-        self._instruments = Instruments(PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS)
+        self._instruments = Instruments(PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS, *METRICS)
+        self._weights = node.weights
         self._tap = EngineTap("prefill", self._instruments)
         self._tap.attach(self.engine)
         self._released: OrderedDict[JobId, None] = OrderedDict()
@@ -83,6 +117,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         samples = await self._warm_up(node.warmup_tokens)
         predictor = node.predictor or fit(samples).predictor
         self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
+        self._record = PreemptionRecord(self._instruments, self._ledger)
+        self._governor = Governor(
+            self._ledger, node.weights, node.rules, QueueOrder(setup.order), await self._profile_forward()
+        )
+        self._watch = Watch(board, self._governor, self._record)
         logs.event(
             "prefill_ready",
             per_token_ms=predictor.per_token_s * 1e3,
@@ -111,6 +150,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             work.cancel()
             await asyncio.wait([work])
         await self._abandon(job_id)
+        self._watch.changed()
 
     async def measure_prefill(self, tokens: int) -> float:
         """Seconds that the prefill of a random prompt takes, through the engine's own queue.
@@ -129,13 +169,44 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
                 raise RuntimeError(error.message)
         return time.monotonic() - started_s
 
+    async def snapshot(self, pin: ReplicaId | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """What runs, waits and is suspended here, as plain data for `slackserve top`.
+
+        Args:
+            pin: The replica that is asked; read by `router.pinning` on the caller's side.
+        """
+        return snapshot(self._governor, self._watch.view(), self._watch.reached(), time.monotonic())
+
+    async def _profile_forward(self) -> ForwardProfile:
+        """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        answers = await client.collective_rpc("preemption_support")
+        boundaries, granularity, refusal = answers[0]
+        model = client.model_config
+        tensors = 3 if granularity == "sublayer" else 2
+        per_token = tensors * model.get_hidden_size() * model.dtype.itemsize
+        if self._node.rules.mode is PreemptionMode.OFF:
+            logs.event("preemption_off")
+        elif refusal:
+            logs.event("preemption_refused", level=logging.WARNING, why=refusal)
+        else:
+            logs.event("preemption_ready", boundaries=boundaries, granularity=granularity)
+        on_host = client.vllm_config.device_config.device_type == "cpu"
+        return ForwardProfile(boundaries, per_token, 0 if on_host else self._node.setup.launch_ahead)
+
     async def _warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
-        """Touch the memory of long prefills, then measure: the first of each length is slow."""
+        """Touch the memory of long prefills, then measure: the first of each length is slow.
+
+        The shorter of two measurements counts: whatever else the machine does can only lengthen one.
+        """
         longest = self.engine._engine_client.model_config.max_model_len - 1  # noqa: SLF001
         fitting = sorted({min(tokens, longest) for tokens in lengths} | {min(lengths[0], longest // 2)})
         for tokens in fitting:
             await self.measure_prefill(tokens)
-        return [Sample(tokens, await self.measure_prefill(tokens)) for tokens in fitting]
+        return [
+            Sample(tokens, min(await self.measure_prefill(tokens), await self.measure_prefill(tokens)))
+            for tokens in fitting
+        ]
 
     async def _prefill(self, request: CompletionRequest, info: Any) -> AsyncGenerator[Any, None]:
         context = RequestContext.from_headers(info.headers) if info is not None else None
@@ -154,20 +225,23 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         request.vllm_xargs = {
             JOB_XARG: job_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s],
+            WEIGHT_XARG: self._weights[context.tier],
         }
         if deadline_s != NO_DEADLINE:
             request.vllm_xargs[DEADLINE_XARG] = deadline_s
         work = asyncio.get_running_loop().create_task(self._compute(request, info))
         self._computing[job_id] = work
         work.add_done_callback(lambda _: self._computing.pop(job_id, None))
+        abandoned = True
         try:
             await asyncio.wait([work])
-            yield _gone(job_id) if work.cancelled() else work.result()
+            abandoned = work.cancelled()
+            yield _gone(job_id) if abandoned else work.result()
         except (asyncio.CancelledError, GeneratorExit):
             self._background.run("release", self.release(job_id), job_id=job_id)
             raise
         finally:
-            self._end(context, arrived_s)
+            self._end(context, arrived_s, abandoned=abandoned)
 
     async def _compute(self, request: CompletionRequest, info: Any) -> Any:
         """The engine's one answer: a prefill is not streamed."""
@@ -177,10 +251,12 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
-        self._ledger.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s), now_s)
+        self._ledger.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s))
+        self._record.follow(context.job_id)
         if context.prompt_bytes > 0:
             self._learned.append((context.prompt_bytes, tokens))
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
+        self._watch.changed()
         self._reporter.changed()
         logs.event(
             "prefill_accepted",
@@ -191,9 +267,12 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             budget_s=context.ttft_budget_s,
         )
 
-    def _end(self, context: RequestContext, arrived_s: float) -> None:
+    def _end(self, context: RequestContext, arrived_s: float, *, abandoned: bool) -> None:
         now_s = time.monotonic()
-        self._ledger.ended(context.job_id, now_s)
+        self._watch.collect()
+        self._ledger.ended(context.job_id, abandoned=abandoned)
+        self._watch.changed()
+        self._record.leave(context.job_id)
         self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier.value)
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._reporter.changed()
@@ -210,24 +289,31 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
     def _report(self) -> Report:
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
             return ReplicaGone(self._replica_id)
+        self._watch.collect()
         now_s = time.monotonic()
         learned, self._learned = tuple(self._learned), []
-        ledger = self._ledger
+        view = self._watch.view() if self._watch.is_up else None
+        work = load(self._governor, view, self._watch.reached(), now_s)
         return PrefillReported(
             replica_id=self._replica_id,
-            predictor=ledger.predictor,
-            jobs=tuple(_outstanding(job, now_s) for job in ledger.accepted.values()),
-            running=ledger.running,
-            running_for_s=now_s - ledger.running_since_s if ledger.running is not None else 0.0,
+            predictor=self._ledger.predictor,
+            jobs=work.jobs,
+            running=work.running,
+            running_for_s=work.running_for_s,
+            yields_in_s=work.yields_in_s,
             kv_usage=self._tap.kv_usage,
-            ended=ledger.take_ended(),
+            ended=self._ledger.take_ended(),
             learned=learned,
         )
 
 
-def _outstanding(job: Accepted, now_s: float) -> OutstandingJob:
-    budget_s = None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s
-    return OutstandingJob(job.job_id, job.tier, job.tokens, budget_s)
+def _make_board(ranks: int) -> Board:
+    """In shared memory, or, where that is full or missing, in the directory for temporary files."""
+    try:
+        return Board.create(ranks)
+    except BoardUnavailableError as error:
+        logs.event("board_elsewhere", level=logging.WARNING, why=str(error))
+        return Board.create(ranks, Path(tempfile.gettempdir()))
 
 
 def _gone(job_id: JobId) -> ErrorResponse:

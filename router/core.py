@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 
+_FORGET_AFTER = 3
+"""A replica that has been silent for this many times the limit of staleness is forgotten."""
 _KV_STEP = 0.05
 """KV use is compared in steps of this fraction: what was placed last does not show in it yet."""
 
@@ -136,6 +138,7 @@ class RouterCore:
         Returns:
             The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
         """
+        self._forget_silent(now_s)
         replica = self.prefill.get(event.replica_id)
         if replica is None:
             replica = PrefillReplica(event.replica_id, event.predictor, now_s, self._weights)
@@ -155,6 +158,7 @@ class RouterCore:
             and job.job_id not in replica.confirmed
         ]
         replica.confirmed = known
+        replica.yields_in_s = event.yields_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s, now_s)
         return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
 
@@ -166,6 +170,13 @@ class RouterCore:
         """Place nothing there any more."""
         self.prefill.pop(event.replica_id, None)
         self.decode.pop(event.replica_id, None)
+
+    def _forget_silent(self, now_s: float) -> None:
+        """Forget replicas that were killed: nobody says goodbye for them."""
+        limit_s = _FORGET_AFTER * self._limits.stale_after_s
+        for fleet in (self.prefill, self.decode):
+            for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:
+                del fleet[replica_id]
 
     def job_ended(self, job_id: JobId, now_s: float) -> None:
         """Forget a request that ended before or after its replica knew of it."""

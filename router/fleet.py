@@ -57,7 +57,8 @@ class PrefillReplica:
 
     The replica runs one forward pass at a time and takes the waiting prefill that ranks first by slack
     (`slo.slack.sedf_rank`, as its scheduler does). The order is that of the last change. `confirmed` are
-    the jobs that its last report named; any other is still on its way there.
+    the jobs that its last report named; any other is still on its way there. `yields_in_s` is how soon the
+    running pass would make way for a prefill that would otherwise be late; None when it would not.
     """
 
     replica_id: ReplicaId
@@ -68,6 +69,7 @@ class PrefillReplica:
     confirmed: set[JobId] = field(default_factory=set)
     running: JobId | None = None
     running_since_s: float = 0.0
+    yields_in_s: float | None = None
     kv_usage: float = 0.0
     _queue: list[PlacedJob] = field(default_factory=list)
     _ranks: list[SlackRank] = field(default_factory=list)
@@ -107,8 +109,8 @@ class PrefillReplica:
     def end_s(self, tokens: int, deadline_s: float, now_s: float) -> float:
         """When a prefill of `tokens` due at `deadline_s` would end if it were added now."""
         position = self._position(tokens, deadline_s, now_s)
-        waits_s = self._busy_s(now_s) + self._work_before_s[position]
-        return now_s + waits_s + self.predictor.prefill_s(tokens)
+        work_s = self._work_before_s[position] + self.predictor.prefill_s(tokens)
+        return self._free_at_s(work_s, deadline_s, now_s) + work_s
 
     def fit(
         self, tokens: int, deadline_s: float, weight: float, now_s: float, enough_s: float = math.inf
@@ -123,10 +125,13 @@ class PrefillReplica:
             enough_s: Lateness beyond which the caller does not care how much it is.
         """
         own_s = self.predictor.prefill_s(tokens)
-        free_at_s = now_s + self._busy_s(now_s)
         position = self._position(tokens, deadline_s, now_s)
-        end_s = free_at_s + self._work_before_s[position] + own_s
+        work_s = self._work_before_s[position] + own_s
+        end_s = self._free_at_s(work_s, deadline_s, now_s) + work_s
+        free_at_s = now_s + self._busy_s(now_s)
         lateness_s = weight * max(0.0, end_s - deadline_s) if deadline_s < NO_DEADLINE else 0.0
+        if end_s < free_at_s + work_s:
+            lateness_s += self._runner_lateness_s(free_at_s, work_s)
         if lateness_s <= enough_s and self._least_room_s[position] - free_at_s < own_s:
             lateness_s = self._with_harm_s(lateness_s, enough_s, position, free_at_s, own_s)
         return Fit(end_s, lateness_s)
@@ -143,6 +148,23 @@ class PrefillReplica:
             return 0.0
         took_s = self.predictor.prefill_s(self.jobs[self.running].tokens)
         return max(0.0, self.running_since_s + took_s - now_s)
+
+    def _free_at_s(self, work_s: float, deadline_s: float, now_s: float) -> float:
+        """When the running pass ends, or makes way if `work_s` would otherwise end after `deadline_s`."""
+        busy_s = self._busy_s(now_s)
+        late = deadline_s < NO_DEADLINE and now_s + busy_s + work_s > deadline_s
+        if late and self.yields_in_s is not None and now_s + self.yields_in_s + work_s <= deadline_s:
+            return now_s + self.yields_in_s
+        return now_s + busy_s
+
+    def _runner_lateness_s(self, end_s: float, delay_s: float) -> float:
+        """Weighted lateness that the running job gets if its pass, due to end at `end_s`, makes way."""
+        assert self.running is not None
+        runner = self.jobs[self.running]
+        if runner.deadline_s == NO_DEADLINE:
+            return 0.0
+        room_s = max(0.0, runner.deadline_s - end_s)
+        return self.weights[runner.tier] * max(0.0, delay_s - room_s)
 
     def _with_harm_s(
         self, lateness_s: float, enough_s: float, position: int, free_at_s: float, delay_s: float

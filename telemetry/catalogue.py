@@ -133,9 +133,68 @@ KV_SECONDS: Final = Metric(
 KV_USAGE: Final = Metric(
     "slackserve_kv_usage_ratio", Kind.GAUGE, "ratio", ("role",), "Fraction of a replica's KV blocks in use."
 )
+PREEMPTIONS: Final = Metric(
+    "slackserve_preemptions", Kind.COUNTER, "steps", ("outcome", "reason"),
+    "Running prefill steps that were stopped, by what became of their work and why they were stopped.",
+)  # fmt: skip
+PREEMPTION_REFUSALS: Final = Metric(
+    "slackserve_preemption_refusals", Kind.COUNTER, "decisions", ("reason",),
+    "Decisions of the governor to let the running step go on, by the rule that decided.",
+)  # fmt: skip
+PREEMPTION_ARRIVAL_TO_STOP: Final = Metric(
+    "slackserve_preemption_arrival_to_stop_seconds", Kind.HISTOGRAM, "seconds", (),
+    "From the arrival of a request at a prefill replica to the stop of the step that makes way for it.",
+    _LATENCY_S,
+)  # fmt: skip
+PREEMPTION_ORDER_TO_STOP: Final = Metric(
+    "slackserve_preemption_order_to_stop_seconds", Kind.HISTOGRAM, "seconds", (),
+    "From the governor's order to the stop of the step.", _LATENCY_S,
+)  # fmt: skip
+PREEMPTION_STOP_TO_SERVICE: Final = Metric(
+    "slackserve_preemption_stop_to_service_seconds", Kind.HISTOGRAM, "seconds", (),
+    "From the stop of a step to the first operator of the request that it made way for.", _LATENCY_S,
+)  # fmt: skip
+PREEMPTION_RESUME_OVERHEAD: Final = Metric(
+    "slackserve_preemption_resume_overhead_seconds", Kind.HISTOGRAM, "seconds", (),
+    "From the issue of a resumed step to its first operator: the work that each suspension adds.", _LATENCY_S,
+)  # fmt: skip
+PREEMPTION_AVAILABLE: Final = Metric(
+    "slackserve_preemption_available", Kind.GAUGE, "ratio", (),
+    "1 when running prefills of a replica can be stopped, 0 when it serves without preemption.",
+)  # fmt: skip
+SUSPENDED_SECONDS: Final = Metric(
+    "slackserve_prefill_suspended_seconds", Kind.HISTOGRAM, "seconds", (),
+    "How long a step was suspended, each time.", _LATENCY_S,
+)  # fmt: skip
+SUSPENDED_STEPS: Final = Metric(
+    "slackserve_prefill_suspended_steps", Kind.GAUGE, "steps", (), "Steps that are suspended."
+)
+SUSPENDED_BYTES: Final = Metric(
+    "slackserve_prefill_suspended_bytes", Kind.GAUGE, "bytes", (),
+    "Memory that the checkpoints of suspended steps take, on each rank.",
+)  # fmt: skip
+WORK_LOST: Final = Metric(
+    "slackserve_prefill_work_lost_seconds", Kind.COUNTER, "seconds", ("reason",),
+    "Predicted seconds of prefill that were done and will not be used.",
+)  # fmt: skip
+VOTES: Final = Metric(
+    "slackserve_votes", Kind.COUNTER, "votes", (),
+    "Votes of a replica's ranks on whether to stop, one at each boundary.",
+)  # fmt: skip
+VOTE_TIMEOUTS: Final = Metric(
+    "slackserve_vote_timeouts", Kind.COUNTER, "votes", (),
+    "Votes that a rank gave up because another stayed away; the engine fails after it.",
+)  # fmt: skip
+GOVERNOR_DECISION: Final = Metric(
+    "slackserve_governor_decision_seconds", Kind.HISTOGRAM, "seconds", (),
+    "Time that the governor takes to decide whether a running step makes way.", _DECISION_S,
+)  # fmt: skip
 
 ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
     TTFT_PREDICTION_ERROR, ROUTER_FALLBACKS, PLACEMENTS, DECISION, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
+    PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
+    PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,
+    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_LOST, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION,
 )  # fmt: skip

@@ -1,11 +1,17 @@
 """One real deployment for all end-to-end tests: Ray, two vLLM engines, NIXL, a tiny random model."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 from serving import Deployment, free_port, start
 from tiny_models import build_tiny_llama
+
+
+def nixl_port() -> int:
+    """A port far from the defaults, so that a deployment of the machine's user is left alone."""
+    return random.randrange(24_000, 32_000)
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +29,7 @@ def deployment(tmp_path_factory, tiny_model):
         "model": str(tiny_model),
         "model_name": "tiny",
         "port": free_port(),
+        "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
         "limits": {"max_body_bytes": 200_000},

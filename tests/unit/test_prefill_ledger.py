@@ -7,31 +7,56 @@ from slo.tiers import Tier
 LINE = PrefillPredictor(0.001, 0.0)
 
 
-def job(name, tokens=100, deadline_s=NO_DEADLINE, arrived_s=0.0):
-    return Accepted(JobId(name), Tier.STANDARD, tokens, deadline_s, arrived_s)
+def job(name, tokens=100, deadline_s=NO_DEADLINE):
+    return Accepted(JobId(name), Tier.STANDARD, tokens, deadline_s, 0.0)
 
 
-def test_the_first_arrival_runs_and_the_next_waits():
-    ledger = PrefillLedger(LINE)
-    ledger.arrived(job("a"), 1.0)
-    ledger.arrived(job("b"), 2.0)
-    assert (ledger.running, ledger.running_since_s) == ("a", 1.0)
+def ledger(*names):
+    started = PrefillLedger(LINE)
+    for name in names:
+        started.arrived(job(name))
+    return started
 
 
-def test_the_most_urgent_waiting_one_runs_next():
-    ledger = PrefillLedger(LINE)
-    for name, deadline_s in (("a", NO_DEADLINE), ("b", NO_DEADLINE), ("c", 9.0), ("d", 5.0)):
-        ledger.arrived(job(name, deadline_s=deadline_s), 0.0)
-    ledger.ended(JobId("a"), 1.0)
-    assert (ledger.running, ledger.running_since_s) == ("d", 1.0)
+def test_what_has_arrived_is_kept_until_it_ends():
+    two = ledger("a", "b")
+    two.ended(JobId("a"))
+    assert two.accepted == {"b": job("b")}
 
 
-def test_ends_are_reported_once():
-    ledger = PrefillLedger(LINE)
-    ledger.arrived(job("a"), 0.0)
-    ledger.ended(JobId("a"), 1.0)
-    ledger.ended(JobId("a"), 2.0)
-    ledger.ended(JobId("never-here"), 2.0)
-    assert ledger.take_ended() == ("a",)
-    assert ledger.take_ended() == ()
-    assert ledger.running is None
+def test_ends_are_reported_once_in_their_order():
+    three = ledger("a", "b", "c")
+    three.ended(JobId("b"))
+    three.ended(JobId("a"))
+    three.ended(JobId("a"))
+    three.ended(JobId("never-here"))
+    assert three.take_ended() == ("b", "a")
+    assert three.take_ended() == ()
+    three.ended(JobId("c"), abandoned=True)
+    assert three.take_ended() == ("c",), "however it ended"
+
+
+def test_those_whose_clients_left_are_remembered():
+    two = ledger("a", "b")
+    two.ended(JobId("a"), abandoned=True)
+    two.ended(JobId("b"))
+    assert list(two.abandoned) == ["a"]
+
+
+def test_a_client_that_leaves_after_the_answer_has_abandoned_nothing():
+    one = ledger("a")
+    one.ended(JobId("a"))
+    one.ended(JobId("a"), abandoned=True)
+    one.ended(JobId("never-here"), abandoned=True)
+    assert not one.abandoned
+
+
+def test_only_so_many_are_remembered_the_latest_of_them():
+    started = ledger()
+    for n in range(10_000):
+        started.arrived(job(f"job-{n}"))
+        started.ended(JobId(f"job-{n}"), abandoned=True)
+    assert len(started.abandoned) < 5_000
+    assert "job-9999" in started.abandoned
+    assert "job-0" not in started.abandoned
+    assert started.accepted == {}

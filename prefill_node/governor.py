@@ -1,0 +1,230 @@
+"""Whether the running forward pass makes way, decided in the replica process.
+
+The engine is blocked inside the forward pass when a more urgent request arrives and cannot see it; the
+replica process can. Pure: puts together what the replica has accepted (`prefill_node.ledger`) and what the
+engine's scheduler has published (`prefill_node.views`), and asks the rules (`slo.preemption`). The shell
+(`prefill_node.watch`) reads the board, carries the decision out and sets the timer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prefill_node.views import JobAccount
+from slo.order import QueueOrder, order
+from slo.preemption import (
+    Decision,
+    Keep,
+    KeepReason,
+    Preempt,
+    PreemptionMode,
+    PreemptionRules,
+    PreemptReason,
+    Prefill,
+    ReplicaState,
+    RunningStep,
+    decide,
+    limit_reached,
+    must_wait,
+)
+from slo.request import JobId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from prefill_node.ledger import Accepted, PrefillLedger
+    from prefill_node.views import SchedulerView, StepView, SuspendedView
+    from slo.tiers import Tier
+
+_UNTOUCHED = JobAccount(0, 0.0, 0)
+NOBODY = JobId("")
+"""The beneficiary of a stop that only ends work that nobody waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardProfile:
+    """What a replica knows about its engine's forward pass.
+
+    Attributes:
+        boundaries: Places where it can stop; 0 when it cannot.
+        checkpoint_bytes_per_token: What stopping keeps, on each rank.
+        ahead: Boundaries that are launched on an accelerator before the one that it is at.
+    """
+
+    boundaries: int
+    checkpoint_bytes_per_token: int
+    ahead: int = 0
+
+
+@dataclass(slots=True)
+class Governor:
+    """Decides for one replica.
+
+    Attributes:
+        ledger: What the replica has accepted; kept by its owner.
+        weights: Worth of a request on time, by tier.
+        ordered: The last step that was ordered to stop.
+    """
+
+    ledger: PrefillLedger
+    weights: Mapping[Tier, float]
+    rules: PreemptionRules
+    queue_order: QueueOrder
+    profile: ForwardProfile
+    ordered: int = 0
+    _fresh: dict[JobId, Prefill] = field(default_factory=dict)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether running steps can be stopped at all."""
+        return self.rules.mode is not PreemptionMode.OFF and self.profile.boundaries > 0
+
+    def decide(self, view: SchedulerView | None, reached: tuple[int, int], now_s: float) -> Decision:
+        """Decide anew; called whenever something has changed.
+
+        Args:
+            view: What the scheduler has published last; None before that.
+            reached: The step and boundary that the first rank has published last.
+            now_s: The time.
+        """
+        if not self.is_on:
+            return Keep(KeepReason.OFF)
+        if view is None or view.step is None or view.step.step_id == self.ordered:
+            return Keep(KeepReason.IDLE)
+        step = view.step
+        if step.jobs and all(job in self.ledger.abandoned for job in step.jobs):
+            decision: Decision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
+        else:
+            decision = decide(self._state(view, step, reached, now_s), now_s, self.rules)
+        if isinstance(decision, Preempt):
+            self.ordered = decision.step_id
+        return decision
+
+    def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
+        """Predicted seconds to the end of a running step."""
+        return self.ledger.predictor.prefill_s(step.tokens) * (1.0 - self.progress(step, reached))
+
+    def progress(self, step: StepView, reached: tuple[int, int]) -> float:
+        """The fraction of a running step's forward pass that is done."""
+        if self.profile.boundaries == 0:
+            return 0.0
+        boundary = reached[1] if reached[0] == step.step_id else step.from_boundary
+        return boundary / self.profile.boundaries
+
+    def yields_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
+        """How soon the running step would make way for somebody more urgent; None when it would not."""
+        if not self.is_on or view.step is None:
+            return None
+        state = self._state(view, view.step, reached, now_s)
+        if state.running is None or limit_reached(state.running, state, self.rules) is not None:
+            return None
+        return state.running.boundary_s
+
+    def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
+        """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""
+        elsewhere = set(view.done)
+        if view.step is not None:
+            elsewhere.update(view.step.jobs)
+        elsewhere.update(job for step in view.suspended for job in step.jobs)
+        accounts, fresh = view.accounts, self._fresh
+        prefills = [
+            (fresh.get(job_id) or self._remember(job))
+            if (account := accounts.get(job_id)) is None
+            else self._queued(job, account)
+            for job_id, job in self.ledger.accepted.items()
+            if job_id not in elsewhere
+        ]
+        running = () if view.step is None else view.step.jobs
+        urgent = (self._suspended(step, view.accounts, running, now_s) for step in view.suspended)
+        prefills += [member for member in urgent if member is not None]
+        limit_s = self.rules.limits.max_suspended_s
+        return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s)
+
+    def _state(
+        self, view: SchedulerView, step: StepView, reached: tuple[int, int], now_s: float
+    ) -> ReplicaState:
+        total_s = self.ledger.predictor.prefill_s(step.tokens)
+        remaining_s = self.remaining_s(step, reached)
+        running = RunningStep(
+            step_id=step.step_id,
+            members=tuple(self._member(job, view.accounts.get(job), remaining_s, now_s) for job in step.jobs),
+            remaining_s=remaining_s,
+            restart_s=total_s,
+            progress=self.progress(step, reached),
+            stoppable=step.stoppable and bool(step.jobs),
+            checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
+            boundary_s=total_s / self.profile.boundaries * (1 + self.profile.ahead),
+        )
+        return ReplicaState(
+            running,
+            self.waiting(view, now_s),
+            len(view.suspended),
+            sum(item.checkpoint_bytes for item in view.suspended),
+        )
+
+    def _member(self, job_id: str, account: JobAccount | None, remaining_s: float, now_s: float) -> Prefill:
+        job = self.ledger.accepted.get(JobId(job_id))
+        preemptions, suspended_s = (0, 0.0) if account is None else (account.preemptions, account.suspended_s)
+        if job is None:  # warm-up, or a client that has left: of no worth, and never late
+            return Prefill(JobId(job_id), 0.0, math.inf, remaining_s, now_s, preemptions, suspended_s)
+        weight = self.weights[job.tier]
+        if account is not None:  # chunks that follow this step
+            remaining_s += self.ledger.predictor.per_token_s * max(0, job.tokens - account.computed_tokens)
+        return Prefill(
+            job.job_id, weight, job.deadline_s, remaining_s, job.arrived_s, preemptions, suspended_s
+        )
+
+    def _remember(self, job: Accepted) -> Prefill:
+        """What a job that has not started looks like, which does not change while it waits."""
+        if len(self._fresh) > 2 * len(self.ledger.accepted):
+            self._fresh = {key: it for key, it in self._fresh.items() if key in self.ledger.accepted}
+        self._fresh[job.job_id] = prefill = self._queued(job, _UNTOUCHED)
+        return prefill
+
+    def _queued(self, job: Accepted, account: JobAccount) -> Prefill:
+        computed, preemptions, suspended_s = (
+            account.computed_tokens,
+            account.preemptions,
+            account.suspended_s,
+        )
+        remaining_s = self.ledger.predictor.prefill_s(max(1, job.tokens - computed))
+        return Prefill(
+            job.job_id,
+            self.weights[job.tier],
+            job.deadline_s,
+            remaining_s,
+            job.arrived_s,
+            preemptions,
+            suspended_s,
+        )
+
+    def _suspended(
+        self,
+        step: SuspendedView,
+        accounts: Mapping[str, JobAccount],
+        running: Sequence[str],
+        now_s: float,
+    ) -> Prefill | None:
+        """The most urgent member of a suspended step; None when all its clients have left."""
+        remaining_s = self.ledger.predictor.prefill_s(step.tokens) * (1.0 - step.boundary / step.boundaries)
+        members = [job for name in step.jobs if (job := self.ledger.accepted.get(JobId(name))) is not None]
+        if not members:
+            return None
+        urgent = min(members, key=lambda job: (job.deadline_s < now_s + remaining_s, job.deadline_s))
+        account = accounts.get(urgent.job_id)
+        beneficiary = self.ledger.accepted.get(JobId(step.yielded_to))
+        waits = beneficiary is not None and (
+            beneficiary.job_id in running or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)
+        )
+        return Prefill(
+            urgent.job_id,
+            sum(self.weights[job.tier] for job in members),
+            urgent.deadline_s,
+            remaining_s,
+            urgent.arrived_s,
+            0 if account is None else account.preemptions,
+            now_s - step.since_s + (0.0 if account is None else account.suspended_s),
+            beneficiary.job_id if beneficiary is not None and waits else None,
+        )
