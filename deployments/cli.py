@@ -1,4 +1,4 @@
-"""The command line: `slackserve serve` and `slackserve calibrate`."""
+"""The command line: `slackserve serve`, `slackserve calibrate` and `slackserve top`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,6 +106,30 @@ def calibrate(
         f"prefill = {line.per_token_s * 1e3:.4f} ms · tokens + {line.fixed_s * 1e3:.2f} ms, "
         f"R² {calibration.fit.r_squared:.5f}, MAPE {calibration.fit.mape:.1%}\nwritten to {output}"
     )
+
+
+@app.command()
+def top(
+    interval: Annotated[float, typer.Option(min=0.1, max=30, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look; also without a terminal.")] = False,  # noqa: FBT002
+    as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Watch what the running deployment prefills, what waits and what is suspended, until Ctrl-C."""
+    console = Console()
+    with suppress(KeyboardInterrupt), _console.status("connecting") as status:
+        from deployments import top as looks  # noqa: PLC0415 - imports Ray
+
+        try:
+            running = looks.connect()
+            status.stop()
+            if once or as_json or not console.is_terminal:
+                looks.print_once(running, console, as_json=as_json)
+            else:
+                looks.watch(running, console, interval)
+        except looks.NotRunningError as error:
+            status.stop()
+            _console.print(Text(f"top: {error}", style="red"))
+            raise typer.Exit(1) from None
 
 
 def main() -> None:
