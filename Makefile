@@ -48,6 +48,13 @@ bench: $(READY) ## Measure the serving path and the router; JSON in benchmarks/r
 	$(BIN)/python benchmarks/router_decision.py
 	$(BIN)/python benchmarks/serving_path.py
 
+.PHONY: bench-preempt
+bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries, votes, the rules
+	$(BIN)/python benchmarks/preemption.py
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/idle_overhead.py
+	$(BIN)/python benchmarks/vote.py
+	$(BIN)/python benchmarks/preemption_rules.py
+
 .PHONY: lock
 lock: $(VENV)/.uv ## Compile requirements/cpu.lock anew
 	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \

@@ -1,0 +1,104 @@
+"""What boundaries and votes cost that never fire: the same engine with and without them, in one run.
+
+Each pair prefills the same prompt once with and once without, in alternating order; the ratio of a pair is
+what its two halves took. Prompts are random, so nothing comes from the prefix cache.
+
+    python benchmarks/idle_overhead.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from offline_engine import offline_engine
+from report import write
+from tiny_models import build_tiny
+
+TOKENS = (512, 2048)
+
+
+def prefill_s(llm: Any, prompt: list[int]) -> float:
+    """Seconds of one prefill."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    started_s = time.perf_counter()
+    llm.generate(
+        [TokensPrompt(prompt_token_ids=prompt)],
+        SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
+        use_tqdm=False,
+    )
+    return time.perf_counter() - started_s
+
+
+def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
+    """Times with and without boundaries, and their ratios."""
+    rng = random.Random(tokens)  # noqa: S311 - reproducible, not secret
+    core = llm.llm_engine.engine_core.engine_core
+    times: dict[bool, list[float]] = {True: [], False: []}
+    votes = board.boundaries_reached(0)
+    for number in range(pairs + 2):
+        for on in (True, False) if number % 2 else (False, True):
+            core.model_executor.collective_rpc("with_boundaries", args=(on,))
+            seconds = prefill_s(llm, [rng.randrange(250) for _ in range(tokens)])
+            if number >= 2:  # the first touch memory  # noqa: PLR2004
+                times[on].append(seconds)
+    ratios = sorted(with_ / without for with_, without in zip(times[True], times[False], strict=True))
+    return {
+        "tokens": tokens,
+        "pairs": pairs,
+        "votes": board.boundaries_reached(0) - votes,
+        "without_ms": statistics.median(times[False]) * 1e3,
+        "with_ms": statistics.median(times[True]) * 1e3,
+        "overhead": statistics.median(ratios) - 1,
+        "overhead_of_medians": statistics.median(times[True]) / statistics.median(times[False]) - 1,
+        "quartiles": [ratios[len(ratios) // 4] - 1, ratios[3 * len(ratios) // 4] - 1],
+    }
+
+
+def measure_engine(ranks: int, pairs: int) -> list[dict[str, Any]]:
+    """All prompt lengths on one engine; for a process of its own."""
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        model = build_tiny(Path(directory), "llama", layers=16, hidden=512)
+        with offline_engine(
+            model,
+            "bare_worker.BareableCPUWorker",
+            ranks=ranks,
+            max_model_len=4096,
+            max_num_batched_tokens=4096,
+        ) as (llm, board):
+            for tokens in TOKENS:
+                row = {"ranks": ranks} | measure(llm, board, tokens, pairs)
+                rows.append(row)
+                print(
+                    f"TP {ranks}, {tokens:5} tokens: {row['without_ms']:7.1f} ms without, "
+                    f"{row['with_ms']:7.1f} ms with, overhead {row['overhead']:+.2%} "
+                    f"(quartiles {row['quartiles'][0]:+.2%} to {row['quartiles'][1]:+.2%})",
+                    flush=True,
+                )
+    return rows
+
+
+def main() -> None:
+    """Measure at tensor parallelism 1 and 2."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=60)
+    arguments = parser.parse_args()
+    rows = []
+    for ranks in (1, 2):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            rows += process.submit(measure_engine, ranks, arguments.pairs).result()
+    print(write("idle_overhead", {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
