@@ -5,9 +5,11 @@ import json
 import os
 import pty
 import random
+import select
 import signal
 import subprocess
 import sys
+import time
 
 import openai
 import pytest
@@ -88,14 +90,20 @@ def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_terminal_as_it_was
     here, there = pty.openpty()
     command = [sys.executable, "-m", "deployments.cli", "top", "--interval", "0.2"]
     process = subprocess.Popen(
-        command, stdin=there, stdout=there, stderr=there, env=os.environ | {"TERM": "xterm"}
+        command,
+        stdin=there,
+        stdout=there,
+        stderr=there,
+        env=os.environ | {"TERM": "xterm"},
+        # A shell has its background jobs ignore Ctrl-C, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     os.close(there)
     drawn = b""
     while drawn.count(b"SlackServe") < 3:
         drawn += os.read(here, 65536)
     process.send_signal(signal.SIGINT)
-    drawn += rest_of(here)
+    drawn += rest_of(here, process)
     assert process.wait(60) == 0
     own_screen, screen_back = b"\x1b[?1049h", b"\x1b[?1049l"
     hidden_cursor, cursor_back = b"\x1b[?25l", b"\x1b[?25h"
@@ -104,14 +112,19 @@ def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_terminal_as_it_was
     assert b"Traceback" not in drawn
 
 
-def rest_of(terminal):
-    """What is still written there until the other side closes it."""
+def rest_of(terminal, process):
+    """What the process still writes there until it has ended."""
     rest = b""
-    try:
-        while piece := os.read(terminal, 65536):
-            rest += piece
-    except OSError:  # how Linux says that it is closed
-        pass
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        ready, _, _ = select.select([terminal], [], [], 0.1)
+        if not ready and process.poll() is not None:
+            break
+        if ready:
+            try:
+                rest += os.read(terminal, 65536)
+            except OSError:  # how Linux says that it is closed
+                break
     os.close(terminal)
     return rest
 
