@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.llm.deployment import PDDecodeServer
-from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
 
 from decode_node.rendering import Rendered, render
 from slo.reports import DecodeReported, ReplicaGone
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 
     from slo.reports import Report
 
+SERVICE_UNAVAILABLE = 503
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0
 _HANDSHAKE_RETRY_S = 1.0
+_PREFILL_CHECK_S = 5.0
+"""A prefill that takes longer is looked after: is there a replica that could answer?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,15 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
         responses = self._prefill_handle.completions.remote(prefill_request, type(info)(headers=headers))
-        return await anext(aiter(responses))
+        answer = asyncio.ensure_future(anext(aiter(responses)))
+        try:
+            while not (await asyncio.wait([answer], timeout=_PREFILL_CHECK_S))[0]:
+                # What Serve has not assigned when the last replica dies, it keeps until there is another.
+                if not await self._broadcast("is_up"):
+                    return _no_prefill_replica()
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         stream: AsyncGenerator[Any, None] = await self._run_request(
@@ -230,6 +241,11 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
             return ReplicaGone(self._replica_id)
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
+
+
+def _no_prefill_replica() -> ErrorResponse:
+    message = "no prefill replica is running; try again when one has been started"
+    return ErrorResponse(error={"message": message, "type": "no_replica", "code": SERVICE_UNAVAILABLE})
 
 
 def _is_answer(piece: Any) -> bool:

@@ -169,6 +169,10 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
                 raise RuntimeError(error.message)
         return time.monotonic() - started_s
 
+    async def is_up(self) -> bool:
+        """Whether this replica can be reached, for those who wait for it."""
+        return True
+
     async def snapshot(self, pin: ReplicaId | None = None) -> dict[str, Any]:  # noqa: ARG002
         """What runs, waits and is suspended here, as plain data for `slackserve top`.
 
