@@ -18,6 +18,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
 
+from decode_node.prefill_wait import NoPrefillReplicaError, PrefillWait
 from decode_node.rendering import Rendered, render
 from slo.reports import DecodeReported, ReplicaGone
 from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
@@ -40,8 +41,6 @@ SERVICE_UNAVAILABLE = 503
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0
 _HANDSHAKE_RETRY_S = 1.0
-_PREFILL_CHECK_S = 5.0
-"""A prefill that takes longer is looked after: is there a replica that could answer?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
         self._background = Background()
+        self._prefill_wait = PrefillWait(self._is_prefill_up)
         self._ongoing = 0
         self._router = router
         await self._shake_hands(node.prefill_replicas)
@@ -201,15 +201,15 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
         responses = self._prefill_handle.completions.remote(prefill_request, type(info)(headers=headers))
-        answer = asyncio.ensure_future(anext(aiter(responses)))
         try:
-            while not (await asyncio.wait([answer], timeout=_PREFILL_CHECK_S))[0]:
-                # What Serve has not assigned when the last replica dies, it keeps until there is another.
-                if not await self._broadcast("is_up"):
-                    return _no_prefill_replica()
-            return answer.result()
-        finally:
-            answer.cancel()
+            return await self._prefill_wait.result(anext(aiter(responses)))
+        except NoPrefillReplicaError as error:
+            return ErrorResponse(
+                error={"message": str(error), "type": "no_replica", "code": SERVICE_UNAVAILABLE}
+            )
+
+    async def _is_prefill_up(self) -> bool:
+        return bool(await self._broadcast("is_up"))
 
     async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         stream: AsyncGenerator[Any, None] = await self._run_request(
@@ -241,11 +241,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
             return ReplicaGone(self._replica_id)
         return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
-
-
-def _no_prefill_replica() -> ErrorResponse:
-    message = "no prefill replica is running; try again when one has been started"
-    return ErrorResponse(error={"message": message, "type": "no_replica", "code": SERVICE_UNAVAILABLE})
 
 
 def _is_answer(piece: Any) -> bool:

@@ -25,7 +25,7 @@ from deployments.config import ConfigError, PoolConfig, SlackServeConfig
 from deployments.cpu_plan import CorePlan, plan_cores
 from deployments.http_app import make_ingress
 from deployments.ingress import IngressConfig
-from deployments.launcher import PREFILL_PREFIX
+from deployments.launcher import PREFILL_PREFIX, ROUTER_NAME
 from deployments.model_store import ModelStore, ResolvedModel
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup
@@ -35,7 +35,6 @@ from router.deployment import RouterConfig, SlackRouter
 from router.pinning import PinnedDecode, PinnedPrefill
 from slo.preemption import PreemptionMode
 
-ROUTER_NAME = "Router"
 INGRESS_NAME = "Ingress"
 DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1

@@ -5,37 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import ray
-from ray import serve
 from ray.exceptions import RayTaskError
 
 from deployments.calibration import Calibration, sweep
 from deployments.config import ConfigError
-from deployments.launcher import APP_NAME, PREFILL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ray.serve.handle import DeploymentHandle
-
-
-def connect() -> DeploymentHandle:
-    """A handle to the running prefill tier.
-
-    Raises:
-        ConfigError: when no deployment runs on this machine.
-    """
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        msg = "calibrate: nothing is running here; start `slackserve serve` first"
-        raise ConfigError(msg) from None
-    for name, application in serve.status().applications.items():
-        for deployment in application.deployments:
-            if deployment.startswith(PREFILL_PREFIX):
-                return serve.get_deployment_handle(deployment, app_name=name)
-    msg = f"calibrate: the Ray cluster here runs no {APP_NAME} application"
-    raise ConfigError(msg)
 
 
 def measure_with(

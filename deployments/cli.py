@@ -88,12 +88,16 @@ def calibrate(
     handoff_ms: Annotated[float, typer.Option(min=0, help="Prefill end to first token.")] = 50.0,
 ) -> None:
     """Measure prefill times on the running prefill tier and write a profile."""
-    from deployments.calibration_run import connect, measure_with  # noqa: PLC0415 - imports Ray
+    from deployments.calibration_run import measure_with  # noqa: PLC0415 - imports Ray
+    from deployments.running import NotRunningError, connect  # noqa: PLC0415
 
     sizes = _lengths(lengths)
-    handle = connect()
+    try:
+        running = connect()
+    except NotRunningError as error:
+        raise ConfigError(f"calibrate: {error}") from None
     with _console.status("measuring"):
-        calibration = measure_with(handle, sizes, repeats, handoff_ms / 1e3)
+        calibration = measure_with(running.prefill, sizes, repeats, handoff_ms / 1e3)
     from deployments.calibration import save_profile  # noqa: PLC0415
 
     save_profile(output, calibration, {"lengths": sizes, "repeats": repeats})
@@ -118,15 +122,17 @@ def top(
     console = Console()
     with suppress(KeyboardInterrupt), _console.status("connecting") as status:
         from deployments import top as looks  # noqa: PLC0415 - imports Ray
+        from deployments.running import NotRunningError, connect  # noqa: PLC0415
 
+        looks.quiet()
         try:
-            running = looks.connect()
+            running = connect()
             status.stop()
             if once or as_json or not console.is_terminal:
                 looks.print_once(running, console, as_json=as_json)
             else:
                 looks.watch(running, console, interval)
-        except looks.NotRunningError as error:
+        except NotRunningError as error:
             status.stop()
             _console.print(Text(f"top: {error}", style="red"))
             raise typer.Exit(1) from None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from deployments.config import SlackServeConfig
 
 APP_NAME: Final = "slackserve"
+ROUTER_NAME: Final = "Router"
 PREFILL_PREFIX: Final = "Prefill:"
 """What the name of the prefill deployment begins with."""
 _POLL_S: Final = 0.5

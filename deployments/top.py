@@ -1,6 +1,6 @@
 """Looks at a running deployment for `slackserve top`: asks its router and each of its prefill replicas.
 
-Owns the connection and what is remembered between two looks. How a look is drawn is
+Owns what is remembered between two looks. The connection is `deployments.running`'s, how a look is drawn
 `deployments.top_view`'s.
 """
 
@@ -18,75 +18,34 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import ray
-from ray import serve
-from ray.exceptions import RayError
 from rich.live import Live
 
-from deployments.launcher import APP_NAME, PREFILL_PREFIX
+from deployments.launcher import ROUTER_NAME
+from deployments.running import NotRunningError
 from deployments.top_frame import DecodeReplica, Frame, PrefillReplica
 from deployments.top_view import view
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
     from rich.console import Console
+
+    from deployments.running import Running
 
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 
-_ROUTER: Final = "Router"
 _FIRST_PATIENCE_S: Final = 5.0
 _PATIENCE_S: Final = 1.0
 _SILENT_S: Final = 5.0
 """Replicas report to the router every second; one that has not for this long is taken for lost."""
 _FORGOTTEN_S: Final = 60.0
-"""Serve replaces a lost replica within a minute; the router goes on listing it."""
+"""Serve replaces a lost replica within a minute."""
 _GONE_S: Final = 10.0
 """Ray ends a process that cannot reach it for a minute, and leaves the terminal as it is: be gone by then."""
 
 
-class NotRunningError(Exception):
-    """There is nothing to look at; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A deployment that runs: what it serves, whom to ask, and the address of its Ray."""
-
-    model: str
-    address: str
-    router: DeploymentHandle
-    prefill: DeploymentHandle
-
-
-def connect() -> Running:
-    """Find the deployment that runs on this machine; starts nothing.
-
-    Raises:
-        NotRunningError: when there is none.
-    """
-    logging.disable(logging.CRITICAL)  # what goes wrong is shown, and log lines would tear the picture
+def quiet() -> None:
+    """Log nothing from here on: what goes wrong is shown, and log lines would tear the picture."""
+    logging.disable(logging.CRITICAL)
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # attempts to connect, of up to 40 s each
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-        applications = serve.status().applications
-    except ConnectionError as error:
-        if error.__cause__ is None:  # none was found
-            raise NotRunningError("nothing is running here; start `slackserve serve` first") from None
-        raise NotRunningError(
-            f"{error}; start it, or set RAY_AUTH_MODE=token if it asks for a token"
-        ) from None
-    except (RayError, RuntimeError, ValueError) as error:
-        raise NotRunningError(f"the Ray cluster here cannot be used: {error}") from None
-    for application, state in applications.items():
-        for name in state.deployments:
-            if name.startswith(PREFILL_PREFIX):
-                router, prefill = (serve.get_deployment_handle(part, application) for part in (_ROUTER, name))
-                address = ray.get_runtime_context().gcs_address
-                return Running(name.removeprefix(PREFILL_PREFIX), address, router, prefill)
-    raise NotRunningError(
-        f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
-        "`deployments.app:build` on it"
-    )
 
 
 def print_once(running: Running, console: Console, *, as_json: bool) -> None:
@@ -159,7 +118,7 @@ class Collector:
 
     async def look(self, patience_s: float) -> Frame:
         """Ask everybody; who has not answered after `patience_s` is shown as not answering."""
-        fleet = (await self._questions.put({_ROUTER: self._ask_router}, patience_s))[_ROUTER]
+        fleet = (await self._questions.put({ROUTER_NAME: self._ask_router}, patience_s))[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}

@@ -48,11 +48,6 @@ class Bulletin:
             except BoardUnavailableError as error:
                 _log.warning("steps of this engine cannot be stopped: %s", error)
 
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a board, and so whether steps can be stopped."""
-        return self._board is not None
-
     def issued(self, view: SchedulerView, resumed: Resumed | None) -> None:
         """A step starts; `resumed` when it is one that was suspended."""
         self._resumed = resumed

@@ -32,8 +32,8 @@ class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
 class Signal(Protocol):
     """The board as a worker sees it."""
 
-    def target(self) -> int:
-        """The step that shall stop; 0 for none."""
+    def is_target(self, step_id: int) -> bool:
+        """Whether this very step shall stop."""
         ...
 
     def reach(self, rank: int, step_id: int, boundary: int) -> None:
@@ -174,7 +174,7 @@ class Forward:
         """Go on, or stop together with all ranks."""
         self.launch_ahead.reach()
         self.signal.reach(self.rank, self._step_id, boundary)
-        wish = self.signal.target() == self._step_id
+        wish = self.signal.is_target(self._step_id)
         try:
             stops = self.votes.vote(self._step_id, boundary, wish and self._shape_of_output is not None)
         except VoteTimeoutError:

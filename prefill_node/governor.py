@@ -9,7 +9,7 @@ engine's scheduler has published (`prefill_node.views`), and asks the rules (`sl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from prefill_node.views import JobAccount
@@ -25,6 +25,7 @@ from slo.preemption import (
     Prefill,
     ReplicaState,
     RunningStep,
+    as_one,
     decide,
     limit_reached,
     must_wait,
@@ -97,7 +98,8 @@ class Governor:
         if step.jobs and all(job in self.ledger.abandoned for job in step.jobs):
             decision: Decision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
-            decision = decide(self._state(view, step, reached, now_s), now_s, self.rules)
+            running = self._running(view, step, reached, now_s)
+            decision = decide(self._state(view, running, self.waiting(view, now_s)), now_s, self.rules)
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
         return decision
@@ -117,10 +119,9 @@ class Governor:
         """How soon the running step would make way for somebody more urgent; None when it would not."""
         if not self.is_on or view.step is None:
             return None
-        state = self._state(view, view.step, reached, now_s)
-        if state.running is None or limit_reached(state.running, state, self.rules) is not None:
-            return None
-        return state.running.boundary_s
+        running = self._running(view, view.step, reached, now_s)
+        limit = limit_reached(running, self._state(view, running, ()), self.rules)
+        return running.boundary_s if limit is None else None
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""
@@ -136,20 +137,25 @@ class Governor:
             for job_id, job in self.ledger.accepted.items()
             if job_id not in elsewhere
         ]
-        running = () if view.step is None else view.step.jobs
-        urgent = (self._suspended(step, view.accounts, running, now_s) for step in view.suspended)
-        prefills += [member for member in urgent if member is not None]
+        steps = (self._suspended(step, view, now_s) for step in view.suspended)
+        prefills += [step for step in steps if step is not None]
         limit_s = self.rules.limits.max_suspended_s
         return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s)
 
-    def _state(
+    def _state(self, view: SchedulerView, running: RunningStep, waiting: Sequence[Prefill]) -> ReplicaState:
+        kept_bytes = sum(item.checkpoint_bytes for item in view.suspended)
+        return ReplicaState(running, waiting, len(view.suspended), kept_bytes)
+
+    def _running(
         self, view: SchedulerView, step: StepView, reached: tuple[int, int], now_s: float
-    ) -> ReplicaState:
+    ) -> RunningStep:
         total_s = self.ledger.predictor.prefill_s(step.tokens)
         remaining_s = self.remaining_s(step, reached)
-        running = RunningStep(
+        return RunningStep(
             step_id=step.step_id,
-            members=tuple(self._member(job, view.accounts.get(job), remaining_s, now_s) for job in step.jobs),
+            members=tuple(
+                self._member(job, view.accounts.get(job, _UNTOUCHED), remaining_s, now_s) for job in step.jobs
+            ),
             remaining_s=remaining_s,
             restart_s=total_s,
             progress=self.progress(step, reached),
@@ -157,23 +163,27 @@ class Governor:
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
             boundary_s=total_s / self.profile.boundaries * (1 + self.profile.ahead),
         )
-        return ReplicaState(
-            running,
-            self.waiting(view, now_s),
-            len(view.suspended),
-            sum(item.checkpoint_bytes for item in view.suspended),
+
+    def _member(self, job_id: str, account: JobAccount, remaining_s: float, now_s: float) -> Prefill:
+        """One of a running step; warm-up, or a client that has left, is of no worth and never late."""
+        if (job := self.ledger.accepted.get(JobId(job_id))) is not None:
+            return self._prefill(job, account, remaining_s)
+        return Prefill(
+            JobId(job_id), 0.0, math.inf, remaining_s, now_s, account.preemptions, account.suspended_s
         )
 
-    def _member(self, job_id: str, account: JobAccount | None, remaining_s: float, now_s: float) -> Prefill:
-        job = self.ledger.accepted.get(JobId(job_id))
-        preemptions, suspended_s = (0, 0.0) if account is None else (account.preemptions, account.suspended_s)
-        if job is None:  # warm-up, or a client that has left: of no worth, and never late
-            return Prefill(JobId(job_id), 0.0, math.inf, remaining_s, now_s, preemptions, suspended_s)
-        weight = self.weights[job.tier]
-        if account is not None:  # chunks that follow this step
-            remaining_s += self.ledger.predictor.per_token_s * max(0, job.tokens - account.computed_tokens)
+    def _prefill(
+        self, job: Accepted, account: JobAccount, remaining_s: float, open_s: float = 0.0
+    ) -> Prefill:
+        """An accepted job; `open_s` is how long it has been suspended this time."""
         return Prefill(
-            job.job_id, weight, job.deadline_s, remaining_s, job.arrived_s, preemptions, suspended_s
+            job.job_id,
+            self.weights[job.tier],
+            job.deadline_s,
+            remaining_s,
+            job.arrived_s,
+            account.preemptions,
+            open_s + account.suspended_s,
         )
 
     def _remember(self, job: Accepted) -> Prefill:
@@ -184,47 +194,22 @@ class Governor:
         return prefill
 
     def _queued(self, job: Accepted, account: JobAccount) -> Prefill:
-        computed, preemptions, suspended_s = (
-            account.computed_tokens,
-            account.preemptions,
-            account.suspended_s,
-        )
-        remaining_s = self.ledger.predictor.prefill_s(max(1, job.tokens - computed))
-        return Prefill(
-            job.job_id,
-            self.weights[job.tier],
-            job.deadline_s,
-            remaining_s,
-            job.arrived_s,
-            preemptions,
-            suspended_s,
-        )
+        left = max(1, job.tokens - account.computed_tokens)
+        return self._prefill(job, account, self.ledger.predictor.prefill_s(left))
 
-    def _suspended(
-        self,
-        step: SuspendedView,
-        accounts: Mapping[str, JobAccount],
-        running: Sequence[str],
-        now_s: float,
-    ) -> Prefill | None:
-        """The most urgent member of a suspended step; None when all its clients have left."""
-        remaining_s = self.ledger.predictor.prefill_s(step.tokens) * (1.0 - step.boundary / step.boundaries)
-        members = [job for name in step.jobs if (job := self.ledger.accepted.get(JobId(name))) is not None]
+    def _suspended(self, step: SuspendedView, view: SchedulerView, now_s: float) -> Prefill | None:
+        """A suspended step as one; None when all its clients have left."""
+        remaining_s = self.ledger.predictor.prefill_s(step.tokens) * (1.0 - step.done)
+        open_s = now_s - step.since_s
+        members = [
+            self._prefill(job, view.accounts.get(name, _UNTOUCHED), remaining_s, open_s)
+            for name in step.jobs
+            if (job := self.ledger.accepted.get(JobId(name))) is not None
+        ]
         if not members:
             return None
-        urgent = min(members, key=lambda job: (job.deadline_s < now_s + remaining_s, job.deadline_s))
-        account = accounts.get(urgent.job_id)
         beneficiary = self.ledger.accepted.get(JobId(step.yielded_to))
-        waits = beneficiary is not None and (
-            beneficiary.job_id in running or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)
-        )
-        return Prefill(
-            urgent.job_id,
-            sum(self.weights[job.tier] for job in members),
-            urgent.deadline_s,
-            remaining_s,
-            urgent.arrived_s,
-            0 if account is None else account.preemptions,
-            now_s - step.since_s + (0.0 if account is None else account.suspended_s),
-            beneficiary.job_id if beneficiary is not None and waits else None,
-        )
+        runs = view.step is not None and step.yielded_to in view.step.jobs
+        if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):
+            return as_one(members, now_s)
+        return replace(as_one(members, now_s), yielded_to=beneficiary.job_id)

@@ -7,12 +7,11 @@ deadline and the weight 1.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prefill_node.step_choice import Queued, Suspended
 from prefill_node.views import JobAccount, SchedulerView, SuspendedView
-from slo.preemption import Prefill, must_wait
+from slo.preemption import Prefill, as_one, must_wait
 from slo.request import DEADLINE_XARG, JOB_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
 
@@ -72,7 +71,7 @@ class QueueView:
                 jobs=tuple(self.job_of(request) for request in item.members),
                 tokens=item.tokens,
                 boundaries=item.boundaries,
-                boundary=item.boundary if item.checkpoint_bytes else 0,
+                boundary=item.boundary,
                 checkpoint_bytes=item.checkpoint_bytes,
                 since_s=item.since_s,
                 yielded_to=item.yielded_to,
@@ -99,11 +98,13 @@ class QueueView:
         return "" if request is None else str(argument(request, JOB_XARG) or "")
 
     def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
-        tokens = request.num_tokens - request.num_computed_tokens
         held, missing = self._blocks(request)
+        return Queued(self._alone(request, predictor), _tokens_left(request), missing, held)
+
+    def _alone(self, request: Request, predictor: PrefillPredictor) -> Prefill:
+        """A request that is not part of a suspended step."""
         account = self._suspensions.accounts.get(request.request_id)
-        prefill = _prefill(request.request_id, request, predictor.prefill_s(tokens), account)
-        return Queued(prefill, tokens, missing, held)
+        return _prefill(request.request_id, request, predictor.prefill_s(_tokens_left(request)), account)
 
     def _suspended(
         self,
@@ -115,19 +116,15 @@ class QueueView:
         requests = [self._scheduler.requests[request_id] for request_id in step.members]
         remaining_s = predictor.prefill_s(step.tokens) * (1.0 - step.done)
         accounts = self._suspensions.accounts
+        open_s = now_s - step.since_s
         members = [
-            _prefill(f"step:{step.step_id}", request, remaining_s, accounts.get(request.request_id))
+            _prefill(f"step:{step.step_id}", request, remaining_s, accounts.get(request.request_id), open_s)
             for request in requests
         ]
-        urgent = min(members, key=lambda member: (member.deadline_s < now_s + remaining_s, member.deadline_s))
         awaits = not has_arrived(step.yielded_to) and now_s < step.arrival_by_s if step.yielded_to else False
         return Suspended(
             step,
-            replace(
-                urgent,
-                weight=sum(member.weight for member in members),
-                suspended_s=max(self._suspensions.suspended_s(name, now_s) for name in step.members),
-            ),
+            as_one(members, now_s),
             held_blocks=sum(self._blocks(request)[0] for request in requests),
             blocked=awaits or must_wait(self._beneficiary(step, predictor), now_s),
             awaits_arrival=awaits,
@@ -139,8 +136,7 @@ class QueueView:
         request = self._scheduler.requests.get(self._jobs.get(step.yielded_to, ""))
         if request is None or request.is_finished():
             return None
-        tokens = request.num_tokens - request.num_computed_tokens
-        return _prefill(request.request_id, request, predictor.prefill_s(tokens), None)
+        return self._alone(request, predictor)
 
     def _blocks(self, request: Request) -> tuple[int, int]:
         """(held, missing) KV blocks, prefix cache hits not foreseen."""
@@ -156,7 +152,14 @@ def argument(request: Request, name: str) -> Any:
     return None if sampling is None or sampling.extra_args is None else sampling.extra_args.get(name)
 
 
-def _prefill(key: str, request: Request, remaining_s: float, account: Account | None) -> Prefill:
+def _tokens_left(request: Request) -> int:
+    return int(request.num_tokens - request.num_computed_tokens)
+
+
+def _prefill(
+    key: str, request: Request, remaining_s: float, account: Account | None, open_s: float = 0.0
+) -> Prefill:
+    """A request by the name `key`; `open_s` is how long it has been suspended this time."""
     deadline_s = argument(request, DEADLINE_XARG)
     weight = argument(request, WEIGHT_XARG)
     return Prefill(
@@ -166,5 +169,5 @@ def _prefill(key: str, request: Request, remaining_s: float, account: Account | 
         remaining_s,
         request.arrival_time,
         0 if account is None else account.preemptions,
-        0.0 if account is None else account.suspended_s,
+        open_s + (0.0 if account is None else account.suspended_s),
     )

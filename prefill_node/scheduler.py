@@ -155,7 +155,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         dropped = Dropped(
             jobs=self._jobs_of([request.request_id]),
             reason=reason,
-            boundary=step.boundary if step.checkpoint_bytes else 0,
+            boundary=step.boundary,
             boundaries=step.boundaries,
             tokens=step.members[request.request_id],
         )
@@ -256,7 +256,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         step = SuspendedStep(
             step_id=self._step_id,
             members=members,
-            boundary=stopped.boundary,
+            boundary=stopped.boundary if stopped.checkpoint_bytes else 0,
             boundaries=stopped.boundaries,
             checkpoint_bytes=stopped.checkpoint_bytes,
             since_s=stopped.stopped_s,

@@ -107,7 +107,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         board.unlink()  # all have attached; without a name nothing is left behind by a crash
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._instruments = Instruments(PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS, *METRICS)
-        self._weights = node.weights
         self._tap = EngineTap("prefill", self._instruments)
         self._tap.attach(self.engine)
         self._released: OrderedDict[JobId, None] = OrderedDict()
@@ -229,7 +228,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         request.vllm_xargs = {
             JOB_XARG: job_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s],
-            WEIGHT_XARG: self._weights[context.tier],
+            WEIGHT_XARG: self._node.weights[context.tier],
         }
         if deadline_s != NO_DEADLINE:
             request.vllm_xargs[DEADLINE_XARG] = deadline_s
@@ -273,7 +272,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
 
     def _end(self, context: RequestContext, arrived_s: float, *, abandoned: bool) -> None:
         now_s = time.monotonic()
-        self._watch.collect()
         self._ledger.ended(context.job_id, abandoned=abandoned)
         self._watch.changed()
         self._record.leave(context.job_id)

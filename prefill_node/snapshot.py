@@ -51,7 +51,7 @@ def load(governor: Governor, view: SchedulerView | None, reached: tuple[int, int
         if members:
             behind = max(0, sum(left[job] for job in members) - step.tokens)
             left |= dict.fromkeys(members, 0)
-            left[members[0]] = behind + math.ceil(step.tokens * (1 - step.boundary / step.boundaries))
+            left[members[0]] = behind + math.ceil(step.tokens * (1 - step.done))
     running = [] if view.step is None else [JobId(job) for job in view.step.jobs if job in accepted]
     if view.step is None or not running:
         return Load(_outstanding(accepted, left, now_s), None, 0.0, None)
@@ -86,7 +86,7 @@ def snapshot(
         "suspended": [
             {
                 "jobs": [_job(governor, job, now_s) for job in step.jobs],
-                "progress": step.boundary / step.boundaries,
+                "progress": step.done,
                 "tokens": step.tokens,
                 "bytes": step.checkpoint_bytes,
                 "for_s": now_s - step.since_s,

@@ -6,15 +6,13 @@ whole, and a `PreemptedOutput` in place of `ModelRunnerOutput`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.v1.outputs import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-
-    from prefill_node.checkpoint import Rows
 
 _ATTRIBUTE = "slackserve_step"
 
@@ -51,12 +49,10 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
         boundary: Where every rank stopped.
         boundaries: Boundaries of a whole forward pass.
         checkpoint_bytes: What each rank keeps; 0 when it keeps nothing.
-        rows: The batch's requests in the order of their rows.
         stopped_s: When it stopped, CLOCK_MONOTONIC.
     """
 
     boundary: int = 0
     boundaries: int = 0
     checkpoint_bytes: int = 0
-    rows: Rows = ()
-    stopped_s: float = field(default=0.0)
+    stopped_s: float = 0.0

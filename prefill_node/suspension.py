@@ -40,7 +40,7 @@ class SuspendedStep:
     @property
     def done(self) -> float:
         """The fraction of its forward pass that need not be repeated."""
-        return self.boundary / self.boundaries if self.boundaries and self.checkpoint_bytes else 0.0
+        return self.boundary / self.boundaries
 
 
 @dataclass(slots=True)

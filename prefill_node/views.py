@@ -50,6 +50,11 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     since_s: float
     yielded_to: str
 
+    @property
+    def done(self) -> float:
+        """The fraction of its forward pass that need not be repeated."""
+        return self.boundary / self.boundaries
+
 
 class JobAccount(msgspec.Struct, frozen=True, array_like=True):
     """What a job has been through.

@@ -45,7 +45,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
         self._doorkeeper = Doorkeeper(board.path, self.changed)
-        record.available(is_available=governor.profile.boundaries > 0)
+        self._tell()
 
     @property
     def is_up(self) -> bool:
@@ -59,8 +59,7 @@ class Watch:
     def collect(self) -> None:
         """Take in what the scheduler and the workers have reported, without deciding anything."""
         self._guarded(self._collect)
-        # Ray forgets a gauge that is not set again.
-        self._record.available(is_available=not self._failed and self._governor.profile.boundaries > 0)
+        self._tell()  # Ray forgets a gauge that is not set again
 
     def _collect(self) -> None:
         self._record.take(self._board.take_events())
@@ -80,8 +79,11 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - the edge between preemption and serving
             self._failed = True
             self._set_timer(math.inf, 0.0)
-            self._record.available(is_available=False)
+            self._tell()
             logs.event("governor_failed", level=logging.ERROR, error=repr(error)[:500])
+
+    def _tell(self) -> None:
+        self._record.available(is_available=self.is_up and self._governor.profile.boundaries > 0)
 
     def view(self) -> SchedulerView | None:
         """What the scheduler has published last."""

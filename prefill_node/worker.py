@@ -117,7 +117,6 @@ class YieldingWorker:
             boundary=stop.checkpoint.boundary,
             boundaries=self._preemption.boundaries.count,
             checkpoint_bytes=self._preemption.keep_checkpoint(step_id, stop),
-            rows=stop.checkpoint.rows,
             stopped_s=stop.stopped_s,
         )
 
@@ -194,8 +193,8 @@ def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, o
 class _NoBoard:
     """For ranks on other hosts than the board: they learn of a stop from the vote."""
 
-    def target(self) -> int:
-        return 0
+    def is_target(self, step_id: int) -> bool:  # noqa: ARG002 - nobody tells this rank
+        return False
 
     def reach(self, rank: int, step_id: int, boundary: int) -> None:
         pass

@@ -131,6 +131,7 @@ class RouterCore:
         self._placement = placement
         self._limits = limits or RouterLimits()
         self._started_s = started_s
+        self._swept_at_s = started_s
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """Take a replica's word for its work, keeping placements that it cannot have seen yet.
@@ -138,7 +139,8 @@ class RouterCore:
         Returns:
             The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
         """
-        self._forget_silent(now_s)
+        if now_s - self._swept_at_s >= self._limits.stale_after_s:
+            self._forget_silent(now_s)
         replica = self.prefill.get(event.replica_id)
         if replica is None:
             replica = PrefillReplica(event.replica_id, event.predictor, now_s, self._weights)
@@ -173,6 +175,7 @@ class RouterCore:
 
     def _forget_silent(self, now_s: float) -> None:
         """Forget replicas that were killed: nobody says goodbye for them."""
+        self._swept_at_s = now_s
         limit_s = _FORGET_AFTER * self._limits.stale_after_s
         for fleet in (self.prefill, self.decode):
             for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:

@@ -10,6 +10,7 @@ single priority with a margin does not do: multiplying a negative priority by a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from slo.preemption_terms import (
@@ -44,6 +45,7 @@ __all__ = [
     "Prefill",
     "ReplicaState",
     "RunningStep",
+    "as_one",
     "decide",
     "limit_reached",
     "must_wait",
@@ -92,6 +94,26 @@ def must_wait(beneficiary: Prefill | None, now_s: float) -> bool:
     waited for it there would be suspended for as long as the overload lasts.
     """
     return beneficiary is not None and _slack_s(beneficiary, now_s, beneficiary.remaining_s) >= 0
+
+
+def as_one(members: Sequence[Prefill], now_s: float) -> Prefill:
+    """What the members of a suspended step are to the queue.
+
+    They run together, so the step is as urgent as the most urgent of them that can be met, worth as much as
+    all, and has waited as long as the one that has waited longest.
+
+    Args:
+        members: At least one; all with the same remaining time, that of the step.
+        now_s: The time.
+    """
+    urgent = min(
+        members, key=lambda member: (member.deadline_s < now_s + member.remaining_s, member.deadline_s)
+    )
+    return replace(
+        urgent,
+        weight=sum(member.weight for member in members),
+        suspended_s=max(member.suspended_s for member in members),
+    )
 
 
 class _Contest:

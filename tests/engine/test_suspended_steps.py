@@ -63,6 +63,16 @@ def test_several_suspended_at_once_are_served_in_order_of_urgency(running):
     assert kinds == [Stopped, Served, Stopped, Served, Resumed, Resumed]
 
 
+def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(llama_recompute):
+    llama_recompute.forget()
+    suspend(llama_recompute, "short", SHORT, 2)
+    (suspended,) = llama_recompute.scheduler._suspensions.steps
+    assert (suspended.done, suspended.checkpoint_bytes) == (0.0, 0)
+    llama_recompute.finish()
+    assert [n.boundary for n in llama_recompute.notices() if isinstance(n, Resumed)] == [0]
+    llama_recompute.check_at_rest()
+
+
 def test_a_stopped_step_waits_for_its_beneficiary_to_arrive_but_not_for_long(running):
     expected = alone(running, long=LONG)
     suspend(running, "long", LONG, 2, beneficiary="never-comes")

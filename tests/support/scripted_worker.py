@@ -28,8 +28,8 @@ class Scripted:
             self.stops.pop(0)
             self._target = step_id
 
-    def target(self):
-        return self._target
+    def is_target(self, step_id):
+        return self._target == step_id
 
     def __getattr__(self, name):
         return getattr(self._board, name)

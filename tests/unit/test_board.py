@@ -18,25 +18,6 @@ from prefill_node.views import JobAccount, SchedulerView, StepView, StopOrder, S
 spawning = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
-def directory(tmp_path):
-    yield tmp_path
-    assert not list(tmp_path.glob("slackserve-board-*")), "a test left a board"
-
-
-@pytest.fixture
-def board(directory):
-    with Board.create(3, directory) as board:
-        yield board
-
-
-@pytest.fixture
-def other(board):
-    """The same board, as another process sees it."""
-    with Board.attach(board.path) as other:
-        yield other
-
-
 def order(step_id, beneficiary="urgent"):
     return StopOrder(step_id=step_id, beneficiary=beneficiary, reason="test", ordered_s=1.5)
 

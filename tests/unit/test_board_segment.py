@@ -15,25 +15,6 @@ from prefill_node import board_layout as layout
 from prefill_node.board import Board, BoardUnavailableError, remove_stale_boards
 
 
-@pytest.fixture
-def directory(tmp_path):
-    yield tmp_path
-    assert not list(tmp_path.glob("slackserve-board-*")), "a test left a board"
-
-
-@pytest.fixture
-def board(directory):
-    with Board.create(3, directory) as board:
-        yield board
-
-
-@pytest.fixture
-def other(board):
-    """The same board, as another process sees it."""
-    with Board.attach(board.path) as other:
-        yield other
-
-
 @contextlib.contextmanager
 def process(code, *arguments):
     """A Python process running `code`, killed at the end."""

@@ -111,8 +111,8 @@ class Board:
         if boundary == self.stop_at:
             self.ordered = step_id
 
-    def target(self):
-        return self.ordered
+    def is_target(self, step_id):
+        return self.ordered == step_id
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ class Board:
             self.stop_at.pop(0)
             self.ordered = step_id
 
-    def target(self):
-        return self.ordered
+    def is_target(self, step_id):
+        return self.ordered == step_id
 
     def vote_timed_out(self, rank):
         self.timed_out.append(rank)

@@ -30,13 +30,9 @@ def suspensions(*steps, max_suspended_s=10.0):
     return all_
 
 
-@pytest.mark.parametrize(
-    ("boundary", "checkpoint_bytes", "done"),
-    [(3, 1000, 0.25), (0, 0, 0.0), (3, 0, 0.0)],
-    ids=["kept", "stopped at once", "to be recomputed"],
-)
-def test_only_what_a_checkpoint_holds_is_done(boundary, checkpoint_bytes, done):
-    stopped = step(1, "a", "b", boundary=boundary, checkpoint_bytes=checkpoint_bytes)
+@pytest.mark.parametrize(("boundary", "done"), [(3, 0.25), (0, 0.0)], ids=["kept", "to be repeated whole"])
+def test_what_lies_before_the_boundary_is_done(boundary, done):
+    stopped = step(1, "a", "b", boundary=boundary)
     assert stopped.done == done
     assert stopped.tokens == 200
 

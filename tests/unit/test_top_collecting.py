@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from deployments import top
+from deployments import running
 from deployments.cli import app
-from deployments.top import Collector, Running
+from deployments.running import Running
+from deployments.top import Collector
 
 WORK = {"preemptible": True, "step": None, "queue": [], "suspended": []}
 
@@ -116,7 +117,7 @@ def ray_says(monkeypatch):
         def init(**_):
             raise error
 
-        monkeypatch.setattr(top.ray, "init", init)
+        monkeypatch.setattr(running.ray, "init", init)
 
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
     yield fail

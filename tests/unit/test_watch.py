@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefill_node.board import Board
 from prefill_node.notices import Served, encode
 from prefill_node.views import SchedulerView, StepView
 from prefill_node.watch import Watch
@@ -79,16 +78,9 @@ class Record:
 
 
 @pytest.fixture
-def board(tmp_path):
-    with Board.create(1, tmp_path) as board:
-        yield board
-
-
-@pytest.fixture
-def engine(board):
+def engine(other):
     """The engine's side of the board."""
-    with Board.attach(board.path) as engine:
-        yield engine
+    return other
 
 
 @pytest.fixture
