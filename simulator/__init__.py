@@ -1,0 +1,1 @@
+"""SlackServe in virtual time: the decision code that serves, over traces and measured operator times."""

@@ -1,0 +1,265 @@
+"""What arrives: mixes of request kinds and recorded traces, at any rate, reproducibly.
+
+Owns lengths, arrival times, and the rules that give each request its objective and tier. The same streams drive
+the simulator and `slackserve bench`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MOONCAKE_BLOCK_TOKENS: Final = 512
+"""Prompt tokens that one of the trace's block hashes stands for."""
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message names the file, the line and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it reaches the system.
+
+    Attributes:
+        at_s: When, seconds from the start of the stream.
+        kind: The class that results are reported by.
+        tokens: Prompt tokens.
+        output_tokens: Tokens to generate.
+        ttft_s: Objective for the first token, seconds; None for none.
+        blocks: Hashes of the prompt's leading blocks; equal hashes are equal text up to there.
+        block_tokens: Prompt tokens per hash.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    tier: Tier
+    blocks: tuple[int, ...] = ()
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+
+PrefillTime: TypeAlias = Callable[[int], float]
+"""Seconds that a prompt of so many tokens takes alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A class of requests in a mix; prompt lengths are log-normal, or log-uniform with a `range_tokens`.
+
+    Attributes:
+        share: Of the requests; shares are normalised.
+        mean_tokens: Mean prompt length.
+        sigma: Standard deviation of the logarithm of the length.
+        ttft_s: Objective for the first token.
+        range_tokens: Shortest and longest prompt; log-normal lengths are held to it.
+        is_uniform: Draw lengths log-uniformly from `range_tokens` instead.
+        ttft_scale: Instead of `ttft_s`: bounds of a factor, drawn uniformly, on the prompt's own prefill time.
+    """
+
+    share: float
+    mean_tokens: float
+    ttft_s: float | None
+    tier: Tier = Tier.STANDARD
+    sigma: float = 0.6
+    output_tokens: float = 200.0
+    range_tokens: tuple[int, int] = (16, 32_000)
+    is_uniform: bool = False
+    ttft_scale: tuple[float, float] | None = None
+
+    def draw_tokens(self, rng: random.Random) -> int:
+        """A prompt length."""
+        low, high = self.range_tokens
+        if self.is_uniform:
+            return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+        mu = math.log(self.mean_tokens) - self.sigma**2 / 2
+        return min(max(round(rng.lognormvariate(mu, self.sigma)), low), high)
+
+    def draw_output(self, rng: random.Random) -> int:
+        """A number of tokens to generate, geometric."""
+        return max(1, math.ceil(rng.expovariate(1 / self.output_tokens)))
+
+
+class Workload(Protocol):
+    """A stream of requests that can be offered at any rate."""
+
+    def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
+        """The first `count` arrivals at a mean rate, in order of arrival; the same for the same seed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Kinds of requests as a Poisson process, one by one or in bursts.
+
+    Attributes:
+        burst: Mean number of requests that arrive at once; sizes are geometric.
+        prefill_s: Needed for kinds whose objective is a multiple of their own prefill time.
+    """
+
+    kinds: Mapping[str, Kind]
+    burst: float = 1.0
+    prefill_s: PrefillTime | None = None
+
+    def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
+        """See `Workload`."""
+        rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        names = [*self.kinds]
+        cumulative = [*accumulate(kind.share for kind in self.kinds.values())]
+        arrivals, at_s = [], 0.0
+        for number in range(count):
+            if self.burst <= 1 or rng.random() < 1 / self.burst:
+                at_s += rng.expovariate(rate_rps / self.burst)
+            (name,) = rng.choices(names, cum_weights=cumulative)
+            arrivals.append(self._arrival(number, at_s, name, rng))
+        return arrivals
+
+    def _arrival(self, number: int, at_s: float, name: str, rng: random.Random) -> Arrival:
+        kind = self.kinds[name]
+        tokens = kind.draw_tokens(rng)
+        ttft_s = kind.ttft_s
+        if kind.ttft_scale is not None:
+            if self.prefill_s is None:
+                raise ValueError(f"{name}: an objective relative to the prefill time needs `prefill_s`")
+            ttft_s = rng.uniform(*kind.ttft_scale) * self.prefill_s(tokens)
+        return Arrival(number, at_s, name, tokens, kind.draw_output(rng), ttft_s, kind.tier)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """What a trace's request is taken for by the length of its prompt: everything up to `most_tokens`."""
+
+    most_tokens: float
+    kind: str
+    ttft_s: float
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded stream, its time stretched to give the rate that is asked for.
+
+    Attributes:
+        records: Time, prompt tokens, output tokens and block hashes of each request, in order of arrival.
+        classes: By length, shortest first; the last must take every length.
+        stretch: An objective is at least this many times what the prompt takes alone.
+        prefill_s: What a prompt takes alone.
+        longest_tokens: Longer prompts are left out, as a server with that context length would refuse them.
+    """
+
+    records: Sequence[tuple[float, int, int, tuple[int, ...]]]
+    classes: Sequence[LengthClass]
+    prefill_s: PrefillTime
+    stretch: float = 2.0
+    longest_tokens: int = 131_072
+    _fitting: list[tuple[float, int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:  # noqa: D105 - keeps what can be served
+        self._fitting.extend(record for record in self.records if record[1] <= self.longest_tokens)
+
+    def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
+        """See `Workload`; `seed` chooses where in the recording the stream begins, and it wraps around."""
+        records = self._fitting
+        span_s = records[-1][0] - records[0][0]
+        stretch = len(records) / span_s / rate_rps
+        start = random.Random(seed).randrange(len(records))  # noqa: S311 - reproducible, not secret
+        arrivals = []
+        for number in range(count):
+            lap, index = divmod(start + number, len(records))
+            time_s, tokens, output, blocks = records[index]
+            at_s = (lap * span_s + time_s - records[start][0]) * stretch
+            arrivals.append(self._arrival(number, at_s, tokens, output, blocks))
+        return arrivals
+
+    def _arrival(
+        self, number: int, at_s: float, tokens: int, output: int, blocks: tuple[int, ...]
+    ) -> Arrival:
+        taken = next(item for item in self.classes if tokens <= item.most_tokens)
+        ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(tokens))
+        return Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks)
+
+
+def read_mooncake(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    """Read a trace in Mooncake's format (FAST'25): JSON lines with timestamp in ms, lengths and block hashes.
+
+    Raises:
+        TraceError: when a line is something else.
+    """
+    records = []
+    with path.open() as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                hashes = tuple(map(int, row.get("hash_ids", ())))
+                records.append(
+                    (row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), hashes)
+                )
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                wanted = "an object with timestamp (ms), input_length and output_length"
+                raise TraceError(f"{path}, line {number}: {wanted} is expected ({error!r})") from None
+    return _checked(path, records)
+
+
+def read_azure(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
+
+    Raises:
+        TraceError: when a line is something else.
+    """
+    records: list[tuple[float, int, int, tuple[int, ...]]] = []
+    with path.open(newline="") as lines:
+        for number, row in enumerate(csv.DictReader(lines), start=2):
+            try:
+                at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+                records.append((at_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()))
+            except (ValueError, KeyError, TypeError) as error:
+                wanted = "TIMESTAMP, ContextTokens and GeneratedTokens"
+                raise TraceError(f"{path}, line {number}: {wanted} are expected ({error!r})") from None
+    return _checked(path, records)
+
+
+def read_trace(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's.
+
+    Raises:
+        TraceError: when it does not exist, has another ending or cannot be read.
+    """
+    readers = {".jsonl": read_mooncake, ".csv": read_azure}
+    if path.suffix not in readers:
+        raise TraceError(f"{path}: give a .jsonl trace (Mooncake's format) or a .csv trace (Azure's)")
+    if not path.is_file():
+        raise TraceError(f"{path}: there is no such file")
+    return readers[path.suffix](path)
+
+
+def assign_tiers(arrivals: Sequence[Arrival], shares: Mapping[Tier, float], seed: int) -> Iterator[Arrival]:
+    """The same arrivals with tiers drawn by share, whatever their kind."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    drawn = rng.choices([*shares], [*shares.values()], k=len(arrivals))
+    return (replace(arrival, tier=tier) for arrival, tier in zip(arrivals, drawn, strict=True))
+
+
+def _checked(
+    path: Path, records: list[tuple[float, int, int, tuple[int, ...]]]
+) -> list[tuple[float, int, int, tuple[int, ...]]]:
+    if len(records) < 2 or records[-1][0] <= records[0][0]:  # noqa: PLR2004 - a rate needs two
+        raise TraceError(f"{path}: at least two requests at different times are needed")
+    if any(later[0] < earlier[0] for earlier, later in zip(records, islice(records, 1, None), strict=False)):
+        records.sort(key=lambda record: record[0])
+    return records
