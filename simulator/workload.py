@@ -1,7 +1,7 @@
 """What arrives: mixes of request kinds and recorded traces, at any rate, reproducibly.
 
-Owns lengths, arrival times, and the rules that give each request its objective and tier. The same streams drive
-the simulator and `slackserve bench`.
+Owns lengths, arrival times, and the rules that give each request its objective and tier. The same streams
+drive the simulator and `slackserve bench`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import csv
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import accumulate, islice
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from slo.tiers import Tier
@@ -55,6 +56,9 @@ class Arrival:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
 
+Record: TypeAlias = tuple[float, int, int, tuple[int, ...]]
+"""Time in seconds, prompt tokens, output tokens and block hashes of a recorded request."""
+
 PrefillTime: TypeAlias = Callable[[int], float]
 """Seconds that a prompt of so many tokens takes alone."""
 
@@ -70,7 +74,7 @@ class Kind:
         ttft_s: Objective for the first token.
         range_tokens: Shortest and longest prompt; log-normal lengths are held to it.
         is_uniform: Draw lengths log-uniformly from `range_tokens` instead.
-        ttft_scale: Instead of `ttft_s`: bounds of a factor, drawn uniformly, on the prompt's own prefill time.
+        ttft_scale: Instead of `ttft_s`: bounds of a factor on the prompt's own prefill time, drawn uniformly.
     """
 
     share: float
@@ -163,12 +167,12 @@ class Trace:
         longest_tokens: Longer prompts are left out, as a server with that context length would refuse them.
     """
 
-    records: Sequence[tuple[float, int, int, tuple[int, ...]]]
+    records: Sequence[Record]
     classes: Sequence[LengthClass]
     prefill_s: PrefillTime
     stretch: float = 2.0
     longest_tokens: int = 131_072
-    _fitting: list[tuple[float, int, int, tuple[int, ...]]] = field(default_factory=list)
+    _fitting: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:  # noqa: D105 - keeps what can be served
         self._fitting.extend(record for record in self.records if record[1] <= self.longest_tokens)
@@ -195,8 +199,10 @@ class Trace:
         return Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks)
 
 
-def read_mooncake(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def read_mooncake(path: Path) -> list[Record]:
     """Read a trace in Mooncake's format (FAST'25): JSON lines with timestamp in ms, lengths and block hashes.
+
+    Its clock has steps of 3 s; requests of one step are spread evenly until the next.
 
     Raises:
         TraceError: when a line is something else.
@@ -213,16 +219,16 @@ def read_mooncake(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 wanted = "an object with timestamp (ms), input_length and output_length"
                 raise TraceError(f"{path}, line {number}: {wanted} is expected ({error!r})") from None
-    return _checked(path, records)
+    return _checked(path, _spread(records))
 
 
-def read_azure(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def read_azure(path: Path) -> list[Record]:
     """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
 
     Raises:
         TraceError: when a line is something else.
     """
-    records: list[tuple[float, int, int, tuple[int, ...]]] = []
+    records: list[Record] = []
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
             try:
@@ -234,7 +240,7 @@ def read_azure(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
     return _checked(path, records)
 
 
-def read_trace(path: Path) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def read_trace(path: Path) -> list[Record]:
     """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's.
 
     Raises:
@@ -255,11 +261,21 @@ def assign_tiers(arrivals: Sequence[Arrival], shares: Mapping[Tier, float], seed
     return (replace(arrival, tier=tier) for arrival, tier in zip(arrivals, drawn, strict=True))
 
 
-def _checked(
-    path: Path, records: list[tuple[float, int, int, tuple[int, ...]]]
-) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def _spread(records: list[Record]) -> list[Record]:
+    """Requests that were recorded at one time, spread evenly until the next time in the recording."""
+    times = sorted({record[0] for record in records})
+    following = dict(pairwise(times))
+    together = Counter(record[0] for record in records)
+    seen: Counter[float] = Counter()
+    spread = []
+    for at_s, *rest in records:
+        step_s = following.get(at_s, at_s) - at_s
+        spread.append((at_s + step_s * seen[at_s] / together[at_s], *rest))
+        seen[at_s] += 1
+    return spread
+
+
+def _checked(path: Path, records: list[Record]) -> list[Record]:
     if len(records) < 2 or records[-1][0] <= records[0][0]:  # noqa: PLR2004 - a rate needs two
         raise TraceError(f"{path}: at least two requests at different times are needed")
-    if any(later[0] < earlier[0] for earlier, later in zip(records, islice(records, 1, None), strict=False)):
-        records.sort(key=lambda record: record[0])
-    return records
+    return sorted(records, key=lambda record: record[0])
