@@ -267,10 +267,10 @@ def _spread(records: list[Record]) -> list[Record]:
     following = dict(pairwise(times))
     together = Counter(record[0] for record in records)
     seen: Counter[float] = Counter()
-    spread = []
-    for at_s, *rest in records:
+    spread: list[Record] = []
+    for at_s, tokens, output, blocks in records:
         step_s = following.get(at_s, at_s) - at_s
-        spread.append((at_s + step_s * seen[at_s] / together[at_s], *rest))
+        spread.append((at_s + step_s * seen[at_s] / together[at_s], tokens, output, blocks))
         seen[at_s] += 1
     return spread
 
