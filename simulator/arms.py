@@ -1,0 +1,178 @@
+"""What is compared: ways to run one prefill replica, ours and others'.
+
+Owns the settings of each arm. Those of the peers are as favourable as what is published about them allows:
+nothing that they check costs them time, and what can be tuned for a rate is tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from prefill_node.step_choice import ChoiceRules
+from simulator.cost import CostModel, Granularity
+from simulator.engine import EngineLimits, VirtualEngine
+from simulator.peers import PeerOrder, PeerReplica, PeerRules
+from simulator.replica import ReplicaRules, VirtualReplica
+from slo.order import QueueOrder
+from slo.predictor import Sample, fit
+from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from simulator.job import Job
+    from simulator.loop import EventLoop
+    from slo.predictor import PrefillPredictor
+
+CHUNKS: Final = (512, 1024, 2048, 4096, 8192)
+"""Chunk sizes among which the best is taken for each rate."""
+JOIN_TOKENS: Final = 8192
+"""Whole prompts share a step while they have no more tokens together, in every arm."""
+_CALIBRATION_TOKENS: Final = (32, 128, 512, 1024, 2048, 4096, 8192)
+_NO_LIMITS: Final = Limits(
+    max_preemptions=1 << 30,
+    max_suspended_s=float("inf"),
+    max_suspended_steps=1 << 30,
+    max_suspended_bytes=1 << 60,
+)
+TIER_WEIGHTS: Final[Mapping[Tier, float]] = {
+    tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()
+}
+
+
+class Replica(Protocol):
+    """One prefill replica, whoever's."""
+
+    blocking_s: list[float]
+    busy_s: float
+
+    def arrive(self, job: Job) -> None:
+        """Take a request."""
+        ...
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The replica that all arms run on.
+
+    Attributes:
+        cost: Times of its passes; each arm has its own granularity.
+        kv_tokens: Tokens that its KV memory holds.
+        weights: Worth of a request on time, by tier.
+        checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
+    """
+
+    cost: CostModel
+    kv_tokens: int = 400_000
+    weights: Mapping[Tier, float] = field(default_factory=lambda: TIER_WEIGHTS)
+
+    @property
+    def checkpoint_bytes_per_token(self) -> int:
+        """Hidden states and residual in 16 bits."""
+        return 2 * 2 * self.cost.shape.hidden
+
+    def at(self, granularity: Granularity) -> CostModel:
+        """The costs with boundaries elsewhere."""
+        return replace(self.cost, granularity=granularity, _by_tokens={})
+
+    def predictor(self) -> PrefillPredictor:
+        """What `slackserve calibrate` would find: a line through measured prompts."""
+        return fit([Sample(tokens, self.cost.prefill_s(tokens)) for tokens in _CALIBRATION_TOKENS]).predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to run a replica.
+
+    Attributes:
+        build: Makes a replica, given what was chosen from `settings`.
+        settings: What is tuned for each rate; one empty setting for nothing.
+    """
+
+    name: str
+    title: str
+    build: Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]
+    settings: Sequence[Mapping[str, float]] = ({},)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The settings of a replica that runs our code."""
+
+    preemption: PreemptionRules
+    order: QueueOrder
+    granularity: Granularity
+    launch_ahead: int = 0
+    join_tokens: int = JOIN_TOKENS
+
+    def build(
+        self, loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        """Make a replica."""
+        cost, predictor = hardware.at(self.granularity), hardware.predictor()
+        limits = EngineLimits(
+            kv_tokens=hardware.kv_tokens,
+            max_suspended_s=self.preemption.limits.max_suspended_s,
+            checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
+        )
+        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, self.join_tokens), limits)
+        rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
+        return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
+
+
+def _peer(
+    order: PeerOrder, *, chunked: bool
+) -> Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]:
+    def build(
+        loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        budget = int(setting.get("chunk_tokens", JOIN_TOKENS))
+        rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens)
+        return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
+
+    return build
+
+
+_TUNED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+FLOWPREFILL: Final = PreemptionRules(
+    PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=_NO_LIMITS
+)
+ABORT: Final = PreemptionRules(
+    PreemptionMode.RECOMPUTE,
+    PreemptionPolicy.CONSERVATIVE,
+    margin=1.0,
+    limits=replace(_NO_LIMITS, stubborn_after=0.9),
+)
+OURS: Final = PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.RESCUE)
+OFF: Final = PreemptionRules(PreemptionMode.OFF)
+
+ARMS: Final[Mapping[str, Arm]] = {
+    arm.name: arm
+    for arm in (
+        Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False)),
+        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _TUNED),
+        Arm("sedf", "S-EDF, no preemption", Scheduling(OFF, QueueOrder.SEDF, Granularity.NONE).build),
+        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), _TUNED),
+        Arm(
+            "sedf-recompute",
+            "S-EDF, abort and recompute",
+            Scheduling(ABORT, QueueOrder.SEDF, Granularity.LAYER).build,
+        ),
+        Arm(
+            "sedf-resume",
+            "S-EDF, suspend and resume",
+            Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.OPERATOR).build,
+        ),
+        Arm(
+            "slackserve",
+            "SlackServe",
+            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, launch_ahead=1).build,
+        ),
+    )
+}

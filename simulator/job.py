@@ -1,0 +1,96 @@
+"""One request on its way through the simulated servers, and what has become of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slo.request import DEADLINE_XARG, JOB_XARG, WEIGHT_XARG, JobId
+from slo.slack import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from simulator.findings import State
+    from simulator.workload import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a replica sends along with a request, where vLLM's requests have it."""
+
+    extra_args: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request, with the attributes by which `prefill_node.queue_view` reads vLLM's.
+
+    Attributes:
+        deadline_s: When its prefill must end; infinite for never.
+        handoff_s: From the end of prefill to the first token, as predicted.
+        num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
+        blocks: KV blocks that it holds.
+        first_token_s: When its first token was there; infinite before that, and if it was refused.
+        lost_s: Device time of work that had to be done again.
+        history: State changes and their times, kept for timelines only.
+    """
+
+    arrival: Arrival
+    weight: float
+    deadline_s: float
+    handoff_s: float = 0.0
+    request_id: str = field(init=False)
+    job_id: JobId = field(init=False)
+    sampling_params: Sampling = field(init=False)
+    num_computed_tokens: int = 0
+    blocks: int = 0
+    started: bool = False
+    prefilled_s: float = math.inf
+    first_token_s: float = math.inf
+    refused: str = ""
+    preemptions: int = 0
+    lost_s: float = 0.0
+    history: list[tuple[State, float]] | None = None
+
+    def __post_init__(self) -> None:  # noqa: D105 - gives it its names
+        self.request_id = str(self.arrival.number)
+        self.job_id = JobId(self.request_id)
+        arguments: dict[str, Any] = {JOB_XARG: self.request_id, WEIGHT_XARG: self.weight}
+        if self.deadline_s < NO_DEADLINE:
+            arguments[DEADLINE_XARG] = self.deadline_s
+        self.sampling_params = Sampling(arguments)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens."""
+        return self.arrival.tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens."""
+        return self.arrival.tokens
+
+    @property
+    def arrival_time(self) -> float:
+        """When it arrived."""
+        return self.arrival.at_s
+
+    def is_finished(self) -> bool:
+        """Whether its prefill has ended."""
+        return self.prefilled_s < math.inf
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.first_token_s - self.arrival.at_s
+
+    @property
+    def is_on_time(self) -> bool:
+        """Whether its first token met its objective; always, if it has none and was served."""
+        objective_s = self.arrival.ttft_s
+        return self.ttft_s < math.inf if objective_s is None else self.ttft_s <= objective_s
+
+    def enter(self, state: State, now_s: float) -> None:
+        """Note a change of state, if anybody wants to see it."""
+        if self.history is not None and (not self.history or self.history[-1][0] is not state):
+            self.history.append((state, now_s))
