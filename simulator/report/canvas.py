@@ -1,0 +1,162 @@
+"""A blank figure in the style of all plots.
+
+Owns fonts, sizes, axes and where legends go: below the axes, never on the data. Nothing here knows what is
+drawn. Matplotlib's process-wide settings are changed only within `theme`.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from simulator.report.palette import GRID, INK, MUTED
+from simulator.report.wording import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+WIDE_IN: Final = 9.2
+"""Width of a figure for a desktop, inches."""
+NARROW_IN: Final = 4.1
+"""Width of a figure for a phone, inches; the type is as large as in the wide one."""
+PNG_DPI: Final = 160
+
+_LABEL_CHARACTERS: Final = 40
+_CHARACTER_IN: Final = 0.085
+_HEADING_CHARACTER_IN: Final = 0.108
+_HANDLE_IN: Final = 0.62
+_LEGEND_LINE_IN: Final = 0.23
+_DECADE_IN: Final = 2.2
+"""Room that a decade of an axis needs for three numbers."""
+_FEW_TIMES: Final = 4.0
+"""An axis whose ends are closer than this is numbered evenly."""
+
+HALO: Final = (withStroke(linewidth=3.5, foreground="white"),)
+"""Keeps marks and words apart from the lines that they lie on."""
+
+_STYLE: Final[Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelsize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#9aa5b1",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": "#9aa5b1",
+    "ytick.color": "#9aa5b1",
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 2.6,
+    "legend.columnspacing": 1.6,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "hatch.linewidth": 1.1,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "slackserve",
+}
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Draw and save in our style; also a decorator."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def blank(width_in: float, height_in: float) -> Figure:
+    """A figure that arranges its own parts."""
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.04)
+    figure = Figure(figsize=(width_in, height_in), layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def wrapped(label: str) -> str:
+    """A name in lines that fit a legend."""
+    return textwrap.fill(label, _LABEL_CHARACTERS)
+
+
+def fitted(name: str, width_in: float) -> str:
+    """A name in one line of a figure, cut where it is longer."""
+    most = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+
+
+def legend_height_in(labels: Sequence[str], width_in: float) -> float:
+    """Room that `legend_below` takes."""
+    columns = _columns(labels, width_in)
+    lines = max((wrapped(label).count("\n") + 1 for label in labels), default=0)
+    return -(-len(labels) // columns) * lines * _LEGEND_LINE_IN + 0.15
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """A legend under all axes, in as many columns as fit."""
+    if handles:
+        figure.legend(
+            handles,
+            [wrapped(label) for label in labels],
+            loc="outside lower center",
+            ncols=_columns(labels, figure.get_figwidth()),
+        )
+
+
+def log_axis(axis: Axis, limits: tuple[float, float], width_in: float) -> None:
+    """Plain numbers on a logarithmic axis: at 1, 2 and 5 where there is room, otherwise at powers of ten."""
+    low, high = limits
+    if low > 0 and high < low * _FEW_TIMES:
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+        return
+    decades = max(math.log10(high / low), 1e-3) if low > 0 else 1.0
+    axis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if width_in / decades > _DECADE_IN else (1,), numticks=12)
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def percent_axis(axis: Axis) -> None:
+    """Fractions as percent, without decimals that say nothing."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{plain(round(value * 100, 6)) or 0} %"))
+
+
+def only_vertical_grid(axes: Axes) -> None:
+    """For rows of bars: no ticks and lines but those of the numbers."""
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+
+
+def _columns(labels: Sequence[str], width_in: float) -> int:
+    longest = max((min(len(label), _LABEL_CHARACTERS) for label in labels), default=1)
+    fitting = int((width_in - 0.2) / (longest * _CHARACTER_IN + _HANDLE_IN))
+    return max(1, min(fitting, len(labels)))

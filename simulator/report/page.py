@@ -1,0 +1,79 @@
+"""The report: one HTML file with everything in it.
+
+Owns how plots and tables become a page. Plots are pictures inside the page, one for wide and one for narrow
+screens; nothing is loaded from elsewhere, and no script runs.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from simulator.report.canvas import NARROW_IN, WIDE_IN
+from simulator.report.files import svg_bytes
+from simulator.report.plots import plots
+from simulator.report.tables import blocking_table, goodput_table, kinds_table, main_level, work_table
+from simulator.report.takeaway import takeaway
+from simulator.report.wording import rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from simulator.findings import Findings
+    from simulator.report.plots import Plot
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot as the page has it: addresses that hold the images themselves."""
+
+    name: str
+    heading: str
+    caption: str
+    wide: str
+    narrow: str
+
+
+def html(findings: Findings, more: Sequence[Plot] = ()) -> str:
+    """The page; everything that comes from the findings is escaped."""
+    environment = Environment(
+        loader=PackageLoader("simulator.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    at_rps, kinds = kinds_table(findings)
+    return environment.get_template("report.html").render(
+        findings=findings,
+        takeaway=takeaway(findings),
+        pictures={plot.name: _picture(plot) for plot in plots(findings)},
+        more=[_picture(plot) for plot in more],
+        goodput=goodput_table(findings),
+        kinds=kinds,
+        kinds_rate=rate(at_rps),
+        work=work_table(findings),
+        blocking=blocking_table(findings),
+        main_level=main_level(),
+    )
+
+
+def write_report(findings: Findings, directory: Path, more: Sequence[Plot] = ()) -> Path:
+    """Write `report.html` and return its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "report.html"
+    path.write_text(html(findings, more), encoding="utf-8")
+    return path
+
+
+def _picture(plot: Plot) -> Picture:
+    wide, narrow = (_address(svg_bytes(plot.draw(width_in))) for width_in in (WIDE_IN, NARROW_IN))
+    return Picture(plot.name, plot.heading, plot.caption, wide, narrow)
+
+
+def _address(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"

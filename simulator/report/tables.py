@@ -1,0 +1,137 @@
+"""The report's tables, as text in cells.
+
+Owns which columns there are; the template owns their look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulator.report.palette import LEAD, arm_styles
+from simulator.report.takeaway import MAIN_LEVEL, goodput, lead_arm, point_near, reference_arm
+from simulator.report.wording import MISSING, TIMES, level, milliseconds, number, percent, plain, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simulator.findings import ArmFindings, Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An arm's row.
+
+    Attributes:
+        colour: The arm's in the plots.
+        cells: One for each column, but the first, which is the name.
+        fractions: What cells that are fractions are worth, for shading; None for others.
+    """
+
+    title: str
+    colour: str
+    is_lead: bool
+    cells: Sequence[str]
+    fractions: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows; without rows it is not shown."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+
+def goodput_table(findings: Findings) -> Table:
+    """Requests per second at each level, with the ratio to the reference."""
+    reference = reference_arm(findings.arms)
+    levels = sorted({key for item in findings.arms for key in item.goodput_rps}, key=float)
+    columns: list[str] = []
+    for key in levels:
+        columns.append(f"{level(key)} in time")
+        columns += [f"{TIMES} {reference.title}"] if reference else []
+    rows = []
+    for item in findings.arms:
+        cells: list[str] = []
+        for key in levels:
+            value = goodput(item, key)
+            cells.append(f"{number(value)}/s" if value > 0 else "never")
+            cells += [ratio(value, goodput(reference, key))] if reference else []
+        rows.append(_row(findings, item, cells))
+    return Table(columns, rows if levels else [])
+
+
+def kinds_table(findings: Findings) -> tuple[float, Table]:
+    """Attainment by kind at the lead's goodput, and that rate; each arm at its nearest simulated rate."""
+    lead = lead_arm(findings)
+    at_rps = (goodput(lead) if lead else 0.0) or findings.cdf_rate_rps
+    points = [(item, point_near(item, at_rps)) for item in findings.arms]
+    seen = [kind for _, point in points if point for kind in point.by_kind]
+    kinds = [kind for kind in dict.fromkeys([*findings.objective_ms, *seen]) if kind in set(seen)]
+    rows = []
+    for item, point in points:
+        if point is None:
+            continue
+        values = [point.attainment, *(point.by_kind.get(kind) for kind in kinds)]
+        cells = [f"{number(point.rate_rps)}/s", *map(percent, values)]
+        rows.append(_row(findings, item, cells, (None, *values)))
+    return at_rps, Table(["load", "all", *(_with_objective(findings, kind) for kind in kinds)], rows)
+
+
+def work_table(findings: Findings) -> Table:
+    """What each arm does at its own goodput: stops, work done again, throughput, tuning."""
+    rows = []
+    for item in findings.arms:
+        point = point_near(item, goodput(item)) if goodput(item) > 0 else None
+        if point is None:
+            continue
+        cells = [
+            f"{number(point.rate_rps)}/s",
+            plain(point.preemptions),
+            percent(point.lost_work),
+            number(point.prompt_tokens_ps),
+            _setting(point.setting),
+        ]
+        rows.append(_row(findings, item, cells))
+    columns = ["load", "stops per request", "work done again", "prompt tokens/s", "tuned to"]
+    if all(row.cells[-1] == MISSING for row in rows):
+        columns, rows = columns[:-1], [_without_last(row) for row in rows]
+    return Table(columns, rows)
+
+
+def blocking_table(findings: Findings) -> Table:
+    """Quantiles of the blocking time."""
+    rows = []
+    for item in findings.arms:
+        blocking = item.blocking
+        if blocking is not None:
+            times = (blocking.mean, blocking.p50, blocking.p90, blocking.p99, blocking.max)
+            rows.append(_row(findings, item, [f"{blocking.count:,}", *map(milliseconds, times)]))
+    return Table(["stops", "mean", "median", "90th percentile", "99th percentile", "longest"], rows)
+
+
+def main_level() -> str:
+    """The name of the level that arms are compared at."""
+    return level(MAIN_LEVEL)
+
+
+def _row(
+    findings: Findings, item: ArmFindings, cells: Sequence[str], fractions: Sequence[float | None] = ()
+) -> Row:
+    style = arm_styles(other.arm for other in findings.arms)[item.arm]
+    return Row(item.title, style.colour, item.arm == LEAD, cells, fractions)
+
+
+def _without_last(row: Row) -> Row:
+    return Row(row.title, row.colour, row.is_lead, row.cells[:-1])
+
+
+def _with_objective(findings: Findings, kind: str) -> str:
+    objective_ms = findings.objective_ms.get(kind)
+    return kind if objective_ms is None else f"{kind}\n{milliseconds(objective_ms)}"
+
+
+def _setting(setting: Mapping[str, float]) -> str:
+    parts = [f"{name.replace('_', ' ')} {plain(value)}" for name, value in setting.items()]
+    return ", ".join(parts) or MISSING

@@ -1,0 +1,152 @@
+"""What a prefill replica does for a few seconds, under some arms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from simulator.findings import State
+from simulator.report.canvas import HALO, WIDE_IN, blank, fitted, legend_below, legend_height_in, theme
+from simulator.report.palette import INK, MISSED, MUTED, faded, kind_colours
+from simulator.report.window import common_window, shown_arms, shown_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from simulator.findings import ArmFindings, Life
+    from simulator.report.window import Window
+
+_ROW_IN: Final = 0.135
+_PANEL_IN: Final = 0.5
+_TALL_PANEL_IN: Final = 0.75
+"""What a panel takes beside its rows, with the title in one line or two."""
+_NOTE_IN: Final = 2.8
+_BAR: Final = 0.74
+_THIN: Final = 0.2
+_FADED: Final = 0.45
+_SLACK: Final = "#b8c2cc"
+
+
+@theme()
+def timeline_figure(
+    arms: Sequence[ArmFindings], kinds: Sequence[str] = (), width_in: float = WIDE_IN
+) -> Figure:
+    """Arms above each other on one time axis, each request a row: waiting, running, suspended, late.
+
+    Args:
+        arms: Up to three of those with a timeline are shown.
+        kinds: In the order in which they get their colours; others that occur follow.
+        width_in: Inches.
+    """
+    shown = shown_arms(arms)
+    if not shown:
+        return blank(width_in, 1)
+    window = common_window(shown)
+    colours = kind_colours([*kinds, *(life.kind for item in shown for life in item.timeline)])
+    rows = {item.arm: shown_rows(item, window) for item in shown}
+    seen = {life.kind for lives, _ in rows.values() for life in lives}
+    handles, labels = _legend({kind: colour for kind, colour in colours.items() if kind in seen})
+    heights = [max(len(lives), 4) * _ROW_IN for lives, _ in rows.values()]
+    canvas = blank(
+        width_in,
+        sum(heights)
+        + len(shown) * (_PANEL_IN if width_in >= WIDE_IN else _TALL_PANEL_IN)
+        + 0.5
+        + legend_height_in(labels, width_in),
+    )
+    panels = canvas.subplots(
+        len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    ).flatten()
+    for axes, item in zip(panels, shown, strict=True):
+        lives, left_out = rows[item.arm]
+        for row, life in enumerate(lives):
+            _life(axes, life, row, window, colours[life.kind])
+        title = _title(item.title, width_in)
+        _frame(axes, title, lives, left_out)
+    panels[-1].set_xlim(0, window.end_s - window.start_s)
+    panels[-1].set_xlabel("time, s")
+    legend_below(canvas, handles, labels)
+    return canvas
+
+
+def _life(axes: Axes, life: Life, row: int, window: Window, colour: str) -> None:
+    for span in life.spans:
+        start_s, end_s = max(span.start_s, window.start_s), min(span.end_s, window.end_s)
+        if start_s < end_s:
+            _span(axes, span.state, (start_s - window.start_s, end_s - start_s), row, colour)
+    if life.due_s is None:
+        return
+    is_missed = life.ended_s > life.due_s
+    due_s, ended_s = life.due_s - window.start_s, min(life.ended_s, window.end_s) - window.start_s
+    if is_missed and ended_s > max(due_s, 0):
+        axes.plot(
+            [max(due_s, 0), ended_s], [row + 0.44] * 2, color=MISSED, linewidth=1.6, solid_capstyle="butt"
+        )
+    if ended_s < due_s and not is_missed:
+        axes.plot([max(ended_s, 0), due_s], [row] * 2, color=_SLACK, linewidth=0.8, zorder=1)
+    if 0 <= due_s <= window.end_s - window.start_s:
+        marker = _missed_mark() if is_missed else _due_mark()
+        marker.set_data([due_s], [row])
+        marker.set_zorder(5)
+        marker.set_path_effects([*HALO])
+        axes.add_line(marker)
+
+
+def _span(axes: Axes, state: State, stretch: tuple[float, float], row: int, colour: str) -> None:
+    height = _THIN if state is State.WAITING else _BAR
+    place = (row - height / 2, height)
+    match state:
+        case State.WAITING:
+            axes.broken_barh([stretch], place, color=faded(colour, _FADED), linewidth=0)
+        case State.RUNNING:
+            axes.broken_barh([stretch], place, color=colour, linewidth=0)
+        case State.SUSPENDED:
+            axes.broken_barh(
+                [stretch], place, facecolor="white", edgecolor=colour, hatch="//////", linewidth=0.8
+            )
+
+
+def _frame(axes: Axes, title: str, lives: Sequence[Life], left_out: int) -> None:
+    axes.set_title(title)
+    due = [life for life in lives if life.due_s is not None]
+    missed = sum(life.ended_s > life.due_s for life in due if life.due_s is not None)
+    note = f"{missed} of {len(due)} late" + (f", {left_out} more not shown" if left_out else "")
+    axes.set_title(note, loc="right", fontsize=9.5, weight="normal", color=MISSED if missed else MUTED)
+    axes.set_ylim(max(len(lives), 4) - 0.4, -0.6)
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_ylabel("requests", color=MUTED, fontsize=9.5)
+
+
+def _title(name: str, width_in: float) -> str:
+    """Leaves room for the note beside it, or below it where there is little."""
+    return fitted(name, width_in - _NOTE_IN) if width_in >= WIDE_IN else f"{fitted(name, width_in)}\n"
+
+
+def _due_mark() -> Line2D:
+    return Line2D([], [], linestyle="", color=INK, marker="|", markersize=9, markeredgewidth=1.6)
+
+
+def _missed_mark() -> Line2D:
+    return Line2D([], [], linestyle="", color=MISSED, marker="x", markersize=6, markeredgewidth=2)
+
+
+def _legend(colours: Mapping[str, str]) -> tuple[list[Artist], list[str]]:
+    kinds: list[Artist] = [Patch(color=colour) for colour in colours.values()]
+    states: list[Artist] = [
+        Line2D([], [], color=faded(MUTED, _FADED), linewidth=2.5),
+        Patch(color=MUTED),
+        Patch(facecolor="white", edgecolor=MUTED, hatch="//////"),
+        _due_mark(),
+        _missed_mark(),
+        Line2D([], [], color=MISSED, linewidth=1.6),
+    ]
+    names = ["waiting", "running", "suspended", "deadline met", "deadline missed", "late"]
+    return [*kinds, *states], [*colours, *names]
