@@ -1,4 +1,4 @@
-"""The command line: `slackserve serve`, `slackserve calibrate` and `slackserve top`."""
+"""The command line: `slackserve serve`, `slackserve bench`, `slackserve calibrate` and `slackserve top`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deployments.bench_command import bench
+from deployments.bench_errors import BenchError
 from deployments.config import ConfigError, SlackServeConfig, load, parse
 from deployments.model_errors import ModelStoreError
 from deployments.model_progress import rich_progress
@@ -32,15 +34,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="LLM serving for mixed latency objectives.",
 )
+app.command()(bench)
 _console = Console(stderr=True)
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
 # gRPC between replicas this took a quarter off the time to first token of a tiny model.
-_SERVE_ENVIRONMENT = {
+SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
 }
-_QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
+QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
 
 
 @app.command()
@@ -57,7 +60,7 @@ def serve(
         resolved = ModelStore().resolve(settings.model, progress)
     from deployments.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
-    for name, value in (_SERVE_ENVIRONMENT | _QUIET_ENVIRONMENT).items():
+    for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -144,7 +147,7 @@ def main() -> None:
 
     try:
         app(standalone_mode=True)
-    except (ConfigError, ModelStoreError, StartError) as error:
+    except (BenchError, ConfigError, ModelStoreError, StartError) as error:
         _console.print(Text(f"{type(error).__name__}: {error}", style="red"))
         sys.exit(2)
 

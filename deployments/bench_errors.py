@@ -1,0 +1,5 @@
+"""What a user of `slackserve bench` can put right."""
+
+
+class BenchError(RuntimeError):
+    """A load test cannot be run as asked; the message says why and what to do."""
