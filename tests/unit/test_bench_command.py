@@ -1,0 +1,165 @@
+"""`slackserve bench` as a user sees it."""
+
+import json
+import sys
+
+import pytest
+from completions_server import Behaviour, CompletionsServer
+
+from deployments import cli
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]},
+    {"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [1, 3]},
+    {"timestamp": 6000, "input_length": 9000, "output_length": 500, "hash_ids": [4]},
+]
+QUICK = ("--rate", "40", "--requests", "20", "--max-tokens", "100", "--max-output", "2")
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Runs the command; its exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["slackserve", "bench", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def server():
+    with CompletionsServer() as running:
+        yield running
+
+
+def test_a_run_prints_a_table_and_writes_json(bench, server, tmp_path):
+    path = tmp_path / "run.json"
+    code, out, err = bench("--url", server.url, *QUICK, "--json", path)
+    assert code == 0, err
+    for word in ("all", "premium", "standard", "chat", "document", "100.0%", "sent late by"):
+        assert word in out
+    found = json.loads(path.read_text())
+    assert found["model"] == "tiny"
+    assert found["overall"]["requests"] == len(server.seen) == 20
+    assert found["overall"]["attainment"] == 1.0
+    assert {*found["kinds"]} == {"chat", "document"}
+
+
+def test_another_model_and_tiers(bench, server):
+    code, _, err = bench("--url", server.url, *QUICK, "--model", "other", "--tiers", "background=1")
+    assert code == 0, err
+    assert {seen.body["model"] for seen in server.seen} == {"other"}
+    assert {seen.headers["x-slo-tier"] for seen in server.seen} == {"background"}
+
+
+def test_the_same_seed_offers_the_same_lengths_and_other_words(bench, server):
+    for _ in range(2):
+        bench("--url", server.url, *QUICK, "--seed", "7")
+    prompts = [seen.body["prompt"] for seen in server.seen]
+    assert sorted(map(len, prompts[:20])) == sorted(map(len, prompts[20:]))
+    assert not {tuple(prompt[:16]) for prompt in prompts[:20]} & {
+        tuple(prompt[:16]) for prompt in prompts[20:]
+    }
+
+
+def test_a_trace_is_replayed_with_its_shared_blocks(bench, server, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    code, out, err = bench("--url", server.url, "--trace", path, "--rate", "20", "--requests", "3")
+    assert code == 0, err
+    assert "short" in out
+    assert "long" in out
+    sent = {len(seen.body["prompt"]): seen.body["prompt"] for seen in server.seen}
+    assert {*sent} == {700, 600, 9000}
+    assert sent[700][:512] == sent[600][:512]
+    assert sent[700][512:600] != sent[600][512:]
+
+
+def test_search_finds_the_rate_that_the_server_can_bear(bench, tmp_path):
+    path = tmp_path / "search.json"
+    mix = tmp_path / "mix.yaml"
+    mix.write_text("kinds: {chat: {share: 1, mean_tokens: 50, ttft_ms: 150, output_tokens: 1}}")
+    searching = ("--search", "--min-rate", "2", "--max-rate", "200", "--precision", "0.3", "--json", path)
+    with CompletionsServer(Behaviour(seconds=lambda _: 0.02, is_serial=True)) as server:
+        code, out, err = bench("--url", server.url, "--mix", mix, "--duration", "1.5", *searching)
+    assert code == 0, err
+    found = json.loads(path.read_text())
+    assert found["is_bounded"]
+    assert 15 < found["goodput_rps"] < 80  # it serves 50 in a second, without any in line
+    assert out.count("requests/s: ") == len(found["probes"]) > 3
+    assert f"goodput at 90%: {found['goodput_rps']:.3f}" in out
+
+
+def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
+    with CompletionsServer(Behaviour(refuse=lambda *_: (429, {"code": "full"}))) as server:
+        code, out, _ = bench("--url", server.url, *QUICK, "--search", "--min-rate", "30", "--max-rate", "60")
+    assert code == 0
+    assert "less than --min-rate" in out
+    assert "20 refused: 429 full" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "tinny"), "--model: 'tinny' is not served there; did you mean 'tiny'?"),
+        (("--model", "xyz"), "it serves tiny, other"),
+        (("--mix", "embeded"), "did you mean 'embedded'?"),
+        (("--trace", "none.jsonl"), "--trace: none.jsonl: there is no such file"),
+        (("--trace", "trace.txt"), "give a .jsonl trace"),
+        (("--mix", "trace"), "need a --trace"),
+        (("--tiers", "premum=1"), "did you mean 'premium'?"),
+        (("--tiers", "premium"), "is not a tier and its share"),
+        (("--tiers", "premium=0"), "no share above 0"),
+        (("--vocabulary", "many"), "is not a range of token ids"),
+        (("--requests", "5", "--duration", "5"), "not both"),
+        (("--search", "--min-rate", "5", "--max-rate", "5"), "must be less than --max-rate"),
+        (("--rate", "0.001", "--duration", "0.1"), "no request arrives"),
+        (("--json", "/nowhere/run.json"), "cannot be written"),
+        (("--profile", "none.json"), "none.json cannot be read"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_clear_message(bench, server, arguments, message):
+    code, out, err = bench("--url", server.url, *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert "Traceback" not in out + err
+    assert not server.seen
+
+
+def test_a_broken_trace_is_refused_by_line(bench, server, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(MOONCAKE[0]) + "\nnot json\n")
+    code, _, err = bench("--url", server.url, "--trace", path)
+    assert code == 2
+    assert "line 2" in err
+
+
+def test_a_server_that_is_not_there(bench, server):
+    code, _, err = bench("--url", "http://127.0.0.1:9")
+    assert code == 2
+    assert "cannot be reached" in err
+    assert "is the server running?" in err
+
+
+def test_a_server_that_wants_a_key(bench):
+    with CompletionsServer(Behaviour(key="secret")) as server:
+        code, _, err = bench("--url", server.url, *QUICK)
+        assert code == 2
+        assert "give --api-key" in err
+        code, _, err = bench("--url", server.url, *QUICK, "--api-key", "secret")
+        assert code == 0, err
+
+
+def test_a_server_without_models_needs_a_name(bench):
+    with CompletionsServer(Behaviour(models=())) as server:
+        code, _, err = bench("--url", server.url, *QUICK)
+    assert code == 2
+    assert "give --model" in err
