@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from simulator.report.canvas import NARROW_IN, WIDE_IN
 from simulator.report.files import svg_bytes
 from simulator.report.plots import plots
-from simulator.report.tables import blocking_table, goodput_table, kinds_table, main_level, work_table
-from simulator.report.takeaway import takeaway
-from simulator.report.wording import rate
+from simulator.report.tables import blocking_table, goodput_table, kinds_table, work_table
+from simulator.report.takeaway import MAIN_LEVEL, takeaway
+from simulator.report.wording import level, rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,8 @@ def html(findings: Findings, more: Sequence[Plot] = ()) -> str:
         kinds_rate=rate(at_rps),
         work=work_table(findings),
         blocking=blocking_table(findings),
-        main_level=main_level(),
+        main_level=level(MAIN_LEVEL),
+        enough=float(MAIN_LEVEL),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulator.report.palette import LEAD, arm_styles
-from simulator.report.takeaway import MAIN_LEVEL, goodput, lead_arm, point_near, reference_arm
+from simulator.report.takeaway import goodput, lead_arm, point_near, reference_arm
 from simulator.report.wording import MISSING, TIMES, level, milliseconds, number, percent, plain, ratio
 
 if TYPE_CHECKING:
@@ -109,11 +109,6 @@ def blocking_table(findings: Findings) -> Table:
             times = (blocking.mean, blocking.p50, blocking.p90, blocking.p99, blocking.max)
             rows.append(_row(findings, item, [f"{blocking.count:,}", *map(milliseconds, times)]))
     return Table(["stops", "mean", "median", "90th percentile", "99th percentile", "longest"], rows)
-
-
-def main_level() -> str:
-    """The name of the level that arms are compared at."""
-    return level(MAIN_LEVEL)
 
 
 def _row(

@@ -45,6 +45,7 @@ def page() -> Page:
     return Page(html(findings(), [granularity_plot(POINTS), capacity_plot(PLAN, 0.95, 5)]))
 
 
+@pytest.mark.slow
 def test_each_plot_becomes_a_readable_png_and_svg(tmp_path):
     paths = save(findings(), tmp_path / "new", [granularity_plot(POINTS), capacity_plot(PLAN, 0.95)])
     names = ["goodput", "attainment", "ttft", "timeline", "blocking", "granularity", "capacity"]
@@ -56,6 +57,7 @@ def test_each_plot_becomes_a_readable_png_and_svg(tmp_path):
             assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.slow
 def test_the_same_findings_give_the_same_bytes(tmp_path):
     made = findings(["slackserve"])
     first, second = (save(made, tmp_path / name) for name in ("a", "b"))
@@ -124,6 +126,7 @@ def test_names_are_text_and_never_markup():
     assert page.text.count("<script>alert('&')</script> $x_1$ _y") > 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "absent"),
     [
