@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from prefill_node.views import JobAccount
+from slo.forecast import Forecast
 from slo.order import QueueOrder, order
 from slo.preemption import (
     Decision,
@@ -20,6 +21,7 @@ from slo.preemption import (
     KeepReason,
     Preempt,
     PreemptionMode,
+    PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
     Prefill,
@@ -67,6 +69,7 @@ class Governor:
         ledger: What the replica has accepted; kept by its owner.
         weights: Worth of a request on time, by tier.
         ordered: The last step that was ordered to stop.
+        forecast: What is expected to arrive.
     """
 
     ledger: PrefillLedger
@@ -75,6 +78,7 @@ class Governor:
     queue_order: QueueOrder
     profile: ForwardProfile
     ordered: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Prefill] = field(default_factory=dict)
 
     @property
@@ -99,10 +103,19 @@ class Governor:
             decision: Decision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
             running = self._running(view, step, reached, now_s)
-            decision = decide(self._state(view, running, self.waiting(view, now_s)), now_s, self.rules)
+            waiting = self._prefills(view, now_s)
+            if self.rules.policy is not PreemptionPolicy.ON_TIME_SET:
+                waiting = self._ordered(waiting, now_s)
+            decision = decide(self._state(view, running, waiting), now_s, self.rules, self.forecast)
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
         return decision
+
+    def arrived(self, job: Accepted) -> None:
+        """The replica has accepted a prefill."""
+        self.ledger.arrived(job)
+        work_s = self.ledger.predictor.prefill_s(job.tokens)
+        self.forecast.arrived(work_s, self.weights[job.tier], job.arrived_s)
 
     def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
         """Predicted seconds to the end of a running step."""
@@ -125,6 +138,9 @@ class Governor:
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""
+        return self._ordered(self._prefills(view, now_s), now_s)
+
+    def _prefills(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         elsewhere = set(view.done)
         if view.step is not None:
             elsewhere.update(view.step.jobs)
@@ -138,9 +154,11 @@ class Governor:
             if job_id not in elsewhere
         ]
         steps = (self._suspended(step, view, now_s) for step in view.suspended)
-        prefills += [step for step in steps if step is not None]
+        return prefills + [step for step in steps if step is not None]
+
+    def _ordered(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         limit_s = self.rules.limits.max_suspended_s
-        return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s)
+        return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s, forecast=self.forecast)
 
     def _state(self, view: SchedulerView, running: RunningStep, waiting: Sequence[Prefill]) -> ReplicaState:
         kept_bytes = sum(item.checkpoint_bytes for item in view.suspended)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from prefill_node.suspension import SuspendedStep
+    from slo.forecast import Forecast
     from slo.predictor import PrefillPredictor
     from slo.preemption import Prefill
     from slo.request import JobId
@@ -92,11 +93,13 @@ class ChoiceRules:
         queue_order: Which prefill goes first.
         predictor: Time of a forward pass by its tokens.
         join_tokens: Prompts share a step while they have no more tokens together.
+        forecast: What is expected to arrive; None for nothing.
     """
 
     queue_order: QueueOrder
     predictor: PrefillPredictor
     join_tokens: int
+    forecast: Forecast | None = None
 
 
 def choose(
@@ -139,7 +142,7 @@ def _first_that_fits(
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
     waiting = [item.prefill for item in queue] + [item.prefill for item in ready]
-    ordered = order(rules.queue_order, waiting, now_s)
+    ordered = order(rules.queue_order, waiting, now_s, forecast=rules.forecast)
     for position, first in enumerate(ordered):
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step)

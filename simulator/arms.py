@@ -14,6 +14,7 @@ from simulator.cost import CostModel, Granularity
 from simulator.engine import EngineLimits, VirtualEngine
 from simulator.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.replica import ReplicaRules, VirtualReplica
+from slo.forecast import Forecast
 from slo.order import QueueOrder
 from slo.predictor import Sample, fit
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
@@ -110,6 +111,7 @@ class Scheduling:
     granularity: Granularity
     launch_ahead: int = 0
     join_tokens: int = JOIN_TOKENS
+    foresees: bool = False
 
     def build(
         self, loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
@@ -121,7 +123,8 @@ class Scheduling:
             max_suspended_s=self.preemption.limits.max_suspended_s,
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
-        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, self.join_tokens), limits)
+        forecast = Forecast() if self.foresees else None
+        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, self.join_tokens, forecast), limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
         return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
 
@@ -149,7 +152,14 @@ ABORT: Final = PreemptionRules(
     margin=1.0,
     limits=replace(_NO_LIMITS, stubborn_after=0.9),
 )
-OURS: Final = PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.RESCUE)
+OURS: Final = PreemptionRules(
+    PreemptionMode.RESUME,
+    PreemptionPolicy.ON_TIME_SET,
+    margin=1.5,
+    limits=Limits(
+        max_preemptions=16, max_suspended_s=60, max_suspended_steps=32, max_suspended_bytes=2 << 30
+    ),
+)
 OFF: Final = PreemptionRules(PreemptionMode.OFF)
 
 ARMS: Final[Mapping[str, Arm]] = {
@@ -172,7 +182,7 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve",
             "SlackServe",
-            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, launch_ahead=1).build,
+            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, 1, 2048, foresees=True).build,
         ),
     )
 }

@@ -126,6 +126,9 @@ class VirtualEngine:
         self.requests[job.request_id] = job
         self._jobs[job.job_id] = job.request_id
         self.waiting.append(job)
+        if self._rules.forecast is not None:
+            work_s = self._rules.predictor.prefill_s(job.num_tokens)
+            self._rules.forecast.arrived(work_s, job.weight, job.arrival_time)
 
     def view(self) -> SchedulerView:
         """What the scheduler publishes."""

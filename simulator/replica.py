@@ -85,7 +85,9 @@ class VirtualReplica:
         """Take a request."""
         now_s = self._loop.now_s
         arrival = job.arrival
-        self.ledger.arrived(Accepted(job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s))
+        self.governor.arrived(
+            Accepted(job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s)
+        )
         self.engine.add(job)
         job.enter(State.WAITING, now_s)
         if self.engine.issued is None:

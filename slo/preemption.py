@@ -27,10 +27,13 @@ from slo.preemption_terms import (
     ReplicaState,
     RunningStep,
 )
+from slo.set_preemption import decide_by_set
 from slo.slack import SlackRank, sedf_rank, slack_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from slo.forecast import Forecast
 
 __all__ = [
     "Decision",
@@ -52,11 +55,14 @@ __all__ = [
 ]
 
 
-def decide(state: ReplicaState, now_s: float, rules: PreemptionRules) -> Decision:
+def decide(
+    state: ReplicaState, now_s: float, rules: PreemptionRules, forecast: Forecast | None = None
+) -> Decision:
     """Whether to stop the running step, and for whom.
 
     Waiters are looked at in the queue's order, and the first that may stop the step does. Those before it
-    that can be met run before it, so that their work counts as its own.
+    that can be met run before it, so that their work counts as its own. `PreemptionPolicy.ON_TIME_SET` looks
+    at all of them at once, in any order, and heeds the `forecast`.
     """
     if rules.mode is PreemptionMode.OFF:
         return Keep(KeepReason.OFF)
@@ -66,6 +72,8 @@ def decide(state: ReplicaState, now_s: float, rules: PreemptionRules) -> Decisio
         return Keep(KeepReason.NOBODY_WAITS)
     if (limit := limit_reached(state.running, state, rules)) is not None:
         return Keep(limit)
+    if rules.policy is PreemptionPolicy.ON_TIME_SET:
+        return decide_by_set(state, now_s, rules, forecast)
     return _Contest(state.running, now_s, rules).against(state.waiting)
 
 
@@ -196,6 +204,8 @@ class _Contest:
                 if harm >= waiter.weight:
                     return KeepReason.WOULD_HARM
                 return self._unless_banned(PreemptReason.RESCUE, waiter, work_s)
+            case PreemptionPolicy.ON_TIME_SET:
+                raise AssertionError("decided in slo.set_preemption")
             case _:
                 assert_never(self._policy)
 

@@ -30,17 +30,21 @@ class PreemptionPolicy(enum.StrEnum):
     `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare deadlines, with the most and with
     the least urgent member of the step. `RESCUE` asks besides what stopping would change: it stops a step
     only for a waiter that would otherwise be late, and that is worth more than what becomes late by it.
+    `ON_TIME_SET` (`slo.set_preemption`) weighs the step against all waiters together, instead of one by one.
     """
 
     CONSERVATIVE = "conservative"
     AGGRESSIVE = "aggressive"
     RESCUE = "rescue"
+    ON_TIME_SET = "on_time_set"
 
 
 class PreemptReason(enum.StrEnum):
     """Why a running step is stopped; the values label metrics."""
 
     RUNNER_LOST = "runner_lost"
+    RUNNER_GIVEN_UP = "runner_given_up"
+    """Not everybody can be on time, and others are worth more per second of work."""
     RESCUE = "rescue"
     BEATS_MOST_URGENT = "beats_most_urgent"
     BEATS_LEAST_URGENT = "beats_least_urgent"

@@ -23,7 +23,7 @@ from slo.preemption import (
 )
 from slo.request import JobId
 
-CONSERVATIVE, AGGRESSIVE, RESCUE = PreemptionPolicy
+CONSERVATIVE, AGGRESSIVE, RESCUE, ON_TIME_SET = PreemptionPolicy
 RESUME, RECOMPUTE, OFF = PreemptionMode
 COMPARING = (CONSERVATIVE, AGGRESSIVE)
 NEVER = math.inf

@@ -1,0 +1,165 @@
+"""Which waiting prefills can all be met together.
+
+Owns the choice of whom to give up when not everybody can be on time. The order of the queue (`slo.order`) and
+the preemption that follows from it (`slo.set_preemption`) are built on it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.forecast import Forecast
+    from slo.preemption_terms import Prefill
+
+STOPPED_WORTH: Final = 2.0
+"""How much more a prefill is worth once it has been stopped: what was spent on it is lost if it is given up,
+and it goes on occupying memory until it is finished all the same."""
+
+
+class OnTimeSet(NamedTuple):
+    """Prefills by what can be done for them.
+
+    Attributes:
+        kept: Those that end in time when run one after the other in this order, that of their deadlines.
+        given_up: Those that could be met alone and make room for the others, by deadline.
+        rest: Those that are late anyway, and those without a deadline, as they came.
+    """
+
+    kept: list[Prefill]
+    given_up: list[Prefill]
+    rest: list[Prefill]
+
+
+def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None) -> OnTimeSet:
+    """Choose whom to keep on time, so that little weight is given up.
+
+    Args:
+        prefills: In any order.
+        start_s: When the first of them can start.
+        forecast: What will arrive; time is kept free for what is worth more per second of work than the least
+            dense that is kept. Without it the present alone counts.
+    """
+    rows: list[tuple[float, float, int, float, float, Prefill]] = []
+    rest: list[Prefill] = []
+    for index, prefill in enumerate(prefills):
+        due_s, work_s = prefill.deadline_s - start_s, prefill.remaining_s
+        if work_s <= due_s < math.inf:
+            weight = prefill.weight * STOPPED_WORTH if prefill.preemptions else prefill.weight
+            rows.append((due_s, prefill.arrived_s, index, work_s, weight, prefill))
+        else:
+            rest.append(prefill)
+    if not rows:
+        return OnTimeSet([], [], rest)
+    rows.sort()
+    deadlines, _, _, works, weights, hopeful = zip(*rows, strict=True)
+    given_up = _Choice(works, deadlines, weights, forecast).given_up()
+    return OnTimeSet(
+        [prefill for position, prefill in enumerate(hopeful) if position not in given_up],
+        [hopeful[position] for position in sorted(given_up)],
+        rest,
+    )
+
+
+class _Choice:
+    """Whom to give up so that all others end by their deadlines when run one after the other.
+
+    To lose the least weight is NP-hard (knapsack is the case of one common deadline), so this is a heuristic:
+    the better of two sweeps in the manner of Moore and Hodgson (Management Science 15, 1968), then taking
+    back what still fits. The first sweep gives up the most work per weight, which is right when much is late,
+    the second the least weight, which is right when little is. With equal weights each of them is Moore and
+    Hodgson's algorithm, and the number on time the largest possible.
+
+    Args:
+        works: Seconds of work, in order of the deadlines; each could be met alone.
+        deadlines: Seconds from the start, ascending.
+        weights: Worth of each on time.
+        forecast: See `on_time_set`.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[float],
+        deadlines: Sequence[float],
+        weights: Sequence[float],
+        forecast: Forecast | None,
+    ) -> None:
+        self._works = works
+        self._deadlines = deadlines
+        self._weights = weights
+        self._worth = [
+            weight / work if work > 0 else math.inf for work, weight in zip(works, weights, strict=True)
+        ]
+        self._free = [1.0] * len(works)
+        """Of the time until a deadline, the fraction that is not kept free for those to come."""
+        if forecast is not None:
+            self._free = [1.0 - forecast.reserved(worth) for worth in self._worth]
+
+    def given_up(self) -> set[int]:
+        """The positions to give up."""
+        works, weights = self._works, self._weights
+        if min(self._free) == 1.0 and all(map(operator.le, accumulate(works), self._deadlines)):
+            return set()
+        by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
+        given_up = self._sweep(sorted(by_work, key=self._worth.__getitem__))
+        other = self._sweep(sorted(by_work, key=weights.__getitem__))
+        if sum([weights[position] for position in other]) < sum([weights[position] for position in given_up]):
+            given_up = other
+        return self._take_back(given_up)
+
+    def _sweep(self, worst_first: list[int]) -> list[int]:
+        """Run along the deadlines; while the work so far ends late, give up the worst of it."""
+        works = self._works
+        rank = [0] * len(works)
+        for place, position in enumerate(worst_first):
+            rank[position] = place
+        given_up: list[int] = []
+        candidates: list[int] = []
+        end_s = 0.0
+        for work_s, due_s, place in zip(works, self._deadlines, rank, strict=True):
+            heappush(candidates, place)
+            end_s += work_s
+            while candidates:
+                worst = worst_first[candidates[0]]
+                if end_s <= due_s * self._free[worst]:
+                    break
+                heappop(candidates)
+                given_up.append(worst)
+                end_s -= works[worst]
+        return given_up
+
+    def _take_back(self, given_up: list[int]) -> set[int]:
+        """What remains of `given_up` when those that fit after all are taken out, the most valuable first."""
+        works, weights = self._works, self._weights
+        remains = set(given_up)
+        starts, room = self._gaps(remains)
+        for position in sorted(given_up, key=lambda position: (-weights[position], works[position])):
+            work_s = works[position]
+            due_s = self._deadlines[position] * self._free[position]
+            if work_s <= room[position] and starts[position] + work_s <= due_s:
+                remains.remove(position)
+                starts, room = self._gaps(remains)
+        return remains
+
+    def _gaps(self, given_up: set[int]) -> tuple[list[float], list[float]]:
+        """By position: when one that was given up would start, how much those kept behind it can wait."""
+        kept = [*self._works]
+        for position in given_up:
+            kept[position] = 0.0
+        ends = [*accumulate(kept)]
+        least_s = math.inf
+        room: list[float] = []
+        for position in range(len(kept) - 1, -1, -1):
+            is_kept = kept[position] > 0 or position not in given_up
+            spare_s = self._deadlines[position] * self._free[position] - ends[position]
+            if is_kept and spare_s < least_s:
+                least_s = spare_s
+            room.append(least_s)
+        room.reverse()
+        return ends, room
