@@ -31,22 +31,24 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
     ] = None,
-    mix: Annotated[str | None, typer.Option(help="Preset, or YAML file with kinds or classes.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded stream: Mooncake .jsonl, Azure .csv.")] = None,
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second.")] = 1.0,
-    requests: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
-    duration: Annotated[float | None, typer.Option(min=0.1, help="Or for how many seconds; 60.")] = None,
-    seed: Annotated[int, typer.Option(help="Times, lengths and tiers follow from it.")] = 0,
-    tiers: Annotated[
-        str | None, typer.Option(help="Such as premium=0.2,standard=0.5,background=0.3.")
+    mix: Annotated[
+        str | None, typer.Option(help="embedded (the default), assistant, or a YAML file.")
     ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Replay a Mooncake .jsonl or Azure .csv.")] = None,
+    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many to send.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, help="Or for how many seconds, by default 60.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Times, lengths and tiers follow from it.")] = 0,
+    tiers: Annotated[str | None, typer.Option(help="Shares, such as premium=0.2,standard=0.8.")] = None,
     scale: Annotated[float, typer.Option(min=1e-6, help="Factor on all lengths.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(min=2, help="Most of prompt and output together.")] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="Most tokens of an output.")] = None,
     vocabulary: Annotated[str, typer.Option(help="Token ids that prompts are made of.")] = "1000-30000",
-    profile: Annotated[Path | None, typer.Option(help="Prefill times from `slackserve calibrate`.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Prefill times for kinds with ttft_scale.")] = None,
     slo_headers: Annotated[bool, typer.Option(help="Send tier and objective as headers.")] = True,
-    ignore_eos: Annotated[bool, typer.Option(help="Have outputs as long as drawn (vLLM).")] = True,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of the drawn length.")] = True,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request has failed.")] = 600.0,
     search: Annotated[bool, typer.Option("--search", help="Find the highest good rate instead.")] = False,
     attainment: Annotated[float, typer.Option(min=0.01, max=1, help="What --search calls good.")] = 0.9,
