@@ -55,6 +55,10 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	$(BIN)/python benchmarks/vote.py
 	$(BIN)/python benchmarks/preemption_rules.py
 
+.PHONY: bench-compare
+bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
+	$(BIN)/python benchmarks/comparison.py $(ARGS)
+
 .PHONY: lock
 lock: $(VENV)/.uv ## Compile requirements/cpu.lock anew
 	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \
