@@ -43,6 +43,8 @@ class QueueView:
         self._jobs = jobs
         self._suspensions = suspensions
         self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
+        self._untouched: dict[str, Queued] = {}
+        self._predictor: PrefillPredictor | None = None
 
     def completed(self, request: Request) -> None:
         """A step that a request was in is complete."""
@@ -53,10 +55,16 @@ class QueueView:
         """Everything that could run and is not suspended: between two chunks, or, if it may, not started."""
         scheduler = self._scheduler
         suspended = {request for step in self._suspensions.steps for request in step.members}
-        requests = [request for request in scheduler.running if request.request_id not in suspended]
+        queue = [
+            self._queued(request, predictor)
+            for request in scheduler.running
+            if request.request_id not in suspended
+        ]
         if may_start:
-            requests += scheduler.waiting
-        return [self._queued(request, predictor) for request in requests]
+            if predictor != self._predictor or len(self._untouched) > 2 * len(scheduler.waiting):
+                self._predictor, self._untouched = predictor, {}
+            queue += [self._waiting(request, predictor) for request in scheduler.waiting]
+        return queue
 
     def suspended(
         self, predictor: PrefillPredictor, now_s: float, has_arrived: Callable[[str], bool]
@@ -96,6 +104,14 @@ class QueueView:
         """The job of a request; empty when it has none or is gone."""
         request = self._scheduler.requests.get(request_id)
         return "" if request is None else str(argument(request, JOB_XARG) or "")
+
+    def _waiting(self, request: Request, predictor: PrefillPredictor) -> Queued:
+        """A request that has not started; as long as it has never run it looks the same each time."""
+        if (known := self._untouched.get(request.request_id)) is None:
+            known = self._queued(request, predictor)
+            if request.num_computed_tokens == 0 and request.request_id not in self._suspensions.accounts:
+                self._untouched[request.request_id] = known
+        return known
 
     def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
         held, missing = self._blocks(request)

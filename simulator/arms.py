@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 CHUNKS: Final = (512, 1024, 2048, 4096, 8192)
 """Chunk sizes among which the best is taken for each rate."""
-JOIN_TOKENS: Final = 8192
-"""Whole prompts share a step while they have no more tokens together, in every arm."""
+JOINS: Final = (1024, 2048, 8192)
+"""Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
+JOIN_TOKENS: Final = 2048
+"""The default of `preemption.join_tokens`."""
 _CALIBRATION_TOKENS: Final = (32, 128, 512, 1024, 2048, 4096, 8192)
 _NO_LIMITS: Final = Limits(
     max_preemptions=1 << 30,
@@ -114,7 +116,11 @@ class Scheduling:
     foresees: bool = False
 
     def build(
-        self, loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+        self,
+        loop: EventLoop,
+        hardware: Hardware,
+        setting: Mapping[str, float],
+        prefilled: Callable[[Job], None],
     ) -> Replica:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
@@ -124,7 +130,8 @@ class Scheduling:
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
         forecast = Forecast() if self.foresees else None
-        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, self.join_tokens, forecast), limits)
+        join_tokens = int(setting.get("join_tokens", self.join_tokens))
+        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, join_tokens, forecast), limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
         return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
 
@@ -135,14 +142,15 @@ def _peer(
     def build(
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
     ) -> Replica:
-        budget = int(setting.get("chunk_tokens", JOIN_TOKENS))
+        budget = int(setting["chunk_tokens" if chunked else "join_tokens"])
         rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens)
         return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
 
     return build
 
 
-_TUNED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+_CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+_JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
     PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=_NO_LIMITS
 )
@@ -165,10 +173,12 @@ OFF: Final = PreemptionRules(PreemptionMode.OFF)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
-        Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False)),
-        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _TUNED),
-        Arm("sedf", "S-EDF, no preemption", Scheduling(OFF, QueueOrder.SEDF, Granularity.NONE).build),
-        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), _TUNED),
+        Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False), _JOINED),
+        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _CHUNKED),
+        Arm(
+            "sedf", "S-EDF, no preemption", Scheduling(OFF, QueueOrder.SEDF, Granularity.NONE).build, _JOINED
+        ),
+        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), _CHUNKED),
         Arm(
             "sedf-recompute",
             "S-EDF, abort and recompute",
@@ -178,11 +188,12 @@ ARMS: Final[Mapping[str, Arm]] = {
             "sedf-resume",
             "S-EDF, suspend and resume",
             Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.OPERATOR).build,
+            _JOINED,
         ),
         Arm(
             "slackserve",
             "SlackServe",
-            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, 1, 2048, foresees=True).build,
+            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, 1, foresees=True).build,
         ),
     )
 }

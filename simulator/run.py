@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from simulator.job import Job
 from simulator.loop import EventLoop
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from simulator.arms import Arm, Hardware, Replica
     from simulator.workload import Arrival
+
+
+_AFTER_S: Final = 1e-9
+_MARGIN_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ def run(
     *,
     replicas: int = 1,
     traced: bool = False,
+    most_misses: float = math.inf,
 ) -> Run:
     """Serve a stream; the first token is there when the prefill ends.
 
@@ -44,8 +49,19 @@ def run(
         setting: One of the arm's settings.
         replicas: How many; requests go to them in turn.
         traced: Keep each request's history.
+        most_misses: Stop as soon as more requests than this have missed their objective.
+
+    What happens after the last request was due is not simulated: requests that have not been served by then
+    have missed their objective, and have no first token.
     """
     loop = EventLoop()
+    misses = 0
+
+    def due(job: Job) -> None:
+        nonlocal misses
+        misses += not job.is_on_time
+        if misses > most_misses:
+            loop.stop()
 
     def prefilled(job: Job) -> None:
         job.first_token_s = loop.now_s
@@ -61,5 +77,7 @@ def run(
         jobs.append(job)
         at[job.request_id] = replica = next(turn)
         loop.call_at(arrival.at_s, replica.arrive, job)
-    loop.run()
+        if deadline_s < math.inf:
+            loop.call_at(deadline_s + _AFTER_S, due, job)
+    loop.run(max((job.deadline_s for job in jobs if job.deadline_s < math.inf), default=math.inf) + _MARGIN_S)
     return Run(jobs, tier, loop.now_s)

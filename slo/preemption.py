@@ -114,6 +114,8 @@ def as_one(members: Sequence[Prefill], now_s: float) -> Prefill:
         members: At least one; all with the same remaining time, that of the step.
         now_s: The time.
     """
+    if len(members) == 1:
+        return members[0]
     urgent = min(
         members, key=lambda member: (member.deadline_s < now_s + member.remaining_s, member.deadline_s)
     )
