@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from prefill_node.step_choice import ChoiceRules
+from simulator.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.cost import CostModel, Granularity
 from simulator.engine import EngineLimits, VirtualEngine
 from simulator.peers import PeerOrder, PeerReplica, PeerRules
@@ -149,6 +150,18 @@ def _peer(
     return build
 
 
+def _aborting(
+    policy: AbortPolicy, **lifted: bool
+) -> Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]:
+    def build(
+        loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        rules = AbortRules(policy, hardware.predictor(), **lifted)
+        return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
+
+    return build
+
+
 _CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
 _JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
@@ -170,9 +183,60 @@ OURS: Final = PreemptionRules(
 )
 OFF: Final = PreemptionRules(PreemptionMode.OFF)
 
+PAPER_ARMS: Final = (
+    "fcfs",
+    "fcfs-chunked",
+    "sedf",
+    "sedf-chunked",
+    "sedf-recompute",
+    "sedf-resume",
+    "slackserve",
+)
+ABORT_ARMS: Final = (
+    "abort-control",
+    "abort-conservative",
+    "abort-aggressive",
+    "abort-sees-arrivals",
+    "abort-separates-victims",
+    "abort-credits-progress",
+    "abort-all-lifted",
+    "slackserve",
+)
+TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve")
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
+        Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
+        Arm(
+            "slackserve-off",
+            "SlackServe, preemption off",
+            Scheduling(OFF, QueueOrder.ON_TIME_SET, Granularity.NONE, foresees=True).build,
+        ),
+        Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
+        Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
+        Arm("abort-aggressive", "Blog: aggressive", _aborting(AbortPolicy.AGGRESSIVE)),
+        Arm(
+            "abort-sees-arrivals",
+            "… sees arrivals in a pass",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True),
+        ),
+        Arm(
+            "abort-separates-victims",
+            "… sees them, victims apart",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True, separates_victims=True),
+        ),
+        Arm(
+            "abort-credits-progress",
+            "… sees them, credits progress",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True, credits_progress=True),
+        ),
+        Arm(
+            "abort-all-lifted",
+            "… all three lifted",
+            _aborting(
+                AbortPolicy.CONSERVATIVE, sees_arrivals=True, separates_victims=True, credits_progress=True
+            ),
+        ),
         Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False), _JOINED),
         Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _CHUNKED),
         Arm(

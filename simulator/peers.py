@@ -28,6 +28,7 @@ class PeerOrder(enum.StrEnum):
 
     FCFS = "fcfs"
     SEDF = "sedf"
+    TIER = "tier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class PeerReplica:
     def _ordered(self) -> list[Job]:
         if self._rules.order is PeerOrder.FCFS:
             return self._queue
+        if self._rules.order is PeerOrder.TIER:
+            return sorted(self._queue, key=lambda job: (-job.arrival.tier.rank, job.arrival.at_s))
         now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
         return sorted(
             self._queue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from simulator.arms import Hardware
+from simulator.arms import ABORT_ARMS, PAPER_ARMS, TIER_ARMS, Hardware
 from simulator.cost import CostModel
 from simulator.operators import (
     LLAMA_3_8B,
@@ -32,15 +32,25 @@ _OPERATORS: Final = (
 )
 _STEP: Final = "Every pass costs 3 ms on the host besides (scheduling, input preparation), in every arm."
 _PEERS: Final = (
-    "The peers' checks and synchronisations cost nothing; for each rate and level, chunk sizes and the tokens up "
+    "The peers' checks and synchronisations cost nothing; for each rate and level, chunk sizes and the "
+    "tokens up "
     "to which prompts share a pass are the best of several for the peers, the default for SlackServe."
 )
 _LENGTHS: Final = (
-    "Prompt lengths are log-normal about the published means (sigma 0.6, 0.3, 0.5, 0.8); the trace itself is not "
+    "Prompt lengths are log-normal about the published means (sigma 0.6, 0.3, 0.5, 0.8); the trace itself "
+    "is not "
     "public."
 )
+_BLOG_LENGTHS: Final = (
+    "Prompt lengths are log-normal, mean 1,400 tokens, sigma 0.8, so that the load is near the blog's: its "
+    "lengths are known by their range only."
+)
+_BLOG_ORDER: Final = (
+    "Checks and all-reduces cost nothing; the order among waiting prompts is S-EDF in every arm of the blog."
+)
 _PREFIXES: Final = (
-    "Prefixes are taken from the trace's block hashes, where it has any; every replica caches what its KV memory "
+    "Prefixes are taken from the trace's block hashes, where it has any; every replica caches what its KV "
+    "memory "
     "holds."
 )
 
@@ -51,6 +61,8 @@ class Preset:
 
     Attributes:
         model: The name of its model in Vidur's tables; empty when it is not in them.
+        arms: What is compared.
+        rates_rps: Rates at which it is looked at; by load, if there are none.
         objective_ms: By kind; None where it differs from request to request.
     """
 
@@ -62,6 +74,8 @@ class Preset:
     workload: Workload
     objective_ms: Mapping[str, float | None]
     model: str = ""
+    arms: Sequence[str] = PAPER_ARMS
+    rates_rps: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,8 @@ def _flowprefill(size: str) -> Preset:
         name=f"flowprefill-{size}",
         title=f"Mixed prompts, {model.title}",
         description=(
-            "One prefill replica under the QwenTrace-like mix of FlowPrefill (arXiv 2602.16603): 69 % text, 7 % "
+            "One prefill replica under the QwenTrace-like mix of FlowPrefill (arXiv 2602.16603): 69 % "
+            "text, 7 % "
             "image, 20 % search, 3 % file, Poisson arrivals, the paper's objectives for the first token."
         ),
         assumptions=(
@@ -147,8 +162,71 @@ def _flowprefill(size: str) -> Preset:
     )
 
 
+def _blog() -> Preset:
+    model = _MODELS["70b"]
+    hardware = model.hardware()
+    urgent = Kind(0.2, 1400, None, Tier.PREMIUM, sigma=0.8, range_tokens=(256, 8000), ttft_scale=(1.0, 1.3))
+    relaxed = replace(urgent, share=0.8, tier=Tier.STANDARD, ttft_scale=(3.0, 10.0))
+    kinds = {"urgent": urgent, "relaxed": relaxed}
+    return Preset(
+        name="blog-70b",
+        title="The abort variant that gained nothing, Llama-3-70B on four A100",
+        description=(
+            "One prefill replica under chat prompts of 256 to 8,000 tokens, Poisson arrivals at 2, 4 and 6 "
+            "requests/s; 20 % must have their first token within 1.0 to 1.3 times their own prefill time, "
+            "the others "
+            "within 3 to 10 times. The variant aborts a pass for a more urgent prompt and starts it over; "
+            "arrivals "
+            "during a pass are not seen, victims run in one pass with whom they made way for, and slack "
+            "counts the "
+            "whole prefill of what runs. Each condition is lifted."
+        ),
+        assumptions=(
+            _OPERATORS,
+            model.note,
+            _BLOG_LENGTHS,
+            _STEP,
+            _BLOG_ORDER,
+        ),
+        hardware=hardware,
+        workload=Mix(kinds, prefill_s=hardware.cost.prefill_s),
+        objective_ms=dict.fromkeys(kinds, None),
+        model=model.vidur,
+        arms=ABORT_ARMS,
+        rates_rps=(2.0, 4.0, 6.0),
+    )
+
+
+def _tiers() -> Preset:
+    model = _MODELS["70b"]
+    kinds = {
+        "premium": Kind(0.25, 300, 0.4, Tier.PREMIUM),
+        "standard": Kind(0.50, 800, 1.5, Tier.STANDARD),
+        "background": Kind(0.25, 2500, 10.0, Tier.BACKGROUND, sigma=0.8),
+    }
+    return Preset(
+        name="tiers-70b",
+        title="Three tiers, Llama-3-70B on four A100",
+        description=(
+            "One prefill replica under a quarter of premium prompts (mean 300 tokens, 0.4 s to the first "
+            "token), half "
+            "standard (800, 1.5 s) and a quarter background (2,500, 10 s): first come first served, by "
+            "tier, by our "
+            "order without preemption, and with it."
+        ),
+        assumptions=(_OPERATORS, model.note, "Prompt lengths are log-normal.", _STEP, _PEERS),
+        hardware=model.hardware(),
+        workload=Mix(kinds),
+        objective_ms={
+            name: None if kind.ttft_s is None else kind.ttft_s * 1e3 for name, kind in kinds.items()
+        },
+        model=model.vidur,
+        arms=TIER_ARMS,
+    )
+
+
 PRESETS: Final[Mapping[str, Preset]] = {
-    preset.name: preset for preset in (_flowprefill(size) for size in _MODELS)
+    preset.name: preset for preset in (*map(_flowprefill, _MODELS), _blog(), _tiers())
 }
 
 
@@ -175,8 +253,10 @@ def on_trace(preset: Preset, path: Path) -> Preset:
         name=f"{preset.name}@{path.stem}",
         title=f"{path.stem}, {preset.title.partition(', ')[2]}",
         description=(
-            f"One prefill replica under the recorded trace {path.name}, its time stretched to each rate. Prompts "
-            "of up to 2,048 tokens have the objective of text, up to 8,192 that of search, longer ones that of "
+            f"One prefill replica under the recorded trace {path.name}, its time stretched to each rate. "
+            f"Prompts "
+            "of up to 2,048 tokens have the objective of text, up to 8,192 that of search, longer ones "
+            "that of "
             "files, but at least twice what the prompt takes alone."
         ),
         assumptions=(

@@ -71,11 +71,12 @@ class Study:
             (arm, setting, level) for arm in self._arms for setting in ARMS[arm].settings for level in LEVELS
         ]
         curves = [(arm, setting) for arm in self._arms for setting in ARMS[arm].settings]
+        until = 0.0 if self._preset.rates_rps else SHOWN_ATTAINMENT
         total = len(goodputs) + len(curves) + 2 * len(self._arms)
         with ProcessPoolExecutor(self._workers, initializer=_adopt, initargs=(self._experiment,)) as pool:
             done = _Count(total, progress)
             ahead = [pool.submit(_goodput, *case, self._capacity_rps) for case in goodputs]
-            behind = [pool.submit(_curve, *case, self._capacity_rps) for case in curves]
+            behind = [pool.submit(_curve, *case, self._rates_rps(), until) for case in curves]
             done.wait(ahead)
             found = dict(zip(map(_key, goodputs), (future.result() for future in ahead), strict=True))
             best = {
@@ -126,6 +127,9 @@ class Study:
             command,
         )
 
+    def _rates_rps(self) -> Sequence[float]:
+        return self._preset.rates_rps or [load * self._capacity_rps for load in LOADS]
+
 
 class _Count:
     def __init__(self, total: int, progress: Progress) -> None:
@@ -156,13 +160,12 @@ def _goodput(arm: str, setting: Mapping[str, float], level: float, capacity_rps:
     return _experiments[0].goodput_rps(ARMS[arm], setting, level, capacity_rps)
 
 
-def _curve(arm: str, setting: Mapping[str, float], capacity_rps: float) -> list[Point]:
-    """Attainment over the loads, up to where most is lost: deep overload takes longest and says least."""
+def _curve(arm: str, setting: Mapping[str, float], rates_rps: Sequence[float], until: float) -> list[Point]:
+    """Attainment over the rates, up to where most is lost: deep overload takes longest and says least."""
     points: list[Point] = []
-    for load in LOADS:
-        rate_rps = load * capacity_rps
+    for rate_rps in rates_rps:
         points.append(point(rate_rps, _experiments[0].runs(ARMS[arm], rate_rps, setting), setting))
-        if points[-1].attainment < SHOWN_ATTAINMENT:
+        if points[-1].attainment < until:
             break
     return points
 
