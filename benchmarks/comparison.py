@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_ARMS = "stock,stock-chunked,slackserve-off,slackserve"
 DEFAULT_CHUNKS = "256,512,1024"
 PILOT_ROUND = -1
-_console = Console()
+_console = Console(width=120)
 
 
 class Comparison:
