@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from preemption import logged
 
-from deployments.bench import Asking, Offered, offer
+from deployments.bench import Asking, offer
 from deployments.bench_client import connected
 from deployments.bench_prompts import Prompts
 from deployments.bench_score import score
@@ -18,6 +18,8 @@ from slo.tiers import Tier
 
 if TYPE_CHECKING:
     from comparison_arms import Arm, Running
+
+    from deployments.bench_answer import Offered
 
 SEED = 4000
 VOCABULARY = range(1000, 40000)

@@ -13,36 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from deployments.bench_answer import Ended, Offered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deployments.bench_client import Answer, Server
+    from deployments.bench_client import Server
     from deployments.bench_prompts import Prompts
     from simulator.workload import Arrival
 
 _LEAD_S: Final = 0.05
 """Between the start and the first arrival, so that the first body is made in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A request that was offered, and what became of it.
-
-    Attributes:
-        late_s: How much later than its arrival it was sent.
-    """
-
-    arrival: Arrival
-    answer: Answer
-    late_s: float
-
-    @property
-    def is_met(self) -> bool:
-        """Whether it was answered, and by its objective if it has one."""
-        answer, due_s = self.answer, self.arrival.ttft_s
-        if answer.fate != "answered" or answer.ttft_s is None:
-            return False
-        return due_s is None or answer.ttft_s <= due_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +60,6 @@ class Asking:
             "stream_options": {"include_usage": True},
             **self.body,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A run that is over.
-
-    Attributes:
-        ended: In order of arrival.
-        wall_s: From the start until the last request was over.
-    """
-
-    ended: Sequence[Ended]
-    wall_s: float
 
 
 async def offer(

@@ -10,15 +10,14 @@ times as long for each chunk, time that a client on the server's machine takes f
 
 from __future__ import annotations
 
-import enum
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import msgspec
 
+from deployments.bench_answer import Answer, Fate
 from deployments.bench_errors import BenchError
 
 if TYPE_CHECKING:
@@ -28,37 +27,6 @@ _OK: Final = 200
 _REFUSALS: Final = frozenset({429, 503})
 _KEEP_ALIVE_S: Final = 2.0
 """Less than servers wait before they close an idle connection, so that no request meets one being closed."""
-
-
-class Fate(enum.StrEnum):
-    """What became of a request."""
-
-    ANSWERED = "answered"
-    REFUSED = "refused"
-    """The server said that it would not: 429 or 503."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A request that is over.
-
-    Attributes:
-        sent_s: When it was sent, `time.perf_counter`.
-        ended_s: When it was over.
-        reason: Why it was not answered, such as "429 deadline_infeasible"; empty if it was.
-        ttft_s: From sending to the first token; None if there was none.
-        tpot_s: Mean time per token after the first; None with fewer than two.
-        output_tokens: Tokens that came, as the server counts them.
-    """
-
-    fate: Fate
-    sent_s: float
-    ended_s: float
-    reason: str = ""
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    output_tokens: int = 0
 
 
 class Server:

@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from deployments.bench_answer import Fate
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from deployments.bench import Ended, Offered
+    from deployments.bench_answer import Ended, Offered
 
 _POINTS: Final = (50, 90, 99)
 _TOO_LATE_S: Final = 0.02
@@ -93,7 +95,7 @@ def _by(run: Offered, group: Callable[[Ended], str]) -> dict[str, Score]:
 def _score(ended: Sequence[Ended], wall_s: float) -> Score:
     met = sum(item.is_met for item in ended)
     answers = [item.answer for item in ended]
-    answered = [item for item in ended if item.answer.fate == "answered"]
+    answered = [item for item in ended if item.answer.fate is Fate.ANSWERED]
     prompt = sum(item.arrival.tokens for item in answered)
     output = sum(item.answer.output_tokens for item in answered)
     return Score(
@@ -103,8 +105,8 @@ def _score(ended: Sequence[Ended], wall_s: float) -> Score:
         goodput_rps=met / wall_s,
         ttft_ms=_quantiles((a.ttft_s * 1e3 for a in answers if a.ttft_s is not None), _POINTS),
         tpot_ms=_quantiles((a.tpot_s * 1e3 for a in answers if a.tpot_s is not None), _POINTS),
-        refused=dict(Counter(a.reason for a in answers if a.fate == "refused")),
-        failed=dict(Counter(a.reason for a in answers if a.fate == "failed")),
+        refused=dict(Counter(a.reason for a in answers if a.fate is Fate.REFUSED)),
+        failed=dict(Counter(a.reason for a in answers if a.fate is Fate.FAILED)),
         prompt_tokens=prompt,
         output_tokens=output,
         tokens_ps=(prompt + output) / wall_s,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from deployments.bench import Ended
+    from deployments.bench_answer import Ended
     from deployments.bench_score import Result, Score
     from deployments.bench_search import Goodput
 

@@ -6,7 +6,8 @@ import pytest
 from completions_server import Behaviour, CompletionsServer
 
 from deployments.bench import Asking, offer
-from deployments.bench_client import Fate, connected
+from deployments.bench_answer import Fate
+from deployments.bench_client import connected
 from deployments.bench_errors import BenchError
 from deployments.bench_prompts import Prompts
 from deployments.bench_score import score

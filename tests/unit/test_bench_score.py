@@ -2,8 +2,7 @@
 
 import pytest
 
-from deployments.bench import Ended, Offered
-from deployments.bench_client import Answer, Fate
+from deployments.bench_answer import Answer, Ended, Fate, Offered
 from deployments.bench_score import score
 from deployments.bench_search import Goodput, bisection
 from simulator.workload import Arrival
