@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 """A replica that has nothing new to say reports this often."""
-_COALESCE_S = 0.005
+COALESCE_S = 0.005
+"""Changes within this time become one report."""
 _TIMEOUT_S = 5.0
 
 
@@ -59,6 +60,6 @@ class Reporter:
                 self._lost = False
             try:
                 await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
-                await asyncio.sleep(_COALESCE_S)
+                await asyncio.sleep(COALESCE_S)
             except TimeoutError:
                 continue
