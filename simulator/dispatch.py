@@ -1,0 +1,100 @@
+"""Who gets a request: the router's core, informed by reports, or without them for replicas that make none.
+
+Owns what the core is told in virtual time. Placement, admission and the choice of the decode replica are
+`router.core`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
+from router.placement import POLICIES
+from slo.objectives import Objective
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simulator.loop import EventLoop
+    from simulator.workload import Arrival
+    from slo.request import JobId, ReplicaId
+    from slo.tiers import Tier, TierPolicy
+
+INFORMED: Final = "least_slack_loss"
+"""How our replicas' requests are placed unless said otherwise."""
+BLIND: Final = "least_outstanding_tokens"
+"""How requests are placed on replicas that report nothing."""
+_WITHOUT_REPORTS: Final = RouterLimits(stale_after_s=math.inf, in_transit_s=math.inf)
+
+
+class Dispatch:
+    """Asks the router's core.
+
+    Args:
+        loop: The time.
+        policies: Worth of each tier, and whether it may be shed.
+        placement: A key of `router.placement.POLICIES`; None takes the usual one.
+        limits: How the router treats reports.
+        informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
+            and rejects nothing, as it cannot know what could be in time.
+        report_s: A report's way to the router.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        policies: Mapping[Tier, TierPolicy],
+        placement: str | None,
+        limits: RouterLimits,
+        *,
+        informs: bool,
+        report_s: float,
+    ) -> None:
+        if not informs:
+            policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
+        chosen = placement or (INFORMED if informs else BLIND)
+        self._core = RouterCore(policies, POLICIES[chosen](), limits if informs else _WITHOUT_REPORTS)
+        self._loop = loop
+        self._policies = policies
+        self._informs = informs
+        self._report_s = report_s
+
+    def place(
+        self, job_id: JobId, arrival: Arrival, prompt_bytes: int, *, explicit_deadline: bool
+    ) -> Placed | Rejected:
+        """Where a request goes; its length is estimated from its bytes, or known when there are none."""
+        now_s = self._loop.now_s
+        return self._core.place(
+            PlacementRequested(
+                job_id=job_id,
+                objective=Objective(arrival.tier, arrival.ttft_s, self._policies[arrival.tier].tpot_s),
+                explicit_deadline=explicit_deadline,
+                prompt_tokens=None if prompt_bytes else arrival.tokens,
+                prompt_bytes=prompt_bytes,
+                elapsed_s=now_s - arrival.at_s,
+            ),
+            now_s,
+        )
+
+    def report(self, report: PrefillReported | DecodeReported) -> None:
+        """Hear of a replica after a report's way."""
+        self._loop.call_at(self._loop.now_s + self._report_s, self.hear, report)
+
+    def hear(self, report: PrefillReported | DecodeReported) -> None:
+        """Hear of a replica now."""
+        if isinstance(report, PrefillReported):
+            self._core.prefill_reported(report, self._loop.now_s)
+        else:
+            self._core.decode_reported(report, self._loop.now_s)
+
+    def prefilled(self, job_id: JobId) -> None:
+        """A prefill has ended; replicas that report say so themselves."""
+        if not self._informs:
+            self._core.job_ended(job_id, self._loop.now_s)
+
+    def gone(self, replica_id: ReplicaId) -> None:
+        """A replica's death has been noticed."""
+        self._core.replica_gone(ReplicaGone(replica_id))
