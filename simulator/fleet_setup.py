@@ -101,14 +101,15 @@ class FleetSetup:
     seed: int = 0
 
     def usual_handoff_s(self, arrivals: Sequence[Arrival]) -> float:
-        """What an operator would find: transfer of a long prompt (nine in ten are shorter), 1.5 steps."""
+        """What an operator would find on average: the transfer of a mean prompt, 1.5 steps of a usual batch.
+
+        The router is told one number for all lengths.
+        """
         if not arrivals:
             return 0.0
-        lengths = sorted(arrival.tokens for arrival in arrivals)
-        tokens = lengths[len(lengths) * 9 // 10]
-        context = _USUAL_BATCH * sum(lengths) // len(lengths)
+        tokens = sum(arrival.tokens for arrival in arrivals) / len(arrivals)
         transfer_s = self.link.alone_s(tokens * self.hardware.cost.shape.kv_bytes_per_token)
-        return transfer_s + 1.5 * self.decode.step_s(_USUAL_BATCH, context)
+        return transfer_s + 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
 
     def policies_as_weighed(self) -> dict[Tier, TierPolicy]:
         """The policies with the worth that the replicas reckon with."""
