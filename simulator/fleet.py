@@ -44,6 +44,9 @@ def simulate(
         arrivals: The stream.
         failures: Which prefill replicas die when. While there is none, requests are refused.
         traced: Keep each request's history.
+
+    Raises:
+        ValueError: when a failure is of a replica that there is not.
     """
     return _Fleet(setup, arrivals, traced=traced).run(failures)
 
@@ -85,6 +88,10 @@ class _Fleet:
         for passage in self._passages.values():
             self._loop.call_at(passage.arrival.at_s, self._place, passage)
         for failure in failures:
+            if failure.replica not in range(len(self._places)):
+                raise ValueError(
+                    f"prefill replica {failure.replica} cannot die: 0 is the first of {len(self._places)}"
+                )
             self._loop.call_at(failure.at_s, self._die, failure.replica)
             self._loop.call_at(failure.back_s, self._come_back, failure.replica)
         self._loop.run()

@@ -70,6 +70,18 @@ def test_a_failure_ends_after_it_began():
         Failure(0, 5.0, 5.0)
 
 
+def test_only_a_replica_that_is_there_can_die():
+    with pytest.raises(ValueError, match="0 is the first of 2"):
+        simulate(fleet(replicas=2), stream(1.0, 5), [Failure(2, 1.0, 2.0)])
+
+
+def test_a_request_that_is_late_already_is_not_placed_again_if_it_may_be_shed():
+    arrivals = [Arrival(0, 0.0, "one", 8000, 5, 2.0, Tier.STANDARD)]
+    result = simulate(fleet(replicas=2), arrivals, [Failure(0, 0.3, 50.0)])
+    assert result.jobs[0].refused == "deadline_infeasible"
+    assert result.passages[0].placements == 1
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 100),
