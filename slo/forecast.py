@@ -11,9 +11,11 @@ from typing import Final
 
 MEMORY_S: Final = 30.0
 """What arrived this long ago counts 1/e of what arrives now."""
-SHARE: Final = 0.5
-"""Of the expected work, what is kept free for: requests with far deadlines can give way to some of it later.
-The value is the best of 0.3 to 0.9 in simulated overload."""
+SHARE: Final = 0.7
+"""Of the expected work, what is kept free for: those with far deadlines can give way to some of it later."""
+NEAR: Final = 4.0
+"""Nothing is kept free of the next so many mean works: what is due that soon is as likely as not to be done
+before anybody comes. With `SHARE`, the best of 0.5 to 0.9 and 0 to 8 in simulated overload."""
 _FROM_LOAD: Final = 0.9
 _TO_LOAD: Final = 1.2
 """Nothing is kept free below the one load, `SHARE` above the other; between them proportionally."""
@@ -35,6 +37,7 @@ class Forecast:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self._memory_s = memory_s
         self._work_s = [0.0] * _CLASSES
+        self._count = 0.0
         self._until_s: float | None = None
         self._denser: list[float] | None = None
 
@@ -51,8 +54,10 @@ class Forecast:
         if self._until_s is not None:
             kept = math.exp((self._until_s - now_s) / self._memory_s)
             self._work_s = [work * kept for work in self._work_s]
+            self._count *= kept
         self._until_s = now_s
         self._work_s[_class_of(weight / work_s)] += work_s
+        self._count += 1.0
         self._denser = None
 
     @property
@@ -60,8 +65,13 @@ class Forecast:
         """Work that arrives per second; above 1 a replica cannot do it all."""
         return self._by_class()[0]
 
+    @property
+    def near_s(self) -> float:
+        """The time ahead of which nothing is kept free."""
+        return NEAR * sum(self._work_s) / self._count if self._count else 0.0
+
     def reserved(self, worth_per_s: float) -> float:
-        """The fraction of the time ahead to keep free for what will arrive and is worth more per second.
+        """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
 
         0 as long as the replica can do everything, so that nobody is turned away for fear of the future.
 
@@ -83,6 +93,8 @@ class Forecast:
 
 
 def _class_of(worth_per_s: float) -> int:
+    if worth_per_s <= 0:
+        return 0
     if worth_per_s == math.inf:
         return _CLASSES - 1
-    return min(max(int(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST, 0), _CLASSES - 1)
+    return min(max(math.floor(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST, 0), _CLASSES - 1)

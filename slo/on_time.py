@@ -23,6 +23,11 @@ STOPPED_WORTH: Final = 2.0
 and it goes on occupying memory until it is finished all the same."""
 
 
+def worth(prefill: Prefill) -> float:
+    """What it is worth to have a prefill on time."""
+    return prefill.weight * STOPPED_WORTH if prefill.preemptions else prefill.weight
+
+
 class OnTimeSet(NamedTuple):
     """Prefills by what can be done for them.
 
@@ -51,8 +56,7 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
     for index, prefill in enumerate(prefills):
         due_s, work_s = prefill.deadline_s - start_s, prefill.remaining_s
         if work_s <= due_s < math.inf:
-            weight = prefill.weight * STOPPED_WORTH if prefill.preemptions else prefill.weight
-            rows.append((due_s, prefill.arrived_s, index, work_s, weight, prefill))
+            rows.append((due_s, prefill.arrived_s, index, work_s, worth(prefill), prefill))
         else:
             rest.append(prefill)
     if not rows:
@@ -74,7 +78,8 @@ class _Choice:
     the better of two sweeps in the manner of Moore and Hodgson (Management Science 15, 1968), then taking
     back what still fits. The first sweep gives up the most work per weight, which is right when much is late,
     the second the least weight, which is right when little is. With equal weights each of them is Moore and
-    Hodgson's algorithm, and the number on time the largest possible.
+    Hodgson's algorithm, and the number on time the largest possible. When time is kept free for what will
+    arrive, which goes by worth per work, the first sweep alone is run.
 
     Args:
         works: Seconds of work, in order of the deadlines; each could be met alone.
@@ -96,21 +101,24 @@ class _Choice:
         self._worth = [
             weight / work if work > 0 else math.inf for work, weight in zip(works, weights, strict=True)
         ]
-        self._free = [1.0] * len(works)
-        """Of the time until a deadline, the fraction that is not kept free for those to come."""
+        self._reserved = [0.0] * len(works)
+        self._near_s = 0.0
+        """Of the time until a deadline, but the nearest, the fraction that is kept free for those to come."""
         if forecast is not None:
-            self._free = [1.0 - forecast.reserved(worth) for worth in self._worth]
+            self._reserved = [forecast.reserved(worth) for worth in self._worth]
+            self._near_s = forecast.near_s
 
     def given_up(self) -> set[int]:
         """The positions to give up."""
         works, weights = self._works, self._weights
-        if min(self._free) == 1.0 and all(map(operator.le, accumulate(works), self._deadlines)):
+        is_all_free = max(self._reserved) == 0.0
+        if is_all_free and all(map(operator.le, accumulate(works), self._deadlines)):
             return set()
         by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
         given_up = self._sweep(sorted(by_work, key=self._worth.__getitem__))
-        other = self._sweep(sorted(by_work, key=weights.__getitem__))
-        if sum([weights[position] for position in other]) < sum([weights[position] for position in given_up]):
-            given_up = other
+        if is_all_free:
+            other = self._sweep(sorted(by_work, key=weights.__getitem__))
+            given_up = min(given_up, other, key=lambda some: sum([weights[position] for position in some]))
         return self._take_back(given_up)
 
     def _sweep(self, worst_first: list[int]) -> list[int]:
@@ -127,12 +135,16 @@ class _Choice:
             end_s += work_s
             while candidates:
                 worst = worst_first[candidates[0]]
-                if end_s <= due_s * self._free[worst]:
+                if end_s <= self._usable_s(due_s, worst):
                     break
                 heappop(candidates)
                 given_up.append(worst)
                 end_s -= works[worst]
         return given_up
+
+    def _usable_s(self, due_s: float, position: int) -> float:
+        """Of the time until `due_s`, what is not kept free for those denser than the one at `position`."""
+        return due_s - self._reserved[position] * max(0.0, due_s - self._near_s)
 
     def _take_back(self, given_up: list[int]) -> set[int]:
         """What remains of `given_up` when those that fit after all are taken out, the most valuable first."""
@@ -141,7 +153,7 @@ class _Choice:
         starts, room = self._gaps(remains)
         for position in sorted(given_up, key=lambda position: (-weights[position], works[position])):
             work_s = works[position]
-            due_s = self._deadlines[position] * self._free[position]
+            due_s = self._usable_s(self._deadlines[position], position)
             if work_s <= room[position] and starts[position] + work_s <= due_s:
                 remains.remove(position)
                 starts, room = self._gaps(remains)
@@ -157,7 +169,7 @@ class _Choice:
         room: list[float] = []
         for position in range(len(kept) - 1, -1, -1):
             is_kept = kept[position] > 0 or position not in given_up
-            spare_s = self._deadlines[position] * self._free[position] - ends[position]
+            spare_s = self._usable_s(self._deadlines[position], position) - ends[position]
             if is_kept and spare_s < least_s:
                 least_s = spare_s
             room.append(least_s)

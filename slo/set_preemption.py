@@ -7,9 +7,10 @@ Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and 
 from __future__ import annotations
 
 import math
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
-from slo.on_time import on_time_set
+from slo.on_time import OnTimeSet, on_time_set, worth
 from slo.preemption_terms import (
     Decision,
     Keep,
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 def decide_by_set(
     state: ReplicaState, now_s: float, rules: PreemptionRules, forecast: Forecast | None
 ) -> Decision:
-    """Stop the step if letting it end first would make somebody late who can be on time.
+    """Stop the step if more can be on time, by worth, than when it ends first.
 
-    All that wait and the running step together are given to `slo.on_time`. If the step is not among those that
-    are kept, it makes way as soon as it is in the way of one of them; if it is, it does so only for those with
-    nearer deadlines that cannot wait for its end. So one long prefill is given up for two short ones, whoever
-    came first, and nothing is stopped that is in nobody's way.
+    All that wait and the running step together are given to `slo.on_time`. If the step is not among those
+    that are kept, it makes way as soon as it is in the way of one of them; if it is, it does so only for
+    those with nearer deadlines that cannot wait for its end. So one long prefill is given up for two short
+    ones, whoever came first, and nothing is stopped that is in nobody's way.
+
+    Waiters that have been suspended for as long as they may be go before all others; nothing is stopped for
+    them. Those that have made way for the step itself are left out.
 
     Args:
         state: What runs, at least, and what waits, in any order.
@@ -47,25 +51,30 @@ def decide_by_set(
     """
     step = state.running
     assert step is not None
-    stop_s = rules.stop_latency_s + step.boundary_s
     limit_s = rules.limits.max_suspended_s
-    overdue_s = sum(waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s)
-    runner = _as_prefill(step, now_s, rules)
     members = {member.job_id for member in step.members}
-    pool = [
-        waiter
-        for waiter in state.waiting
-        if waiter.suspended_s < limit_s and waiter.yielded_to not in members
-    ]
-    ahead_s = stop_s + overdue_s
-    kept = on_time_set(pool if runner is None else [*pool, runner], now_s + ahead_s, forecast).kept
-    late, least_spare_s = _hurt(kept, runner, overdue_s + rules.margin * step.remaining_s, now_s)
-    if not late:
-        at_s = now_s + least_spare_s - rules.margin * stop_s
-        in_time = any(prefill is not runner for prefill in kept) or _none_is_due(pool)
-        reason = KeepReason.WAITERS_IN_TIME if in_time else KeepReason.WAITERS_LOST
+    waiting = [waiter for waiter in state.waiting if waiter.suspended_s < limit_s]
+    pool = [waiter for waiter in waiting if waiter.yielded_to not in members]
+    if waiting and not pool:
+        return Keep(KeepReason.PROTECTED)
+    overdue_s = sum(waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s)
+    stop_s = rules.stop_latency_s + step.boundary_s
+    ended_s = now_s + rules.margin * step.remaining_s + overdue_s
+    runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
+    stopped = on_time_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
+    before = [*takewhile(lambda prefill: prefill is not runner, stopped.kept)]
+    is_kept = len(before) < len(stopped.kept)
+    spare_s = _least_spare_s(before, ended_s)
+    if spare_s >= 0:
+        # Who is in time now can become late only by a slow step, and that shows at its boundaries.
+        at_s = now_s + spare_s + stop_s
+        reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    return _preempt(step, kept, runner, ahead_s, rules)
+    # A step without a deadline is not late for having been stopped.
+    at_stake = 0.0 if runner is None or runner.deadline_s == math.inf else worth(runner)
+    if sum(map(worth, on_time_set(pool, ended_s, forecast).kept)) + at_stake >= sum(map(worth, stopped.kept)):
+        return Keep(KeepReason.WOULD_HARM)
+    return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
 
 
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
@@ -84,43 +93,56 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
     )
 
 
-def _hurt(
-    kept: Sequence[Prefill], runner: Prefill | None, first_s: float, now_s: float
-) -> tuple[bool, float]:
-    """Whether somebody is late who waits `first_s` for the step; else the least that anybody has to spare."""
-    end_s, least_spare_s = now_s + first_s, math.inf
-    for prefill in kept:
-        if prefill is runner:
-            continue
-        end_s += prefill.remaining_s
-        spare_s = prefill.deadline_s - end_s
-        if spare_s < 0:
-            return True, 0.0
-        least_spare_s = min(least_spare_s, spare_s)
-    return False, least_spare_s
+def _least_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
+    """The least that any of them has to spare when they run in this order from `start_s` on."""
+    ends = accumulate((prefill.remaining_s for prefill in prefills), initial=start_s)
+    next(ends)
+    return min(
+        (prefill.deadline_s - end_s for prefill, end_s in zip(prefills, ends, strict=True)), default=math.inf
+    )
 
 
-def _none_is_due(pool: Sequence[Prefill]) -> bool:
-    return all(waiter.deadline_s == math.inf for waiter in pool)
+def _why_not(stopped: OnTimeSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:
+    """Why nobody among `pool` needs the step to stop; `is_kept` says that the step is on time with them."""
+    if is_kept and stopped.given_up:
+        return KeepReason.WOULD_HARM
+    due = [waiter for waiter in pool if waiter.deadline_s < math.inf]
+    if not due or len(stopped.kept) > is_kept:
+        return KeepReason.WAITERS_IN_TIME
+    if any(now_s + waiter.remaining_s <= waiter.deadline_s for waiter in due):
+        return KeepReason.CANNOT_SAVE
+    return KeepReason.WAITERS_LOST
 
 
 def _preempt(
-    step: RunningStep, kept: Sequence[Prefill], runner: Prefill | None, ahead_s: float, rules: PreemptionRules
+    step: RunningStep,
+    runner: Prefill | None,
+    before: Sequence[Prefill],
+    ahead_s: float,
+    limit_s: float,
+    *,
+    is_kept: bool,
 ) -> Decision:
-    """Stop the step for those that are kept before it, if there are any and it may wait for them."""
-    is_kept = any(prefill is runner for prefill in kept)
-    before = kept[: next(i for i, prefill in enumerate(kept) if prefill is runner)] if is_kept else kept
-    if not before:
-        return Keep(KeepReason.MARGIN)
-    beneficiary = next((prefill for prefill in before if prefill.yielded_to is None), None)
-    if beneficiary is None:
+    """Stop the step for the first that can make it stop, unless it would then be suspended for too long.
+
+    Args:
+        step: What runs.
+        runner: The same as one prefill; None when it is late anyway.
+        before: Those that run before it goes on; those that it waits for if it is to be on time too.
+        ahead_s: From now until the first of them starts.
+        limit_s: How long a prefill may be suspended.
+        is_kept: Whether it is on time with them.
+    """
+    first = next((place for place, prefill in enumerate(before) if prefill.yielded_to is None), None)
+    if first is None:
         return Keep(KeepReason.PROTECTED)
+    awaited = before if is_kept else before[: first + 1]
     suspended_s = max(member.suspended_s for member in step.members)
-    if is_kept and ahead_s + sum(p.remaining_s for p in before) > rules.limits.max_suspended_s - suspended_s:
+    if suspended_s + ahead_s + sum(prefill.remaining_s for prefill in awaited) > limit_s:
         return Keep(KeepReason.MAX_SUSPENDED_TIME)
     reason = PreemptReason.RUNNER_GIVEN_UP
     if runner is None:
         reason = PreemptReason.RUNNER_LOST
-    elif is_kept:
+    elif is_kept or runner.deadline_s == math.inf:
         reason = PreemptReason.RESCUE
-    return Preempt(step.step_id, beneficiary.job_id, reason)
+    return Preempt(step.step_id, before[first].job_id, reason)
