@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
-from slo.order import QueueOrder
+from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tenancy import KeyRing, Tenant
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
@@ -156,16 +156,27 @@ _RESERVED_ENGINE_KWARGS = {
 }
 
 
+_RULES = PreemptionRules()
+_LIMITS = Limits.default_for(PreemptionMode.RESUME)
+_RECOMPUTE_LIMITS = Limits.default_for(PreemptionMode.RECOMPUTE)
+
+
 class PreemptionLimitsConfig(Section):
     """How much preemption is borne; past one of these a step runs to its end, whatever waits."""
 
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Stops of one request; by default 8, and 1 with mode: recompute."
+        None,
+        description="Stops of one request; by default "
+        f"{_LIMITS.max_preemptions}, and {_RECOMPUTE_LIMITS.max_preemptions} with mode: recompute.",
     )
-    max_suspended_s: Positive = Field(30.0, description="Total seconds that one request is suspended.")
-    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(8, description="Suspended steps per replica.")
+    max_suspended_s: Positive = Field(
+        _LIMITS.max_suspended_s, description="Total seconds that one request is suspended."
+    )
+    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(
+        _LIMITS.max_suspended_steps, description="Suspended steps per replica."
+    )
     max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
-        1024, description="Memory of their checkpoints, MiB on each rank."
+        _LIMITS.max_suspended_bytes >> 20, description="Memory of their checkpoints, MiB on each rank."
     )
 
 
@@ -173,17 +184,18 @@ class PreemptionConfig(Section):
     """Whether and when a running prefill makes way for a more urgent request."""
 
     mode: PreemptionMode = Field(
-        PreemptionMode.RESUME,
+        _RULES.mode,
         description="A stopped prefill continues, starts again (recompute), or none is stopped.",
     )
     policy: PreemptionPolicy = Field(
-        PreemptionPolicy.RESCUE,
+        _RULES.policy,
         description="When a waiter that can be met takes over from one that can be met.",
     )
     margin: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        1.2, description="How much more urgent a waiter must be, or how far predictions are trusted."
+        _RULES.margin,
+        description="How much more urgent a waiter must be, or how far predictions are trusted.",
     )
-    order: QueueOrder = Field(QueueOrder.SEDF, description="Which waiting prefill goes first.")
+    order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
     granularity: Literal["layer", "sublayer"] = Field(
         "layer", description="Where a forward pass can stop: before each layer, or also before each MLP."
     )

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from slo.order import DEFAULT_ORDER
+from slo.preemption import Limits
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -32,13 +35,13 @@ class EngineSetup:
 
     board: str = ""
     mode: str = "off"
-    order: str = "sedf"
+    order: str = DEFAULT_ORDER.value
     granularity: str = "layer"
     launch_ahead: int = 2
     vote_timeout_s: float = 20.0
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05
-    max_suspended_s: float = 30.0
+    max_suspended_s: float = Limits().max_suspended_s
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -115,9 +115,9 @@ class QueueView:
 
     def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
         held, missing = self._blocks(request)
-        return Queued(self._alone(request, predictor), _tokens_left(request), missing, held)
+        return Queued(self.alone(request, predictor), _tokens_left(request), missing, held)
 
-    def _alone(self, request: Request, predictor: PrefillPredictor) -> Prefill:
+    def alone(self, request: Request, predictor: PrefillPredictor) -> Prefill:
         """A request that is not part of a suspended step."""
         account = self._suspensions.accounts.get(request.request_id)
         return _prefill(request.request_id, request, predictor.prefill_s(_tokens_left(request)), account)
@@ -152,7 +152,7 @@ class QueueView:
         request = self._scheduler.requests.get(self._jobs.get(step.yielded_to, ""))
         if request is None or request.is_finished():
             return None
-        return self._alone(request, predictor)
+        return self.alone(request, predictor)
 
     def _blocks(self, request: Request) -> tuple[int, int]:
         """(held, missing) KV blocks, prefix cache hits not foreseen."""

@@ -26,6 +26,7 @@ from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, c
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.suspension import SuspendedStep, Suspensions
 from prefill_node.views import StepView
+from slo.forecast import Forecast
 from slo.order import QueueOrder
 from slo.predictor import PrefillPredictor
 from slo.request import JOB_XARG, PREDICTOR_XARG
@@ -55,6 +56,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         CommitOnCompletion.adopt(self.kv_cache_manager)
         self._setup = EngineSetup.of(self.vllm_config)
         self._predictor = PrefillPredictor(0.0, 0.0)
+        self._forecast = Forecast()
         self._jobs: dict[str, str] = {}
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._suspensions = Suspensions(self._setup.max_suspended_s)
@@ -66,13 +68,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its job and the replica's latest predictor."""
         super().add_request(request)
+        if (line := argument(request, PREDICTOR_XARG)) is not None:
+            self._predictor = PrefillPredictor(*line)
         if (job := argument(request, JOB_XARG)) is not None:
             self._jobs[job] = request.request_id
             self._arrived[job] = None
             while len(self._arrived) > _REMEMBER_JOBS:
                 self._arrived.popitem(last=False)
-        if (line := argument(request, PREDICTOR_XARG)) is not None:
-            self._predictor = PrefillPredictor(*line)
+            prefill = self._view.alone(request, self._predictor)
+            self._forecast.arrived(prefill.remaining_s, prefill.weight, time.monotonic())
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Issue the next step: waiting prefills in order of slack, or a suspended step exactly as it was."""
@@ -187,7 +191,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             self._view.suspended(self._predictor, now_s, self._arrived.__contains__),
             free_blocks,
             now_s,
-            ChoiceRules(QueueOrder(self._setup.order), self._predictor, self._setup.join_tokens),
+            ChoiceRules(
+                QueueOrder(self._setup.order), self._predictor, self._setup.join_tokens, self._forecast
+            ),
         )
 
     @contextmanager

@@ -254,7 +254,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
-        self._ledger.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s))
+        self._governor.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s))
         self._record.follow(context.job_id)
         if context.prompt_bytes > 0:
             self._learned.append((context.prompt_bytes, tokens))

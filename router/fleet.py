@@ -55,10 +55,11 @@ class Fit:
 class PrefillReplica:
     """One prefill replica as its outstanding work, kept in the order in which it will run.
 
-    The replica runs one forward pass at a time and takes the waiting prefill that ranks first by slack
-    (`slo.slack.sedf_rank`, as its scheduler does). The order is that of the last change. `confirmed` are
-    the jobs that its last report named; any other is still on its way there. `yields_in_s` is how soon the
-    running pass would make way for a prefill that would otherwise be late; None when it would not.
+    The replica runs one forward pass at a time, and is taken to run the waiting prefill that ranks first by
+    slack (`slo.slack.sedf_rank`). So does its scheduler as long as everybody can be met; when not, it gives
+    some up (`slo.on_time`), which is not predicted here. The order is that of the last change. `confirmed`
+    are the jobs that its last report named; any other is still on its way there. `yields_in_s` is how soon
+    the running pass would make way for a prefill that would otherwise be late; None when it would not.
     """
 
     replica_id: ReplicaId

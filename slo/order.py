@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from slo.on_time import on_time_set
 from slo.slack import sedf_rank
@@ -32,6 +32,9 @@ class QueueOrder(enum.StrEnum):
 
     SEDF = "sedf"
     ON_TIME_SET = "on_time_set"
+
+
+DEFAULT_ORDER: Final = QueueOrder.ON_TIME_SET
 
 
 def order(

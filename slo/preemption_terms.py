@@ -115,10 +115,10 @@ class Limits:
         stubborn_after: Fraction of a step after which it is not stopped to be recomputed.
     """
 
-    max_preemptions: int = 8
-    max_suspended_s: float = 30.0
-    max_suspended_steps: int = 8
-    max_suspended_bytes: int = 1 << 30
+    max_preemptions: int = 16
+    max_suspended_s: float = 60.0
+    max_suspended_steps: int = 32
+    max_suspended_bytes: int = 2 << 30
     stubborn_after: float = 0.5
 
     @staticmethod
@@ -156,7 +156,8 @@ class ReplicaState:
     """What runs and what waits.
 
     Attributes:
-        waiting: Waiting prefills in the queue's order; of each suspended step, its most urgent member.
+        waiting: Waiting prefills in the queue's order, which `ON_TIME_SET` does not need; of each suspended
+            step, its most urgent member.
     """
 
     running: RunningStep | None
@@ -170,8 +171,9 @@ class PreemptionRules:
     """The rules in force.
 
     Attributes:
-        margin: At least 1. The runner's deadline must be more than this many times as far away as the
-            waiter's. `RESCUE` also reckons with a runner that takes this many times its predicted time.
+        margin: At least 1. `ON_TIME_SET` and `RESCUE` reckon with a runner that takes this many times its
+            predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
+            many times as far away as the waiter's.
         stop_latency_s: From the decision to the stop, the way to the next boundary not included.
 
     Raises:
@@ -179,8 +181,8 @@ class PreemptionRules:
     """
 
     mode: PreemptionMode = PreemptionMode.RESUME
-    policy: PreemptionPolicy = PreemptionPolicy.RESCUE
-    margin: float = 1.2
+    policy: PreemptionPolicy = PreemptionPolicy.ON_TIME_SET
+    margin: float = 1.5
     limits: Limits = field(default_factory=Limits)
     stop_latency_s: float = 0.0
 

@@ -8,6 +8,7 @@ from vllm.v1.core.sched.interface import PauseState
 
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.notices import Dropped, Resumed, Served, Stopped
+from slo.forecast import MEMORY_S
 
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)
@@ -61,6 +62,20 @@ def test_several_suspended_at_once_are_served_in_order_of_urgency(running):
     assert running.answers == expected
     kinds = [type(notice) for notice in running.notices()]
     assert kinds == [Stopped, Served, Stopped, Served, Resumed, Resumed]
+
+
+def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    running.prefill("before", SHORT)
+    before = running.scheduler._forecast.load
+    running.llm.generate(
+        TokensPrompt(prompt_token_ids=list(MIDDLE)), SamplingParams(max_tokens=1), use_tqdm=False
+    )
+    assert running.scheduler._forecast.load == before
+    running.prefill("job", LONG, weight=4.0)
+    assert running.scheduler._forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
 
 
 def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(llama_recompute):

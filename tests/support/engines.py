@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from offline_engine import offline_engine
 
 from prefill_node import notices
+from prefill_node.queue_view import argument
 from prefill_node.views import StopOrder
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG
 
@@ -136,8 +137,9 @@ class Engine:
         free = self.scheduler._free_blocks
 
         def freeing(request):
-            name = request.sampling_params.extra_args[JOB_XARG]
-            self._blocks[name] = list(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0])
+            if (name := argument(request, JOB_XARG)) is not None:
+                blocks = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+                self._blocks[name] = list(blocks)
             free(request)
 
         self.scheduler._free_blocks = freeing

@@ -174,6 +174,33 @@ def test_one_that_has_been_suspended_for_too_long_stands_first():
     assert names(waiting) == ["long", "urgent"]
 
 
+# What is expected to arrive
+
+
+def test_what_arrives_is_noted_and_expected_again():
+    """What was there before, as warm-up is, and what is noted twice by mistake of nobody, is not."""
+    one = governor(LONG)
+    assert one.forecast.load == 0.0
+    for n in range(100):
+        one.arrived(job(f"job-{n}", 500, deadline_s=n + 1.0, arrived_s=float(n)))
+    assert len(one.ledger.accepted) == 101
+    assert one.forecast.load == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_forecast_orders_the_queue_and_decides():
+    """`long` is worth little for each second; under overload its time is kept for what will come."""
+    two = governor(job("long", 1000, deadline_s=10.0), URGENT, order=QueueOrder.ON_TIME_SET)
+    step = view(running("other", tokens=200))
+    assert isinstance(two.decide(view(running("long")), NOTHING_REACHED, 0.0), Preempt)
+    assert names(two.waiting(step, 0.0)) == ["urgent", "long"]
+    waiters = [job("near", 1200, deadline_s=1.9), job("far", 100, deadline_s=2.0, tier=Tier.PREMIUM)]
+    calm, crowded = (governor(*waiters, order=QueueOrder.ON_TIME_SET) for _ in range(2))
+    for n in range(600):
+        crowded.forecast.arrived(0.2, 4.0, n / 10)
+    assert names(calm.waiting(view(), 0.0)) == ["near", "far"]
+    assert names(crowded.waiting(view(), 0.0)) == ["far", "near"]
+
+
 # Decisions
 
 
@@ -341,8 +368,8 @@ def test_nobody_with_a_deadline_needs_no_timer():
 # What the router is told
 
 LIMITS = {
-    "stopped too often": {"accounts": {"long": JobAccount(8, 0.0, 0)}},
-    "suspended for too long": {"accounts": {"long": JobAccount(1, 30.0, 0)}},
+    "stopped too often": {"accounts": {"long": JobAccount(16, 0.0, 0)}},
+    "suspended for too long": {"accounts": {"long": JobAccount(1, 60.0, 0)}},
     "too many are suspended": {"stopped": [suspended("other")], "max_suspended_steps": 1},
     "too much memory is kept": {"stopped": [suspended("other")], "max_suspended_bytes": 100_499},
     "it cannot stop": {"step": running("long", stoppable=False)},
@@ -366,7 +393,7 @@ def test_a_step_that_has_reached_a_limit_is_not_said_to_make_way(case):
     "within", [{}, {"max_suspended_bytes": 100_500, "max_suspended_steps": 2}], ids=["plenty", "just within"]
 )
 def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
-    shown = view(running("long"), suspended("other"), long=JobAccount(7, 29.0, 0))
+    shown = view(running("long"), suspended("other"), long=JobAccount(15, 59.0, 0))
     governed = governor(LONG, job("other"), **within)
     assert governed.yields_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slo.preemption import KeepReason, PreemptReason
 from telemetry.catalogue import ALL, Kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -43,6 +44,18 @@ def test_every_label_has_its_values_explained():
     _, _, explained = PAGE.partition("## Values of the labels")
     for label in {label for metric in ALL for label in metric.labels}:
         assert re.search(rf"^\| `{label}`", explained, re.MULTILINE), f"{label} is not explained"
+
+
+@pytest.mark.parametrize(
+    ("label", "reasons"),
+    [
+        ("`reason` of preemptions", set(PreemptReason)),
+        ("`reason` of refusals", {*KeepReason} - {KeepReason.OFF, KeepReason.IDLE, KeepReason.NOBODY_WAITS}),
+    ],
+)
+def test_every_reason_of_a_decision_is_named(label, reasons):
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {label} |"))
+    assert {reason for reason in reasons if f"`{reason.value}`" in row} == reasons
 
 
 def test_the_page_names_no_metric_that_does_not_exist():

@@ -39,7 +39,7 @@ def step(*members, remaining_s=2.0, **about):
 
 
 def rules(policy=RESCUE, mode=RESUME, **fields):
-    return PreemptionRules(mode, policy, **{"limits": Limits.default_for(mode), **fields})
+    return PreemptionRules(mode, policy, **{"limits": Limits.default_for(mode), "margin": 1.2, **fields})
 
 
 def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
@@ -98,6 +98,63 @@ KEPT = [
     ("all lost", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
     ("about as urgent", KeepReason.MARGIN, step(job("r", 2.1)), [URGENT], {"policy": CONSERVATIVE}),
     ("worth no more", KeepReason.WOULD_HARM, step(job("r", 2.5, weight=4.0)), [URGENT], {}),
+    (
+        "worth no more, by set",
+        KeepReason.WOULD_HARM,
+        step(job("r", 2.5, weight=4.0)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "worth less, by set",
+        KeepReason.WOULD_HARM,
+        step(job("r", 2.5, weight=9.0)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it has made way, by set",
+        KeepReason.PROTECTED,
+        step(RELAXED),
+        [replace(URGENT, yielded_to=RELAXED.job_id)],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it has made way for another, by set",
+        KeepReason.PROTECTED,
+        step(RELAXED),
+        [replace(URGENT, yielded_to=JobId("other"))],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "too late, by set",
+        KeepReason.CANNOT_SAVE,
+        step(RELAXED),
+        [URGENT],
+        {"stop_latency_s": 1.1, "policy": ON_TIME_SET},
+    ),
+    ("all lost, by set", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9)], {"policy": ON_TIME_SET}),
+    (
+        "no deadline, by set",
+        KeepReason.WAITERS_IN_TIME,
+        step(RELAXED),
+        [job("w")],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "time enough, by set",
+        KeepReason.WAITERS_IN_TIME,
+        step(RELAXED),
+        [job("w", 5.0)],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it would be stopped for too long, by set",
+        KeepReason.MAX_SUSPENDED_TIME,
+        step(replace(RELAXED, suspended_s=4.5)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
     ("due sooner", KeepReason.MARGIN, step(job("r", 2.0)), [job("w", 2.1, weight=9.0)], {}),
     ("too late", KeepReason.CANNOT_SAVE, step(RELAXED), [URGENT], {"stop_latency_s": 1.1}),
     (
@@ -112,6 +169,15 @@ STOPPED = [
     ("cannot wait", PreemptReason.RESCUE, step(RELAXED), {}),
     ("nobody is owed anything", PreemptReason.RESCUE, step(job("r")), {}),
     ("late anyway", PreemptReason.RUNNER_LOST, step(job("r", 1.9, weight=9.0)), {}),
+    ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": ON_TIME_SET}),
+    ("nobody is owed anything, by set", PreemptReason.RESCUE, step(job("r")), {"policy": ON_TIME_SET}),
+    (
+        "late anyway, by set",
+        PreemptReason.RUNNER_LOST,
+        step(job("r", 1.9, weight=9.0)),
+        {"policy": ON_TIME_SET},
+    ),
+    ("worth less, by set", PreemptReason.RUNNER_GIVEN_UP, step(job("r", 2.5)), {"policy": ON_TIME_SET}),
     ("nearer", PreemptReason.BEATS_MOST_URGENT, step(RELAXED), {"policy": CONSERVATIVE}),
     (
         "nearer than one",
@@ -210,13 +276,37 @@ def test_a_margin_below_one_is_refused(margin):
 @pytest.mark.parametrize(
     ("members", "reasons"),
     [
-        ([2.1, 9.0], [KeepReason.MARGIN, PreemptReason.BEATS_LEAST_URGENT, PreemptReason.RESCUE]),
-        ([2.1, 1.9], [KeepReason.MARGIN, PreemptReason.RUNNER_LOST, KeepReason.MARGIN]),
-        ([1.9, 0.5], [PreemptReason.RUNNER_LOST] * 3),
-        ([1.9, NEVER], [PreemptReason.RUNNER_LOST, PreemptReason.BEATS_LEAST_URGENT, PreemptReason.RESCUE]),
+        (
+            [2.1, 9.0],
+            [
+                KeepReason.MARGIN,
+                PreemptReason.BEATS_LEAST_URGENT,
+                PreemptReason.RESCUE,
+                KeepReason.WOULD_HARM,
+            ],
+        ),
+        (
+            [2.1, 1.9],
+            [
+                KeepReason.MARGIN,
+                PreemptReason.RUNNER_LOST,
+                KeepReason.MARGIN,
+                PreemptReason.RUNNER_GIVEN_UP,
+            ],
+        ),
+        ([1.9, 0.5], [PreemptReason.RUNNER_LOST] * 4),
+        (
+            [1.9, NEVER],
+            [
+                PreemptReason.RUNNER_LOST,
+                PreemptReason.BEATS_LEAST_URGENT,
+                PreemptReason.RESCUE,
+                PreemptReason.RESCUE,
+            ],
+        ),
     ],
 )
-def test_conservative_asks_the_most_urgent_aggressive_the_least_rescue_all(members, reasons):
+def test_conservative_asks_the_most_urgent_aggressive_the_least_rescue_and_on_time_set_all(members, reasons):
     running = step(*(job(f"m{due_s}", due_s) for due_s in members))
     waiter = job("w", 2.0, weight=1.5)
     assert [asked(running, waiter, policy=policy).reason for policy in PreemptionPolicy] == reasons
@@ -301,7 +391,7 @@ def test_a_stopped_step_waits_for_its_beneficiary_as_long_as_that_one_can_be_met
 def test_recomputing_is_borne_less_often():
     assert (Limits.default_for(RECOMPUTE).max_preemptions, Limits.default_for(RESUME).max_preemptions) == (
         1,
-        8,
+        16,
     )
 
 

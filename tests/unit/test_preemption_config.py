@@ -1,8 +1,11 @@
 """The section `preemption` of a deployment's configuration, and the rules that it becomes."""
 
+from pathlib import Path
+
 import pytest
 
 from deployments.config import ConfigError, PreemptionConfig, SlackServeConfig, parse
+from prefill_node.engine_setup import EngineSetup
 from slo.order import QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 
@@ -13,16 +16,17 @@ def preemption(**values):
 
 def test_it_is_on_unless_told_otherwise():
     rules = SlackServeConfig().preemption.rules()
-    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.RESCUE, 1.2, Limits())
-    assert SlackServeConfig().preemption.order is QueueOrder.SEDF
+    limits = Limits(16, 60.0, 32, 2 << 30)
+    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 1.5, limits)
+    assert SlackServeConfig().preemption.order is QueueOrder.ON_TIME_SET
 
 
 @pytest.mark.parametrize(
     ("mode", "given", "expected"),
     [
-        ("resume", {}, 8),
+        ("resume", {}, 16),
         ("recompute", {}, 1),
-        ("off", {}, 8),
+        ("off", {}, 16),
         ("resume", {"max_preemptions": 3}, 3),
         ("recompute", {"max_preemptions": 3}, 3),
         ("recompute", {"max_preemptions": 0}, 0),
@@ -64,9 +68,38 @@ def test_every_mode_and_policy_has_rules(mode, policy):
 
 
 def test_the_defaults_are_those_of_the_decision_rules():
+    assert PreemptionConfig().rules() == PreemptionRules()
+
+
+def documented_defaults():
+    """Key and default of each row of the section's table in docs/configuration.md."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    section = page.split("\n## `preemption`\n")[1].split("\n## ")[0]
+    rows = (line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `"))
+    return {row[0].strip(" `"): row[2].strip(" `") for row in rows}
+
+
+def test_the_documented_defaults_are_the_real_ones():
     config = PreemptionConfig()
-    assert config.rules().limits == Limits.default_for(PreemptionMode.RESUME)
-    assert config.margin == PreemptionRules().margin
+    limits = {f"limits.{key}": value for key, value in config.limits.model_dump().items()}
+    real = {**config.model_dump(exclude={"limits"}), **limits}
+    most = [
+        Limits.default_for(mode).max_preemptions for mode in (PreemptionMode.RESUME, PreemptionMode.RECOMPUTE)
+    ]
+    real["limits.max_preemptions"] = f"{most[0]}, or {most[1]} with `recompute"
+    shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in real.items()}
+    assert documented_defaults() == shown
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_the_default_limits_are_those_of_the_mode(mode):
+    assert preemption(mode=mode.value).rules().limits == Limits.default_for(mode)
+
+
+def test_the_engine_starts_from_the_same_defaults():
+    setup = EngineSetup()
+    assert setup.order == PreemptionConfig().order
+    assert setup.max_suspended_s == PreemptionConfig().limits.max_suspended_s
 
 
 @pytest.mark.parametrize(
@@ -79,7 +112,7 @@ def test_the_defaults_are_those_of_the_decision_rules():
             "did you mean 'max_preemptions'?",
         ),
         ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
-        ({"policy": "greedy"}, "preemption.policy", "'conservative', 'aggressive' or 'rescue'"),
+        ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'on_time_set'"),
         ({"order": "fifo"}, "preemption.order", "sedf"),
         ({"granularity": "operator"}, "preemption.granularity", "'layer' or 'sublayer'"),
         ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),
