@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slo.batching import Candidate, compose_step
+from slo.forecast import Forecast
 from slo.order import QueueOrder, order
 from slo.preemption import (
     Keep,
@@ -90,6 +91,7 @@ class VirtualReplica:
     rng: random.Random
     now_s: float = 0.0
     stops: int = 0
+    _forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Request] = field(default_factory=dict)
     _suspended: list[Pass] = field(default_factory=list)
     _running: Pass | None = None
@@ -112,6 +114,8 @@ class VirtualReplica:
             elif self.now_s == arrives_s:
                 arrived = coming.pop()
                 self._fresh[arrived.job_id] = arrived
+                work_s = self.model.line.prefill_s(arrived.tokens)
+                self._forecast.arrived(work_s, arrived.weight, self.now_s)
             if self._running is None:
                 self._start()
             self._reconsider(jobs)
@@ -181,7 +185,8 @@ class VirtualReplica:
             boundary_s=step.predicted_s / layers,
         )
         waiting = [] if self.rules.mode is PreemptionMode.OFF else self._waiting()
-        match decide(ReplicaState(running, waiting, len(self._suspended)), self.now_s, self.rules):
+        state = ReplicaState(running, waiting, len(self._suspended))
+        match decide(state, self.now_s, self.rules, self._forecast):
             case Preempt(_, beneficiary):
                 layer = math.floor(done * layers) + 1
                 stops_s = step.since_s + (layer / layers - step.done) * step.actual_s
@@ -194,7 +199,7 @@ class VirtualReplica:
         waiting = [self._prefill(request) for request in self._fresh.values()]
         waiting += [self._representative(step) for step in self._suspended]
         limit_s = self.rules.limits.max_suspended_s
-        return order(self.queue_order, waiting, self.now_s, max_suspended_s=limit_s)
+        return order(self.queue_order, waiting, self.now_s, max_suspended_s=limit_s, forecast=self._forecast)
 
     def _representative(self, step: Pass) -> Prefill:
         """A suspended pass in the queue: as urgent as its most urgent member, worth as much as all."""
