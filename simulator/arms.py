@@ -16,7 +16,7 @@ from simulator.engine import EngineLimits, VirtualEngine
 from simulator.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.replica import ReplicaRules, VirtualReplica
 from slo.forecast import Forecast
-from slo.order import QueueOrder
+from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.predictor import Sample, fit
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier
@@ -173,14 +173,8 @@ ABORT: Final = PreemptionRules(
     margin=1.0,
     limits=replace(_NO_LIMITS, stubborn_after=0.9),
 )
-OURS: Final = PreemptionRules(
-    PreemptionMode.RESUME,
-    PreemptionPolicy.ON_TIME_SET,
-    margin=1.5,
-    limits=Limits(
-        max_preemptions=16, max_suspended_s=60, max_suspended_steps=32, max_suspended_bytes=2 << 30
-    ),
-)
+OURS: Final = PreemptionRules()
+"""The defaults of the servers."""
 OFF: Final = PreemptionRules(PreemptionMode.OFF)
 
 PAPER_ARMS: Final = (
@@ -210,7 +204,7 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve-off",
             "SlackServe, preemption off",
-            Scheduling(OFF, QueueOrder.ON_TIME_SET, Granularity.NONE, foresees=True).build,
+            Scheduling(OFF, DEFAULT_ORDER, Granularity.NONE, foresees=True).build,
         ),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
@@ -257,7 +251,7 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve",
             "SlackServe",
-            Scheduling(OURS, QueueOrder.ON_TIME_SET, Granularity.SUBLAYER, 1, foresees=True).build,
+            Scheduling(OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, foresees=True).build,
         ),
     )
 }

@@ -116,7 +116,7 @@ class Limits:
     """
 
     max_preemptions: int = 16
-    max_suspended_s: float = 60.0
+    max_suspended_s: float = 120.0
     max_suspended_steps: int = 32
     max_suspended_bytes: int = 2 << 30
     stubborn_after: float = 0.5
