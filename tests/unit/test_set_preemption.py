@@ -127,7 +127,7 @@ def test_a_step_that_would_have_to_be_computed_again_and_be_late_is_worth_what_i
 
 def test_work_of_those_that_go_first_in_any_case_counts():
     """`overdue` has been suspended for a minute, so that it runs before all others."""
-    overdue = job("overdue", work_s=1.0, suspended_s=60.0)
+    overdue = job("overdue", work_s=1.0, suspended_s=Limits().max_suspended_s)
     running, waiter = step(job("r", 9.0)), job("w", 4.0, work_s=1.5)
     assert stops(running, waiter) is None
     assert stops(running, waiter, overdue) == ("w", PreemptReason.RESCUE)
