@@ -1,4 +1,4 @@
-"""The command line: `slackserve serve`, `slackserve bench`, `slackserve calibrate` and `slackserve top`."""
+"""The command line: `slackserve serve`, `slackserve bench`, `simulate`, `calibrate` and `slackserve top`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from deployments.config import ConfigError, SlackServeConfig, load, parse
 from deployments.model_errors import ModelStoreError
 from deployments.model_progress import rich_progress
 from deployments.model_store import ModelStore
+from deployments.simulate_command import simulate
+from deployments.simulate_errors import SimulateError
 
 if TYPE_CHECKING:
     from deployments.launcher import Part
@@ -35,6 +37,7 @@ app = typer.Typer(
     help="LLM serving for mixed latency objectives.",
 )
 app.command()(bench)
+app.command()(simulate)
 _console = Console(stderr=True)
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
 # gRPC between replicas this took a quarter off the time to first token of a tiny model.
@@ -147,7 +150,7 @@ def main() -> None:
 
     try:
         app(standalone_mode=True)
-    except (BenchError, ConfigError, ModelStoreError, StartError) as error:
+    except (BenchError, ConfigError, ModelStoreError, SimulateError, StartError) as error:
         _console.print(Text(f"{type(error).__name__}: {error}", style="red"))
         sys.exit(2)
 

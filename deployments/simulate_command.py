@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from deployments.simulate_errors import SimulateError
+
 if TYPE_CHECKING:
     from simulator.findings import Findings
     from simulator.presets import Preset
@@ -21,15 +23,14 @@ if TYPE_CHECKING:
 _LEVELS = ("0.90", "0.99")
 
 
-class SimulateError(Exception):
-    """What was asked for cannot be simulated; the message says what to do."""
-
-
 def simulate(  # noqa: PLR0913 - each is an option of the command
     preset: Annotated[
         str, typer.Argument(help="flowprefill-8b, -14b, -70b, blog-70b or tiers-70b.")
     ] = "flowprefill-8b",
     *,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file of your own fleet: how many replicas does it need?")
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Instead of the mix: a Mooncake .jsonl or Azure .csv.")
     ] = None,
@@ -50,10 +51,16 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
     """Compare schedulers in virtual time, with the code that serves; needs no accelerator."""
     from simulator.study import Study  # noqa: PLC0415 - only when asked for
 
+    console = Console()
+    if config is not None:
+        _check_writable(json_file, report)
+        from deployments.capacity_plan import make_plan  # noqa: PLC0415 - imports matplotlib
+
+        make_plan(config, console, json_file, report)
+        return
     chosen = _preset(preset, trace, operator_times)
     names = _arms(chosen, arms)
     _check_writable(json_file, report)
-    console = Console()
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=None)
