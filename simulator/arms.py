@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from simulator.loop import EventLoop
     from slo.predictor import PrefillPredictor
 
-CHUNKS: Final = (512, 1024, 2048, 4096, 8192)
+CHUNKS: Final = (512, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
-JOINS: Final = (1024, 2048, 8192)
+JOINS: Final = (1024, 8192)
 """Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
 JOIN_TOKENS: Final = 2048
 """The default of `preemption.join_tokens`."""

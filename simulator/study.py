@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from simulator.presets import Preset
 
 LEVELS: Final = (0.9, 0.99)
-LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.6, 2.0)
-SHOWN_ATTAINMENT: Final = 0.75
+LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 2.0)
+SHOWN_ATTAINMENT: Final = 0.85
 """A curve ends with its first point below this."""
 TIMELINE_S: Final = 6.0
 Progress: TypeAlias = Callable[[int, int], None]
@@ -70,13 +70,11 @@ class Study:
         goodputs = [
             (arm, setting, level) for arm in self._arms for setting in ARMS[arm].settings for level in LEVELS
         ]
-        curves = [(arm, setting) for arm in self._arms for setting in ARMS[arm].settings]
         until = 0.0 if self._preset.rates_rps else SHOWN_ATTAINMENT
-        total = len(goodputs) + len(curves) + 2 * len(self._arms)
+        total = len(goodputs) + 4 * len(self._arms)
         with ProcessPoolExecutor(self._workers, initializer=_adopt, initargs=(self._experiment,)) as pool:
             done = _Count(total, progress)
             ahead = [pool.submit(_goodput, *case, self._capacity_rps) for case in goodputs]
-            behind = [pool.submit(_curve, *case, self._rates_rps(), until) for case in curves]
             done.wait(ahead)
             found = dict(zip(map(_key, goodputs), (future.result() for future in ahead), strict=True))
             best = {
@@ -86,6 +84,13 @@ class Study:
                 for arm in self._arms
                 for level in LEVELS
             }
+            curves = [
+                (arm, ARMS[arm].settings[index])
+                for arm in self._arms
+                for index in sorted({-best[arm, level][1] for level in LEVELS})
+            ]
+            behind = [pool.submit(_curve, *case, self._rates_rps(), until) for case in curves]
+            done.more(len(curves) - 2 * len(self._arms))
             lead = self._arms[-1]
             rates = {arm: (best[arm, 0.9][0] or LOADS[0] * self._capacity_rps) for arm in self._arms}
             shown_rps = rates[lead]
@@ -136,6 +141,9 @@ class _Count:
         self._done = 0
         self._total = total
         self._progress = progress
+
+    def more(self, number: int) -> None:
+        self._total += number
 
     def wait(self, futures: Sequence[Any]) -> None:
         for _ in as_completed(futures):
