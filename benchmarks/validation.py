@@ -1,0 +1,114 @@
+"""Whether the simulator foretells a real server: the embedded model on CPU, one fixed stream, both ways.
+
+Serves the embedded model, measures what prompts take alone, offers a fixed stream of short and long prompts,
+and simulates the same stream with the times that were measured. The recording is written to
+results/validation.json; the tests simulate it again.
+
+    python benchmarks/validation.py [--requests 60] [--load 0.6]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comparison_load as load
+from comparison_arms import FIXED, Running, running
+from report import write
+from rich.console import Console
+from rich.table import Table
+
+from simulator.validation import Recorded, Recording, compare
+from simulator.workload import Arrival, Kind, Mix
+from slo.tiers import Tier
+
+SEED = 5
+ARM = FIXED["slackserve"]
+ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
+REPEATS = 3
+KINDS = {
+    "short": Kind(0.8, 0, 2.0, Tier.PREMIUM, output_tokens=4, range_tokens=(32, 256), is_uniform=True),
+    "long": Kind(0.2, 0, 20.0, Tier.STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),
+}
+
+
+def alone(server: Running) -> list[tuple[int, float]]:
+    """(tokens, median seconds to the first token) of prompts that have the server to themselves."""
+    times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
+    for _ in range(REPEATS):
+        for tokens, ms in zip(ALONE_TOKENS, load.alone_ms(ARM, server, ALONE_TOKENS), strict=True):
+            times[tokens].append(ms / 1e3)
+    return [(tokens, statistics.median(found)) for tokens, found in times.items()]
+
+
+def calibrated(profile: Path) -> list[tuple[int, float]]:
+    """(tokens, median seconds) of prefills, as `slackserve calibrate` measures them on the running server."""
+    lengths = ",".join(map(str, ALONE_TOKENS))
+    command = [sys.executable, "-m", "deployments.cli", "calibrate", "--output", str(profile)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([*command, "--lengths", lengths], check=True, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603
+    times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
+    for sample in json.loads(profile.read_text())["samples"]:
+        times[sample["tokens"]].append(sample["measured_s"])
+    return [(tokens, statistics.median(found)) for tokens, found in times.items()]
+
+
+def stream(times: list[tuple[int, float]], count: int, fraction: float) -> list[Arrival]:
+    """The stream at a fraction of what the server can do one prompt after the other."""
+    mix = Mix(KINDS)
+    (low, low_s), (high, high_s) = times[0], times[-1]
+    slope = (high_s - low_s) / (high - low)
+    mean_s = statistics.fmean(low_s + slope * (a.tokens - low) for a in mix.stream(1.0, 2000, SEED))
+    return [replace(arrival, output_tokens=4) for arrival in mix.stream(fraction / mean_s, count, SEED)]
+
+
+def record(count: int, fraction: float) -> Recording:
+    """Measure on the real server."""
+    with tempfile.TemporaryDirectory() as directory, running(ARM, Path(directory)) as server:
+        load.warm_up(ARM, server)
+        prefill = calibrated(Path(directory) / "profile.json")
+        times = alone(server)
+        offered = load.ask(ARM, server, stream(times, count, fraction))
+    requests = []
+    for ended in offered.ended:
+        if ended.answer.ttft_s is None or ended.answer.reason:
+            raise SystemExit(f"a request was not answered: {ended.answer.reason}")
+        at_s = ended.arrival.at_s + ended.late_s
+        arrival = ended.arrival
+        assert arrival.ttft_s is not None
+        ttft_s = ended.answer.ttft_s
+        requests.append(Recorded(at_s, arrival.kind, arrival.tier, arrival.tokens, arrival.ttft_s, ttft_s))
+    return Recording(ARM.name, prefill, times, requests)
+
+
+def main() -> None:
+    """Record, simulate, print both and write them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--load", type=float, default=0.6)
+    arguments = parser.parse_args()
+    recording = record(arguments.requests, arguments.load)
+    found = compare(recording)
+    table = Table("TTFT", "measured, ms", "simulated, ms", "off by")
+    for name, (measured_s, simulated_s) in found.items():
+        off = simulated_s / measured_s - 1
+        table.add_row(name, f"{measured_s * 1e3:.0f}", f"{simulated_s * 1e3:.0f}", f"{off:+.1%}")
+    Console().print(table)
+    results: dict[str, Any] = {
+        "recording": recording.document(),
+        "quantiles_s": found,
+        "load": arguments.load,
+    }
+    print(write("validation", results))
+
+
+if __name__ == "__main__":
+    main()
