@@ -368,8 +368,8 @@ def test_nobody_with_a_deadline_needs_no_timer():
 # What the router is told
 
 LIMITS = {
-    "stopped too often": {"accounts": {"long": JobAccount(16, 0.0, 0)}},
-    "suspended for too long": {"accounts": {"long": JobAccount(1, 60.0, 0)}},
+    "stopped too often": {"accounts": {"long": JobAccount(Limits().max_preemptions, 0.0, 0)}},
+    "suspended for too long": {"accounts": {"long": JobAccount(1, Limits().max_suspended_s, 0)}},
     "too many are suspended": {"stopped": [suspended("other")], "max_suspended_steps": 1},
     "too much memory is kept": {"stopped": [suspended("other")], "max_suspended_bytes": 100_499},
     "it cannot stop": {"step": running("long", stoppable=False)},
@@ -393,7 +393,11 @@ def test_a_step_that_has_reached_a_limit_is_not_said_to_make_way(case):
     "within", [{}, {"max_suspended_bytes": 100_500, "max_suspended_steps": 2}], ids=["plenty", "just within"]
 )
 def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
-    shown = view(running("long"), suspended("other"), long=JobAccount(15, 59.0, 0))
+    shown = view(
+        running("long"),
+        suspended("other"),
+        long=JobAccount(Limits().max_preemptions - 1, Limits().max_suspended_s - 1.0, 0),
+    )
     governed = governor(LONG, job("other"), **within)
     assert governed.yields_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)
 
