@@ -67,7 +67,7 @@ class Recording:
 
 
 def hardware(recording: Recording) -> Hardware:
-    """A replica with the prefill times that were measured, interpolated; they hold attention and host time."""
+    """A replica with the prefill times that were measured; attention and host time are in them."""
     points = recording.prefill
     half = Measured([(tokens, seconds / 2 / EMBEDDED.layers) for tokens, seconds in points])
     operators = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS} | {
