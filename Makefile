@@ -55,6 +55,15 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	$(BIN)/python benchmarks/vote.py
 	$(BIN)/python benchmarks/preemption_rules.py
 
+.PHONY: bench-sim
+bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/simulation.py $(ARGS)
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/offline_optimum.py
+
+.PHONY: bench-validate
+bench-validate: $(READY) ## Hold the simulator against a real server on this machine
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/validation.py
+
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
 	$(BIN)/python benchmarks/comparison.py $(ARGS)

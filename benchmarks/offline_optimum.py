@@ -1,0 +1,183 @@
+"""How far any scheduler could get: the most requests that can be on time, with all arrivals known beforehand.
+
+Preemptive, on one machine, without any overhead: a set of requests can be met exactly if in no interval more
+work arrives and is due than the interval is long (Horn, 1974). The largest such set is an integer program,
+its constraints are added as solutions break them. A request's work is what it adds to a large pass, so that
+no batching can do better. The result is an upper bound on every arm of the simulator, on the same streams.
+
+    python benchmarks/offline_optimum.py [--requests 400] [--seeds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from report import write
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from simulator.arms import ARMS
+from simulator.goodput import PRECISION, Experiment
+from simulator.presets import PRESETS
+
+PRESET = PRESETS["flowprefill-8b"]
+COMPARED = ("sedf-resume", "slackserve")
+LEVELS = (0.9, 0.99)
+MOST_ROUNDS = 400
+MOST_SECONDS = 60.0
+LARGE_TOKENS = 8192
+DONE_S = 1e-12
+
+
+class Work(NamedTuple):
+    """A request: when it comes, when it is due, and how long it takes, seconds."""
+
+    arrives_s: float
+    due_s: float
+    work_s: float
+
+
+def marginal_s(tokens: int) -> float:
+    """What a prompt adds to a pass that is large already."""
+    cost = PRESET.hardware.cost
+    return cost.times([(LARGE_TOKENS, 0), (tokens, 0)]).total_s - cost.times([(LARGE_TOKENS, 0)]).total_s
+
+
+def works(rate_rps: float, count: int, seed: int) -> list[Work]:
+    """A stream as the optimum sees it."""
+    stream = PRESET.workload.stream(rate_rps, count, seed)
+    return [Work(a.at_s, a.at_s + (a.ttft_s or math.inf), marginal_s(a.tokens)) for a in stream]
+
+
+def broken_intervals(jobs: list[Work], chosen: list[int]) -> list[tuple[float, float]]:
+    """Intervals in which too much is due when the chosen run by earliest deadline; none if all are met."""
+    order = sorted(chosen, key=lambda index: jobs[index].arrives_s)
+    left = {index: jobs[index].work_s for index in chosen}
+    ready: list[tuple[float, int]] = []
+    broken: list[tuple[float, float]] = []
+    now_s, position = 0.0, 0
+    while position < len(order) or ready:
+        if not ready:
+            now_s = max(now_s, jobs[order[position]].arrives_s)
+        while position < len(order) and jobs[order[position]].arrives_s <= now_s + 1e-12:
+            heappush(ready, (jobs[order[position]].due_s, order[position]))
+            position += 1
+        due_s, index = ready[0]
+        next_s = jobs[order[position]].arrives_s if position < len(order) else math.inf
+        step_s = min(left[index], next_s - now_s)
+        left[index] -= step_s
+        now_s += step_s
+        if left[index] <= DONE_S:
+            heappop(ready)
+            if now_s > due_s + 1e-9:
+                broken.append((_start_of(jobs, chosen, due_s), due_s))
+    return broken
+
+
+def _start_of(jobs: list[Work], chosen: list[int], end_s: float) -> float:
+    """Where the interval to `end_s` begins in which the most is due beyond its length."""
+    worst, start_s, due_s = -math.inf, 0.0, 0.0
+    for index in sorted(chosen, key=lambda index: -jobs[index].arrives_s):
+        job = jobs[index]
+        if job.due_s > end_s:
+            continue
+        due_s += job.work_s
+        if due_s - (end_s - job.arrives_s) > worst:
+            worst, start_s = due_s - (end_s - job.arrives_s), job.arrives_s
+    return start_s
+
+
+def most_on_time(jobs: list[Work]) -> tuple[int, bool]:
+    """The size of the largest set that can be met, and whether it is proven; else an upper bound of it."""
+    count = len(jobs)
+    possible = np.array([job.arrives_s + job.work_s <= job.due_s for job in jobs], dtype=float)
+    rows: list[np.ndarray] = []
+    limits: list[float] = []
+    seen: set[tuple[float, float]] = set()
+    bound = int(possible.sum())
+    for _ in range(MOST_ROUNDS):
+        constraints = LinearConstraint(np.array(rows), ub=np.array(limits)) if rows else ()
+        solved = milp(
+            -np.ones(count),
+            integrality=np.ones(count),
+            bounds=Bounds(0, possible),
+            constraints=constraints,
+            options={"time_limit": MOST_SECONDS},
+        )
+        if solved.x is None:
+            return bound, False
+        bound = min(bound, math.floor(-solved.mip_dual_bound + 1e-6))
+        chosen = [index for index in range(count) if solved.x[index] > 0.5]  # noqa: PLR2004 - 0 or 1
+        broken = [interval for interval in broken_intervals(jobs, chosen) if interval not in seen]
+        if not broken:
+            return len(chosen), solved.status == 0
+        for start_s, end_s in dict.fromkeys(broken):
+            seen.add((start_s, end_s))
+            inside = [job.work_s if start_s <= job.arrives_s and job.due_s <= end_s else 0.0 for job in jobs]
+            rows.append(np.array(inside))
+            limits.append(end_s - start_s)
+    return bound, False
+
+
+def optimal_rps(count: int, seed: int, level: float, capacity_rps: float) -> tuple[float, bool]:
+    """The highest rate at which `level` could be on time, within 2 %; whether every step was proven."""
+    low, high, proven = 0.5 * capacity_rps, 4.0 * capacity_rps, True
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        found, is_proven = most_on_time(works(middle, count, seed))
+        proven = proven and is_proven
+        if found >= level * count - 1e-9:
+            low = middle
+        else:
+            high = middle
+    return high, proven
+
+
+def arm_rps(name: str, count: int, seed: int, level: float, capacity_rps: float) -> float:
+    """What an arm reaches on the same stream, with the best of its settings."""
+    experiment = Experiment(PRESET.hardware, PRESET.workload, count, (seed,))
+    arm = ARMS[name]
+    return max(experiment.goodput_rps(arm, setting, level, capacity_rps) for setting in arm.settings)
+
+
+def main() -> None:
+    """Compare, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    count, seeds = arguments.requests, range(1, arguments.seeds + 1)
+    capacity_rps = Experiment(PRESET.hardware, PRESET.workload, count, (1,)).capacity_rps()
+    cases = [(count, seed, level, capacity_rps) for level in LEVELS for seed in seeds]
+    with ProcessPoolExecutor() as pool:
+        best = [pool.submit(optimal_rps, *case) for case in cases]
+        arms = {name: [pool.submit(arm_rps, name, *case) for case in cases] for name in COMPARED}
+        optimum = [future.result() for future in best]
+        reached = {name: [future.result() for future in futures] for name, futures in arms.items()}
+    table = Table("in time", "seed", "optimum", *COMPARED, title=f"{PRESET.title}, {count} requests")
+    rows = []
+    for position, (_, seed, level, _) in enumerate(cases):
+        bound_rps, proven = optimum[position]
+        rates = {name: reached[name][position] for name in COMPARED}
+        rows.append(
+            {"level": level, "seed": seed, "optimum_rps": bound_rps, "proven": proven, "arms_rps": rates}
+        )
+        shown = [f"{rate:.2f} ({rate / bound_rps:.0%})" for rate in rates.values()]
+        table.add_row(f"{level:.0%}", str(seed), f"{bound_rps:.2f}{'' if proven else ' (bound)'}", *shown)
+    Console().print(table)
+    for level in LEVELS:
+        for name in COMPARED:
+            parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
+            print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
+    print(write("offline_optimum", {"requests": count, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
