@@ -1,6 +1,7 @@
 """Prefill profiles: measured by sweeping prompt lengths on running replicas, kept in a file.
 
-Owns the file's format and the sweep's plan. The measurement itself runs in each prefill replica.
+Owns the sweep's plan and what is written. The measurement itself runs in each prefill replica; the format is
+read in `simulator.prefill_profile`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from deployments.config import ConfigError
-from slo.predictor import Fit, PrefillPredictor, Sample, fit
+from simulator.prefill_profile import PROFILE_FORMAT, read_profile
+from slo.predictor import Fit, Sample, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-FORMAT = 1
+    from slo.predictor import PrefillPredictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def save_profile(path: Path, calibration: Calibration, about: dict[str, Any]) ->
     """
     result = calibration.fit
     values = {
-        "format": FORMAT,
+        "format": PROFILE_FORMAT,
         "about": about,
         "predictor": asdict(result.predictor),
         "r_squared": result.r_squared,
@@ -69,15 +71,4 @@ def load_profile(path: Path) -> PrefillPredictor:
     Raises:
         ConfigError: when the file cannot be read or is not a profile.
     """
-    try:
-        values = json.loads(path.read_text())
-        if values["format"] != FORMAT:
-            msg = f"profile: {path} has format {values['format']!r}; this version reads {FORMAT}"
-            raise ConfigError(msg)
-        return PrefillPredictor(**{name: float(value) for name, value in values["predictor"].items()})
-    except OSError as error:
-        msg = f"profile: {path} cannot be read: {error.strerror}; `slackserve calibrate` writes one"
-        raise ConfigError(msg) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"profile: {path} is not a profile ({error}); `slackserve calibrate` writes one"
-        raise ConfigError(msg) from None
+    return read_profile(path, ConfigError)

@@ -6,47 +6,24 @@ values that cannot work together are refused with the reason. `slackserve serve`
 """
 
 import dataclasses
-import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
+from simulator.strict_yaml import ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
+from slo.objectives import MAX_OBJECTIVE_MS
 from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tenancy import KeyRing, Tenant
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
-ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class ConfigError(Exception):
     """A configuration that cannot be used; the message names the key and what would be right."""
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused, with the nearest valid one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for key in values:
-                if key not in cls.model_fields:
-                    near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                    hint = (
-                        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
-                    )
-                    msg = f"unknown key {key!r}; {hint}"
-                    raise ValueError(msg)
-        return values
 
 
 class TierConfig(Section):
@@ -402,29 +379,13 @@ def load(path: Path) -> SlackServeConfig:
     Raises:
         ConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
     """
-    values = _yaml(path)
-    if not isinstance(values, dict):
-        msg = f"{path}: expected keys and values, found {type(values).__name__}"
-        raise ConfigError(msg)
-    return parse(values, str(path))
-
-
-def explain(error: ValidationError, source: str) -> str:
-    """All of a validation error's complaints, one a line, each with its key."""
-    lines = []
-    for item in error.errors(include_url=False):
-        key = ".".join(str(part) for part in item["loc"]) or "top level"
-        message = item["msg"].removeprefix("Value error, ")
-        given = item.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
-        lines.append(f"{source}: {key}: {message}{shown}")
-    return "\n".join(lines)
+    return parse(read_mapping(path, ConfigError), str(path))
 
 
 def _keys_from(path: Path | None) -> tuple[KeyConfig, ...]:
     if path is None:
         return ()
-    values = _yaml(path)
+    values = read_yaml(path, ConfigError)
     if not isinstance(values, list):
         msg = f"{path}: expected a list of keys, each with tenant and key"
         raise ConfigError(msg)
@@ -432,15 +393,3 @@ def _keys_from(path: Path | None) -> tuple[KeyConfig, ...]:
         return tuple(KeyConfig.model_validate(value) for value in values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror}"
-        raise ConfigError(msg) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        msg = f"{path}: is not YAML: {error}"
-        raise ConfigError(msg) from None
-    return {} if values is None else values

@@ -24,14 +24,22 @@ from simulator.hardware_config import (
     Ranks,
     ShapeConfig,
     chip_of,
-    read_profile,
     room_for_kv,
 )
 from simulator.operators import ModelShape
 from simulator.plan import Demand
-from simulator.strict_yaml import FleetConfigError, Section, explain, known_name, read_yaml
+from simulator.prefill_profile import read_profile
+from simulator.strict_yaml import (
+    FleetConfigError,
+    ObjectiveMs,
+    Positive,
+    Section,
+    explain,
+    known_name,
+    read_mapping,
+)
 from simulator.workload import TraceError
-from simulator.workload_config import ObjectiveMs, Positive, Tokens, WorkloadConfig, beside
+from simulator.workload_config import Tokens, WorkloadConfig, beside
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 _FEWEST_REQUESTS = 2000
@@ -164,7 +172,7 @@ class FleetConfig(Section):
 
     def _cost(self) -> CostModel:
         if self.profile is not None:
-            return calibrated_cost_model(self._shape(), read_profile(self.profile))
+            return calibrated_cost_model(self._shape(), read_profile(self.profile, FleetConfigError))
         return cost_model(self._shape(), self._chip(), self.tensor_parallel)
 
     def _decode(self) -> DecodeModel:
@@ -195,4 +203,4 @@ def load_fleet(path: Path) -> FleetConfig:
     Raises:
         FleetConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
     """
-    return parse_fleet(read_yaml(path), str(path), path.parent)
+    return parse_fleet(read_mapping(path, FleetConfigError), str(path), path.parent)

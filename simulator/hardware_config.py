@@ -1,7 +1,5 @@
-"""The parts of a fleet file that say what it runs on: model, accelerators, link, measured prefill times."""
+"""The parts of a fleet file that say what it runs on: model, accelerators, link."""
 
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -9,13 +7,11 @@ from pydantic import Field, field_validator
 from simulator.accelerators import CHIPS, Chip, kv_tokens
 from simulator.link import Link
 from simulator.operators import ModelShape
-from simulator.strict_yaml import FleetConfigError, Section, known_name
-from simulator.workload_config import Positive, Tokens
-from slo.predictor import PrefillPredictor
+from simulator.strict_yaml import FleetConfigError, Positive, Section, known_name
+from simulator.workload_config import Tokens
 
 Ranks = Annotated[int, Field(ge=1, le=64)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-_PROFILE_FORMAT = 1
 
 
 class ShapeConfig(Section):
@@ -75,27 +71,6 @@ class DecodePoolConfig(Section):
     @classmethod
     def _known(cls, value: Any) -> Any:
         return known_name("accelerator", value, CHIPS)
-
-
-def read_profile(path: Path) -> PrefillPredictor:
-    """The line through the prefill times that `slackserve calibrate` has measured.
-
-    Raises:
-        FleetConfigError: when the file cannot be read or is something else.
-    """
-    try:
-        values = json.loads(path.read_text())
-        if values["format"] != _PROFILE_FORMAT:
-            found = values["format"]
-            raise FleetConfigError(
-                f"profile: {path} has format {found!r}; this version reads {_PROFILE_FORMAT}"
-            )
-        return PrefillPredictor(**{name: float(value) for name, value in values["predictor"].items()})
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"is not a profile ({error!r})"
-    raise FleetConfigError(f"profile: {path} {why}; `slackserve calibrate` writes one")
 
 
 def chip_of(value: str | ChipConfig) -> Chip:

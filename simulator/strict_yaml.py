@@ -1,16 +1,25 @@
-"""YAML files that are read strictly: an unknown key is refused with the nearest valid one."""
+"""YAML files that are read strictly: an unknown key is refused with the nearest valid one.
+
+Owns how such files are read and how complaints about them are worded. What a file may say, and which error
+its reader raises, is its own module's.
+"""
 
 import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
+
+ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class FleetConfigError(Exception):
-    """A file that cannot be used; the message names the key and what would be right."""
+    """A fleet file that cannot be used; the message names the key and what would be right."""
 
 
 class Section(BaseModel):
@@ -28,11 +37,11 @@ class Section(BaseModel):
         return values
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What may have been meant by a word that is not known."""
+def nearest(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """What may have been meant by a word that is not known, or `otherwise`; by default what is known."""
     names = [*known]
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(names)}"
 
 
 def known_name(what: str, value: Any, known: Collection[str]) -> Any:
@@ -42,23 +51,44 @@ def known_name(what: str, value: Any, known: Collection[str]) -> Any:
     return value
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, refusal: type[Exception]) -> dict[str, Any]:
     """The keys and values of a file.
 
     Raises:
-        FleetConfigError: when it cannot be read, is not YAML or is something else than keys and values.
+        refusal: when it cannot be read, is not YAML or is something else than keys and values.
+    """
+    values = read_yaml(path, refusal)
+    if not isinstance(values, dict):
+        raise refusal(f"{path}: expected keys and values, found {type(values).__name__}")
+    return values
+
+
+def read_yaml(path: Path, refusal: type[Exception]) -> Any:
+    """What a file holds; no keys when it is empty.
+
+    Raises:
+        refusal: when it cannot be read or is not YAML.
     """
     try:
-        values = yaml.safe_load(path.read_text())
+        text = path.read_text()
     except OSError as error:
-        raise FleetConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FleetConfigError(f"{path}: is not YAML: {error}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise FleetConfigError(f"{path}: expected keys and values, found {type(values).__name__}")
-    return values
+        raise refusal(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise refusal(f"{path}: is not YAML: {error}") from None
+    return parse_yaml(text, str(path), refusal)
+
+
+def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
+    """What a text holds; no keys when it is empty.
+
+    Raises:
+        refusal: when it is not YAML.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise refusal(f"{source}: is not YAML: {error}") from None
+    return {} if values is None else values
 
 
 def explain(error: ValidationError, source: str) -> str:

@@ -1,6 +1,9 @@
-"""The part of a fleet file that says what arrives: kinds of requests, or a recorded trace."""
+"""What arrives, as files say it: kinds of requests, or a recorded trace and the classes of its requests.
 
-from collections.abc import Callable
+Owns the part of a fleet file that says so. Workload files of `slackserve bench` have kinds and classes too.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -8,13 +11,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from simulator.strict_yaml import Section
+from simulator.strict_yaml import ObjectiveMs, Positive, Section
 from simulator.workload import Kind, LengthClass, Mix, Trace, Workload, read_trace
-from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
 from slo.tiers import Tier
 
-ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
@@ -71,6 +71,17 @@ class ClassConfig(Section):
         return LengthClass(self.most_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier)
 
 
+def check_order(classes: Sequence[ClassConfig]) -> None:
+    """Check that every length has its class.
+
+    Raises:
+        ValueError: when some lengths have none, or two.
+    """
+    bounds = [item.most_tokens or inf for item in classes]
+    if classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
+        raise ValueError("classes go from short to long, and the last one has no most_tokens")
+
+
 class WorkloadConfig(Section):
     """A mix, `kinds` with on average `burst` at once, or a `trace` with `classes` of its requests."""
 
@@ -96,9 +107,7 @@ class WorkloadConfig(Section):
             raise ValueError("give at least one kind under kinds, for a mix, or trace and classes")
         if bool(self.classes) != (self.trace is not None):
             raise ValueError("trace and classes go together")
-        bounds = [item.most_tokens or inf for item in self.classes]
-        if self.classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
-            raise ValueError("classes go from short to long, and the last one has no most_tokens")
+        check_order(self.classes)
         return self
 
     def workload(self, prefill_s: Callable[[int], float]) -> Workload:

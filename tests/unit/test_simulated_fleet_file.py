@@ -9,9 +9,9 @@ from deployments.calibration import Calibration, save_profile
 from simulator.accelerators import A100, kv_tokens
 from simulator.fleet import simulate
 from simulator.fleet_config import load_fleet, parse_fleet
-from simulator.hardware_config import read_profile
 from simulator.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.plan import plan
+from simulator.prefill_profile import read_profile
 from simulator.strict_yaml import FleetConfigError
 from slo.predictor import Sample, fit
 from slo.tiers import Tier
@@ -89,7 +89,7 @@ def test_a_profile_gives_the_prefill_times(tmp_path):
     save_profile(tmp_path / "p.json", Calibration((), found), {})
     (tmp_path / "fleet.yaml").write_text(json.dumps(LEAST | {"profile": "p.json", "model": "smollm2-135m"}))
     config = load_fleet(tmp_path / "fleet.yaml")
-    assert asdict(read_profile(tmp_path / "p.json")) == asdict(found.predictor)
+    assert asdict(read_profile(tmp_path / "p.json", FleetConfigError)) == asdict(found.predictor)
     cost = config.setup().hardware.cost
     for tokens in (1, 500, 10_000):
         assert cost.prefill_s(tokens) == pytest.approx(found.predictor.prefill_s(tokens))
@@ -158,4 +158,4 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, wanted):
 def test_what_is_no_profile_is_refused(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(FleetConfigError, match=r"profile: .*(writes one|this version reads 1)"):
-        read_profile(tmp_path / "p.json")
+        read_profile(tmp_path / "p.json", FleetConfigError)
