@@ -93,7 +93,7 @@ class Study:
             done.more(len(curves) - 2 * len(self._arms))
             lead = self._arms[-1]
             rates = {arm: (best[arm, 0.9][0] or LOADS[0] * self._capacity_rps) for arm in self._arms}
-            shown_rps = rates[lead]
+            shown_rps = best[lead, 0.99][0] or rates[lead]
             looks = [
                 pool.submit(_look, arm, ARMS[arm].settings[-best[arm, 0.9][1]], rate)
                 for arm in self._arms

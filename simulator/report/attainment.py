@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from matplotlib.lines import Line2D
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from simulator.report.palette import ArmStyle
 
 _GOODPUT_MARK = "goodput"
+_FROM: Final = 0.5
+"""Lines leave the plot where half of the requests are late."""
 
 
 @theme()
@@ -112,7 +114,7 @@ def _frame(axes: Axes, arms: Sequence[ArmFindings]) -> None:
     rates = [point.rate_rps for item in arms for point in item.points]
     if rates and min(rates) <= max(rates) / 2:
         axes.set_xlim(left=0)
-    axes.set_ylim(-0.02, 1.03)
+    axes.set_ylim(_FROM, 1.0 + (1.0 - _FROM) / 25)
     percent_axis(axes.yaxis)
     axes.set_xlabel("offered load, requests/s")
     axes.set_ylabel("first tokens in time")

@@ -87,8 +87,8 @@ def granularity_plot(points: Sequence[GranularityPoint]) -> Plot:
     return Plot(
         "granularity",
         "What finer places to stop cost",
-        "Each point is a distance between the places where a pass can stop; down is a shorter wait for "
-        "urgent requests, left is more throughput.",
+        "Each row is a way to make a running prefill stoppable; further left is a shorter wait for urgent "
+        "requests, and beside it stands the throughput that it costs.",
         lambda width_in: granularity_figure(points, width_in),
     )
 

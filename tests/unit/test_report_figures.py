@@ -25,7 +25,8 @@ def words(figure) -> list[str]:
     shown = [text.get_text() for axes in figure.axes for text in axes.texts]
     legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     titles = [axes.get_title(loc=where) for axes in figure.axes for where in ("left", "right")]
-    return [text.replace("\N{NO-BREAK SPACE}", " ").strip() for text in [*shown, *legends, *titles]]
+    rows = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    return [text.replace("\N{NO-BREAK SPACE}", " ").strip() for text in [*shown, *legends, *titles, *rows]]
 
 
 def every_figure(width_in):
