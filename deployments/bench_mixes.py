@@ -82,6 +82,8 @@ def load_workload(name: str) -> WorkloadFile:
         return _parse(path.read_text(), name)
     except OSError as error:
         raise BenchError(f"--mix: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BenchError(f"--mix: {path} is not a text file") from None
 
 
 def _directory() -> Traversable:

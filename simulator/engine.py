@@ -108,7 +108,8 @@ class VirtualEngine:
         self._cost = cost
         self._rules = rules
         self._limits = limits
-        self._free_blocks = limits.kv_tokens // BLOCK_TOKENS
+        self._blocks = max(1, limits.kv_tokens // BLOCK_TOKENS)
+        self._free_blocks = self._blocks
         self._jobs: dict[str, str] = {}
         self._suspensions = Suspensions(limits.max_suspended_s)
         self._queues = QueueView(self, self._jobs, self._suspensions)
@@ -119,7 +120,7 @@ class VirtualEngine:
     @property
     def kv_usage(self) -> float:
         """Fraction of the KV blocks in use."""
-        return 1.0 - self._free_blocks * BLOCK_TOKENS / self._limits.kv_tokens
+        return 1.0 - self._free_blocks / self._blocks
 
     def add(self, job: Job) -> None:
         """A request reaches the engine."""

@@ -23,7 +23,7 @@ GranularityPoint: TypeAlias = tuple[str, float, float, float]
 
 @theme()
 def granularity_figure(points: Sequence[GranularityPoint], width_in: float = WIDE_IN) -> Figure:
-    """One row per place: mean and 99th percentile, milliseconds on a log axis, and beside them what it costs."""
+    """One row per place: mean and 99th percentile on a log axis in milliseconds, and beside them its cost."""
     rows = sorted(points, key=lambda point: -point[1])
     is_wide = width_in >= WIDE_IN
     canvas = blank(width_in, _FRAME_IN + (_ROW_IN if is_wide else 1.5 * _ROW_IN) * len(rows))
