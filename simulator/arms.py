@@ -183,6 +183,7 @@ PAPER_ARMS: Final = (
     "sedf",
     "sedf-chunked",
     "sedf-recompute",
+    "sedf-resume-layer",
     "sedf-resume",
     "slackserve",
 )
@@ -241,6 +242,12 @@ ARMS: Final[Mapping[str, Arm]] = {
             "sedf-recompute",
             "S-EDF, abort and recompute",
             Scheduling(ABORT, QueueOrder.SEDF, Granularity.LAYER).build,
+        ),
+        Arm(
+            "sedf-resume-layer",
+            "S-EDF, suspend at layers",
+            Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.LAYER).build,
+            _JOINED,
         ),
         Arm(
             "sedf-resume",
