@@ -31,10 +31,13 @@ def granularity_figure(points: Sequence[GranularityPoint], width_in: float = WID
     axes.set_xscale("log")
     colour = arm_styles([LEAD])[LEAD].colour
     places = range(len(rows))
-    means, tails = ([max(row[column], _LEAST_MS) for row in rows] for column in (1, 2))
+    means = [max(mean, _LEAST_MS) for _, mean, _, _ in rows]
+    tails = [max(p99, _LEAST_MS) for _, _, p99, _ in rows]
     axes.hlines(places, means, tails, color=GRID, linewidth=3, zorder=2)
-    (mean,) = axes.plot(means, places, color=colour, linestyle="", marker="o", markersize=7, zorder=3)
-    (tail,) = axes.plot(tails, places, color="#0072b2", linestyle="", marker="s", markersize=6.5, zorder=3)
+    (mean_dots,) = axes.plot(means, places, color=colour, linestyle="", marker="o", markersize=7, zorder=3)
+    (tail_dots,) = axes.plot(
+        tails, places, color="#0072b2", linestyle="", marker="s", markersize=6.5, zorder=3
+    )
     for place, (_, _, p99, cost) in zip(places, rows, strict=True):
         axes.annotate(
             f"costs {_percent(cost)}",
@@ -51,7 +54,7 @@ def granularity_figure(points: Sequence[GranularityPoint], width_in: float = WID
     axes.grid(visible=False, axis="y")
     log_axis(axes.xaxis, axes.get_xlim(), width_in * 0.6)
     axes.set_xlabel("blocking time, ms")
-    legend_below(canvas, [mean, tail], ["mean", "99th percentile"])
+    legend_below(canvas, [mean_dots, tail_dots], ["mean", "99th percentile"])
     return canvas
 
 
