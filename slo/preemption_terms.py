@@ -182,7 +182,7 @@ class PreemptionRules:
 
     mode: PreemptionMode = PreemptionMode.RESUME
     policy: PreemptionPolicy = PreemptionPolicy.ON_TIME_SET
-    margin: float = 1.5
+    margin: float = 3.0
     limits: Limits = field(default_factory=Limits)
     stop_latency_s: float = 0.0
 

@@ -34,7 +34,7 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=Que
     ledger = PrefillLedger(LINE)
     for each in jobs:
         ledger.arrived(each)
-    rules = PreemptionRules(mode=mode, limits=Limits(**limits))
+    rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
     return Governor(ledger, WEIGHTS, rules, order, ForwardProfile(boundaries, BYTES_PER_TOKEN))
 
 

@@ -17,7 +17,7 @@ def preemption(**values):
 def test_it_is_on_unless_told_otherwise():
     rules = SlackServeConfig().preemption.rules()
     limits = Limits(16, 120.0, 32, 2 << 30)
-    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 1.5, limits)
+    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 3.0, limits)
     assert SlackServeConfig().preemption.order is QueueOrder.ON_TIME_SET
 
 
