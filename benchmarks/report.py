@@ -29,12 +29,19 @@ def write(name: str, results: dict[str, Any]) -> Path:
     """Write results/NAME.json and return its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = shlex.join(
-        ["python", *(os.path.relpath(arg) if Path(arg).exists() else arg for arg in sys.argv)]
-    )
+    command = shlex.join(["python", *map(_shown, sys.argv)])
     about = {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
     path.write_text(json.dumps({"about": about, "results": results}, indent=2) + "\n")
     return path
+
+
+def _shown(argument: str) -> str:
+    """An argument of the command; of a file elsewhere its name, since where it lies says nothing to others."""
+    path = Path(argument)
+    if not path.exists():
+        return argument
+    inside = path.resolve().is_relative_to(Path.cwd())
+    return os.path.relpath(path) if inside else path.name
 
 
 def _machine() -> dict[str, Any]:
