@@ -36,7 +36,7 @@ def write(name: str, results: dict[str, Any]) -> Path:
 
 
 def _shown(argument: str) -> str:
-    """An argument of the command; of a file elsewhere its name, since where it lies says nothing to others."""
+    """An argument of the command; of a file elsewhere its name: where it lies says nothing to others."""
     path = Path(argument)
     if not path.exists():
         return argument
