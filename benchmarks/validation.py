@@ -2,7 +2,7 @@
 
 Serves the embedded model, measures what prompts take alone, offers a fixed stream of short and long prompts,
 and simulates the same stream with the times that were measured. The recording is written to
-results/validation.json; the tests simulate it again.
+results/validation.json, to be simulated again.
 
 What a prompt takes alone is measured before and after the stream, since a shared machine is not always
 equally fast, and the stream asks for one token each: on CPU the decode tier takes from the prefill tier what
