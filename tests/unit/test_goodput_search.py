@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from deployments.simulate_errors import SimulateError
 from simulator.arms import ARMS, PAPER_ARMS
-from simulator.goodput import PRECISION, Experiment, blocking, percentiles_ms, point
+from simulator.goodput import Experiment, blocking, percentiles_ms, point
 from simulator.presets import PRESETS, on_trace, with_operator_times
 from simulator.study import Study
 from simulator.workload import TraceError
@@ -20,13 +20,14 @@ CAPACITY = EXPERIMENT.capacity_rps()
 
 @pytest.mark.parametrize("level", [0.9, 0.99])
 @pytest.mark.parametrize("name", ["fcfs", "slackserve"])
-def test_goodput_is_attained_and_more_is_not(name, level):
+def test_goodput_is_attained_and_a_tenth_more_is_not(name, level):
+    """Just above it attainment may by chance be reached again: another rate is another interleaving."""
     arm = ARMS[name]
     setting = arm.settings[0]
     rate = EXPERIMENT.goodput_rps(arm, setting, level, CAPACITY)
     assert rate > 0
     assert EXPERIMENT.attains(arm, rate, setting, level)
-    assert not EXPERIMENT.attains(arm, rate * PRECISION * 1.001, setting, level)
+    assert not EXPERIMENT.attains(arm, 1.1 * rate, setting, level)
     assert point(rate, EXPERIMENT.runs(arm, rate, setting), setting).attainment >= level
 
 
