@@ -106,12 +106,13 @@ class QueueView:
         return "" if request is None else str(argument(request, JOB_XARG) or "")
 
     def _waiting(self, request: Request, predictor: PrefillPredictor) -> Queued:
-        """A request that has not started; as long as it has never run it looks the same each time."""
-        if (known := self._untouched.get(request.request_id)) is None:
-            known = self._queued(request, predictor)
-            if request.num_computed_tokens == 0 and request.request_id not in self._suspensions.accounts:
-                self._untouched[request.request_id] = known
-        return known
+        """A request that waits to start; as long as it has never been stopped it looks the same each time."""
+        request_id = request.request_id
+        if request.num_computed_tokens or request_id in self._suspensions.accounts:
+            return self._queued(request, predictor)
+        if request_id not in self._untouched:
+            self._untouched[request_id] = self._queued(request, predictor)
+        return self._untouched[request_id]
 
     def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
         held, missing = self._blocks(request)

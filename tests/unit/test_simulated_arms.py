@@ -12,6 +12,7 @@ from prefill_node.queue_view import QueueView
 from simulator.arms import ABORT_ARMS, ARMS, OURS, PAPER_ARMS, TIER_ARMS, Hardware
 from simulator.cost import CostModel
 from simulator.findings import State
+from simulator.job import Job
 from simulator.loop import EventLoop
 from simulator.operators import LLAMA_3_8B, LLAMA_3_8B_A100
 from simulator.presets import PRESETS
@@ -123,6 +124,17 @@ def test_what_does_not_fit_into_kv_memory_waits():
     both = [arrival(0, 0.0, 4000, 9.0), arrival(1, 0.0, 4000, 9.0)]
     first, second = run(ARMS["slackserve"], small, both, {}).jobs
     assert second.ttft_s == pytest.approx(2 * first.ttft_s, rel=0.01)
+
+
+def test_who_lost_its_memory_waits_as_one_that_was_stopped():
+    replica = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None)
+    engine, job = replica.engine, Job(arrival(0, 0.0, 4000, 9.0), 1.0, 9.0)
+    engine.add(job)
+    engine.issue(0.0)
+    engine.stop(0.1, 3, "", keep=True)
+    engine._start_over([job], 0.2)
+    (queued,) = engine._queues.queued(replica.ledger.predictor, may_start=True)
+    assert queued.prefill.preemptions == 1
 
 
 def test_histories_are_without_gaps():
