@@ -7,7 +7,7 @@ nothing that they check costs them time, and what can be tuned for a rate is tun
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from prefill_node.step_choice import ChoiceRules
 from simulator.aborting import AbortingReplica, AbortPolicy, AbortRules
@@ -90,6 +90,10 @@ class Hardware:
         return fit([Sample(tokens, self.cost.prefill_s(tokens)) for tokens in _CALIBRATION_TOKENS]).predictor
 
 
+Build: TypeAlias = "Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]"
+"""Makes a replica in a loop, on hardware, with a setting; the last is called with each prefilled request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A way to run a replica.
@@ -101,7 +105,7 @@ class Arm:
 
     name: str
     title: str
-    build: Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]
+    build: Build
     settings: Sequence[Mapping[str, float]] = ({},)
 
 
@@ -137,9 +141,7 @@ class Scheduling:
         return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
 
 
-def _peer(
-    order: PeerOrder, *, chunked: bool
-) -> Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]:
+def _peer(order: PeerOrder, *, chunked: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
     ) -> Replica:
@@ -150,9 +152,7 @@ def _peer(
     return build
 
 
-def _aborting(
-    policy: AbortPolicy, **lifted: bool
-) -> Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]:
+def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
     ) -> Replica:
