@@ -1,15 +1,28 @@
-"""How long a prefill takes, as a straight line through measurements.
+"""How long a prefill takes: fixed, per token, and per pair of a query and a key that attention looks at.
 
-Owns the model `seconds = a · tokens + c`, its fit and its quality. Does not measure anything.
+Owns the model `seconds = c + a · tokens + b · pairs`, its fit and its quality. Does not measure anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def attention_pairs(tokens: float, context_tokens: float = 0) -> float:
+    """Pairs of a query and a key that causal attention looks at, per head, half a pair per token left out.
+
+    Args:
+        tokens: Tokens to compute.
+        context_tokens: Tokens before them whose KV is there: a cached prefix, or earlier chunks.
+    """
+    return tokens * (context_tokens + tokens / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,26 +30,46 @@ class PrefillPredictor:
     """Predicted time of one prefill that runs alone.
 
     Attributes:
-        per_token_s: Slope, seconds per prompt token.
-        fixed_s: Intercept, seconds per forward pass.
+        per_token_s: Seconds per token computed.
+        fixed_s: Seconds per forward pass.
         handoff_s: From the end of prefill to the first token: KV transfer and the first decode step.
+        per_pair_s: Seconds per pair of `attention_pairs`; makes a long prompt, or one behind a long context,
+            more than proportionally long.
     """
 
     per_token_s: float
     fixed_s: float
     handoff_s: float = 0.0
+    per_pair_s: float = 0.0
 
-    def prefill_s(self, tokens: int) -> float:
-        """Seconds to prefill `tokens` prompt tokens on an idle replica; 0 for no tokens."""
-        return self.fixed_s + self.per_token_s * tokens if tokens > 0 else 0.0
+    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds to prefill `tokens` behind `context_tokens` on an idle replica; 0 for no tokens."""
+        if tokens <= 0:
+            return 0.0
+        pairs = tokens * (context_tokens + tokens / 2)
+        return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs
+
+    def pass_s(self, tokens: int, pairs: float) -> float:
+        """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""
+        return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs if tokens > 0 else 0.0
+
+    def times(self, factor: float) -> PrefillPredictor:
+        """The predictor of a replica that takes `factor` times as long; the handoff is not the replica's."""
+        return replace(
+            self,
+            per_token_s=self.per_token_s * factor,
+            fixed_s=self.fixed_s * factor,
+            per_pair_s=self.per_pair_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured prefill: prompt tokens and seconds."""
+    """One measured prefill: tokens computed, seconds, and the tokens before them whose KV was there."""
 
     tokens: int
     measured_s: float
+    context_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +77,7 @@ class Fit:
     """A predictor fitted to samples, and how well it fits them.
 
     Attributes:
-        predictor: The fitted line; its slope and intercept are never negative.
+        predictor: The fitted model; none of its coefficients is negative.
         r_squared: Coefficient of determination, 1 for a perfect fit.
         residuals_s: Measured minus predicted, in the order of the samples, seconds.
         mape: Mean absolute percentage error, as a fraction.
@@ -57,7 +90,9 @@ class Fit:
 
 
 def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
-    """Ordinary least squares through `samples`, slope and intercept kept at or above zero.
+    """Least squares of the relative errors, every coefficient kept at or above zero.
+
+    Relative errors: a tenth of a short prefill matters as much to its deadline as a tenth of a long one.
 
     Raises:
         ValueError: with fewer than two different prompt lengths, or a time that is not positive.
@@ -68,24 +103,43 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
     if any(sample.measured_s <= 0 for sample in samples):
         msg = "every measured time must be positive"
         raise ValueError(msg)
-    n = len(samples)
-    mean_x = sum(s.tokens for s in samples) / n
-    mean_y = sum(s.measured_s for s in samples) / n
-    spread = sum((s.tokens - mean_x) ** 2 for s in samples)
-    slope = sum((s.tokens - mean_x) * (s.measured_s - mean_y) for s in samples) / spread
-    intercept = mean_y - slope * mean_x
-    if slope < 0:
-        slope, intercept = 0.0, mean_y
-    elif intercept < 0:
-        squares = sum(s.tokens**2 for s in samples)
-        slope, intercept = sum(s.tokens * s.measured_s for s in samples) / squares, 0.0
-    predictor = PrefillPredictor(slope, intercept, handoff_s)
-    residuals = tuple(s.measured_s - (intercept + slope * s.tokens) for s in samples)
-    total = sum((s.measured_s - mean_y) ** 2 for s in samples)
-    unexplained = sum(r * r for r in residuals)
+    measured = np.array([sample.measured_s for sample in samples])
+    features = np.array([_features(sample) for sample in samples])
+    coefficients = _non_negative(features / measured[:, None], np.ones(len(samples)))
+    per_pair_s, per_token_s, fixed_s = (float(value) for value in coefficients)
+    residuals = measured - features @ coefficients
+    total = float(np.sum((measured - measured.mean()) ** 2))
     return Fit(
-        predictor=predictor,
-        r_squared=1.0 - unexplained / total if total > 0 else 1.0,
-        residuals_s=residuals,
-        mape=sum(abs(r) / s.measured_s for r, s in zip(residuals, samples, strict=True)) / n,
+        predictor=PrefillPredictor(per_token_s, fixed_s, handoff_s, per_pair_s),
+        r_squared=1.0 - float(residuals @ residuals) / total if total > 0 else 1.0,
+        residuals_s=tuple(float(value) for value in residuals),
+        mape=float(np.mean(np.abs(residuals) / measured)),
     )
+
+
+def _features(sample: Sample) -> tuple[float, float, float]:
+    return attention_pairs(sample.tokens, sample.context_tokens), float(sample.tokens), 1.0
+
+
+def _non_negative(features: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The non-negative coefficients with the least squared error: the best over all sets of active ones.
+
+    With as few measured lengths as coefficients the curve is not determined; then as many are used as there
+    are different rows, those for long prompts left out first.
+    """
+    scale = np.linalg.norm(features, axis=0)
+    scaled = features / scale
+    count = features.shape[1]
+    rank = min(count, len(np.unique(np.round(scaled, 12), axis=0)))
+    active = range(count - rank, count) if rank < count else range(count)
+    best, least = np.zeros(count), float("inf")
+    for size in range(1, rank + 1):
+        for chosen in combinations(active, size):
+            part, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
+            if np.any(part < 0):
+                continue
+            error = float(np.sum((scaled[:, chosen] @ part - target) ** 2))
+            if error < least * (1 - 1e-12):
+                best, least = np.zeros(count), error
+                best[list(chosen)] = part / scale[list(chosen)]
+    return best
