@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +101,12 @@ def _is_uniform(modules: nn.ModuleList) -> bool:
 
 
 def _attentions(module: nn.Module) -> int:
-    return sum(isinstance(part, AttentionLayerBase) for part in module.modules())
+    return sum(_is_attention(part) for part in module.modules())
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Whether it has what vLLM's `AttentionLayerBase` demands; other decoders may have it as well."""
+    return all(hasattr(module, name) for name in ("get_attn_backend", "get_kv_cache_spec"))
 
 
 def _feed_forward(layer: nn.Module) -> nn.Module | None:
