@@ -15,8 +15,9 @@ from report import quantiles, write
 from rich.console import Console
 from rich.table import Table
 
-from router.core import Placed, PlacementRequested, RouterCore, RouterLimits
-from router.placement import POLICIES
+from router.core import RouterCore, RouterLimits
+from router.decisions import Placed, PlacementRequested
+from router.policies import POLICIES
 from slo.objectives import Objective
 from slo.predictor import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from router.policies import PlacementName
 from simulator.strict_yaml import ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
 from slo.objectives import MAX_OBJECTIVE_MS
 from slo.order import DEFAULT_ORDER, QueueOrder
@@ -223,7 +224,7 @@ class KVTransferConfig(Section):
 class RouterSection(Section):
     """How requests are placed."""
 
-    placement: Literal["least_slack_loss", "round_robin", "least_outstanding_tokens"] = "least_slack_loss"
+    placement: PlacementName = "least_harm"
     timeout_ms: Positive = Field(
         500.0, description="An ingress that waits longer for a placement places the request itself."
     )

@@ -17,7 +17,7 @@ from slo.outcomes import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.core import Rejected
+    from router.decisions import Rejected
     from slo.errors import AuthenticationError, FieldError
 
 

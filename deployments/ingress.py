@@ -25,7 +25,7 @@ from deployments.accounting import RequestRecord, ingress_instruments
 from deployments.http_errors import HTTPError
 from deployments.middleware import REQUEST_ID_HEADER
 from deployments.placement_client import PlacementClient
-from router.core import Placed, PlacementRequested, Rejected
+from router.decisions import Placed, PlacementRequested, Rejected
 from slo.objectives import TTFT_HEADERS, resolve
 from slo.outcomes import Outcome
 from slo.request import CONTEXT_HEADER, JobId, RequestContext

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 
-from router.core import Rejected
+from router.decisions import Rejected
 from slo.errors import RejectionReason
 from telemetry import logs
 from telemetry.background import Background
@@ -18,7 +18,7 @@ from telemetry.catalogue import ROUTER_FALLBACKS
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from router.core import Placed, PlacementRequested
+    from router.decisions import Placed, PlacementRequested
     from slo.request import JobId
     from telemetry.instruments import Instruments
 

@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.fleet import DecodeReplica, PlacedJob, PrefillReplica
-from router.placement import Choice, PlacementPolicy, PlacementReason, Prefill
+from router.decisions import Placed, PlacementRequested, Rejected
+from router.decode import DecodeReplica, KvLink, choose_decode, link_to
+from router.fleet import PlacedJob, PrefillReplica
+from router.placement import PlacementPolicy, Prefill
 from slo.errors import RejectionReason
 from slo.prompt_length import PromptLengthEstimator
 from slo.slack import NO_DEADLINE
@@ -19,7 +21,6 @@ from slo.slack import NO_DEADLINE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slo.objectives import Objective
     from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier, TierPolicy
@@ -27,65 +28,6 @@ if TYPE_CHECKING:
 
 _FORGET_AFTER = 3
 """A replica that has been silent for this many times the limit of staleness is forgotten."""
-_KV_STEP = 0.05
-"""KV use is compared in steps of this fraction: what was placed last does not show in it yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementRequested:
-    """A request asks for a place.
-
-    Attributes:
-        objective: Its tier and budgets.
-        explicit_deadline: Whether the client itself named the budget for the first token.
-        prompt_tokens: Exact length when the prompt came as tokens, else None.
-        prompt_bytes: Size of the text otherwise.
-        elapsed_s: What it has already spent of its budget.
-    """
-
-    job_id: JobId
-    objective: Objective
-    explicit_deadline: bool
-    prompt_tokens: int | None
-    prompt_bytes: int
-    elapsed_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a request goes and what to expect.
-
-    Attributes:
-        ttft_budget_s: The budget that holds for it, seconds from arrival; None for no deadline.
-        predicted_ttft_s: Seconds from arrival to the first token.
-        slack_s: Budget minus prediction; infinite without a deadline.
-        handoff_s: Part of the prediction that follows the end of prefill.
-    """
-
-    prefill_replica: ReplicaId
-    decode_replica: ReplicaId
-    tokens: int
-    ttft_budget_s: float | None
-    predicted_ttft_s: float
-    slack_s: float
-    handoff_s: float
-    reason: PlacementReason
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Why a request gets no place.
-
-    Attributes:
-        retry_after_s: When trying again has a chance.
-        predicted_ttft_s: The best that any replica could do; None when there is no replica.
-        ttft_budget_s: The budget that could not be met.
-    """
-
-    reason: RejectionReason
-    retry_after_s: float
-    predicted_ttft_s: float | None
-    ttft_budget_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +56,8 @@ class RouterCore:
         placement: Chooses among usable prefill replicas.
         limits: See `RouterLimits`.
         started_s: When the router starts.
+        link: What KV moves over, which makes the handoff a matter of the prompt's length; None for one
+            number.
     """
 
     def __init__(
@@ -122,6 +66,7 @@ class RouterCore:
         placement: PlacementPolicy,
         limits: RouterLimits | None = None,
         started_s: float = -math.inf,
+        link: KvLink | None = None,
     ) -> None:
         self.prefill: dict[ReplicaId, PrefillReplica] = {}
         self.decode: dict[ReplicaId, DecodeReplica] = {}
@@ -131,6 +76,7 @@ class RouterCore:
         self._placement = placement
         self._limits = limits or RouterLimits()
         self._started_s = started_s
+        self._link = link
         self._swept_at_s = started_s
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
@@ -166,7 +112,9 @@ class RouterCore:
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full a decode replica is."""
-        self.decode[event.replica_id] = DecodeReplica(event.replica_id, event.kv_usage, event.running, now_s)
+        if event.replica_id not in self.decode:
+            self.decode[event.replica_id] = DecodeReplica(event.replica_id)
+        self.decode[event.replica_id].reported(event, now_s)
 
     def replica_gone(self, event: ReplicaGone) -> None:
         """Place nothing there any more."""
@@ -194,33 +142,34 @@ class RouterCore:
     def place(self, request: PlacementRequested, now_s: float) -> Placed | Rejected:
         """Find a place for a request, and count it there; or say why there is none."""
         replicas = self._usable_prefill(now_s)
-        decode = self._choose_decode(now_s)
+        tokens = self._tokens(request)
+        decode = choose_decode(self._usable_decode(now_s), tokens, request.objective.tpot_s, self._link)
         if not replicas or decode is None:
             settled = now_s - self._started_s >= self._limits.settle_s
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
-        tokens = self._tokens(request)
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         budget_s = request.objective.ttft_budget_s(idle.prefill_s(tokens))
         arrived_s = now_s - request.elapsed_s
         due_s = NO_DEADLINE if budget_s is None else arrived_s + budget_s
         policy = self._policies[request.objective.tier]
-        prefill = Prefill(tokens, due_s - idle.handoff_s, policy.weight)
+        way_s = 0.0 if self._link is None else link_to(decode, self._link).transfer_s(tokens)
+        prefill = Prefill(tokens, due_s - idle.handoff_s - way_s, policy.weight)
         choice = self._placement.choose(prefill, replicas, now_s)
-        handoff_s = choice.replica.predictor.handoff_s
-        predicted_s = choice.fit.end_s + handoff_s - arrived_s
+        handoff_s = choice.replica.predictor.handoff_s + way_s
+        predicted_s = choice.end_s + handoff_s - arrived_s
         if budget_s is not None and policy.sheddable:
             allowed_s = budget_s
             if not request.explicit_deadline:
-                alone_s = idle.prefill_s(tokens) + idle.handoff_s
+                alone_s = idle.prefill_s(tokens) + idle.handoff_s + way_s
                 allowed_s = max(budget_s, self._limits.stretch * alone_s)
-            late_s = self._soonest(choice, prefill, replicas, now_s) - arrived_s - allowed_s
+            late_s = predicted_s - allowed_s
             if late_s > 0:
                 return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s)
         choice.replica.add(
             PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s), now_s
         )
-        decode.placed_since_report += 1
+        decode.placed(tokens)
         return Placed(
             prefill_replica=choice.replica.replica_id,
             decode_replica=decode.replica_id,
@@ -230,18 +179,6 @@ class RouterCore:
             slack_s=math.inf if budget_s is None else budget_s - predicted_s,
             handoff_s=handoff_s,
             reason=choice.reason,
-        )
-
-    def _soonest(
-        self, choice: Choice, prefill: Prefill, replicas: list[PrefillReplica], now_s: float
-    ) -> float:
-        """The earliest first token that any replica offers; the chosen one's if it is in time."""
-        chosen_s = choice.fit.end_s + choice.replica.predictor.handoff_s
-        if choice.fit.end_s <= prefill.deadline_s:
-            return chosen_s
-        return min(
-            replica.end_s(prefill.tokens, prefill.deadline_s, now_s) + replica.predictor.handoff_s
-            for replica in replicas
         )
 
     def _tokens(self, request: PlacementRequested) -> int:
@@ -255,16 +192,8 @@ class RouterCore:
     def _usable_decode(self, now_s: float) -> list[DecodeReplica]:
         return [r for r in self.decode.values() if now_s - r.reported_at_s < self._limits.stale_after_s]
 
-    def _choose_decode(self, now_s: float) -> DecodeReplica | None:
-        usable = self._usable_decode(now_s)
-        if not usable:
-            return None
-        return min(
-            usable, key=lambda r: (int(r.kv_usage / _KV_STEP), r.running + r.placed_since_report, r.kv_usage)
-        )
-
     @staticmethod
     def _reported_job(job: OutstandingJob, known: PlacedJob | None, now_s: float) -> PlacedJob:
         deadline_s = NO_DEADLINE if job.budget_s is None else now_s + job.budget_s
         placed_at_s = now_s if known is None else known.placed_at_s
-        return PlacedJob(job.job_id, job.tier, job.tokens, deadline_s, placed_at_s)
+        return PlacedJob(job.job_id, job.tier, job.tokens, deadline_s, placed_at_s, 0, job.work_s)

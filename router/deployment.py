@@ -10,8 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
-from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
-from router.placement import POLICIES
+from router.core import RouterCore, RouterLimits
+from router.decisions import Placed, PlacementRequested, Rejected
+from router.policies import POLICIES
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from telemetry import logs
 from telemetry.catalogue import (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """What the router is started with; `placement` is a key of `router.placement.POLICIES`."""
+    """What the router is started with; `placement` is a key of `router.policies.POLICIES`."""
 
     policies: Mapping[Tier, TierPolicy]
     placement: str

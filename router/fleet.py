@@ -11,6 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from router.queue_plan import Workload
+from slo.preemption_terms import Prefill
 from slo.slack import NO_DEADLINE, SlackRank, sedf_rank
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class PlacedJob:
         tokens: Prompt tokens, estimated until the replica knows them.
         deadline_s: When its prefill must end; infinite for none.
         placed_at_s: When the router learned of it.
+        cached_tokens: Of the tokens, those that the replica's prefix cache is expected to hold.
+        work_s: The replica's own prediction of its work; None before it has said so.
     """
 
     job_id: JobId
@@ -36,6 +40,8 @@ class PlacedJob:
     tokens: int
     deadline_s: float
     placed_at_s: float
+    cached_tokens: int = 0
+    work_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +57,20 @@ class Fit:
     lateness_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PrefillReplica:
-    """One prefill replica as its outstanding work, kept in the order in which it will run.
+    """One prefill replica as its outstanding work.
 
-    The replica runs one forward pass at a time, and is taken to run the waiting prefill that ranks first by
-    slack (`slo.slack.sedf_rank`). So does its scheduler as long as everybody can be met; when not, it gives
-    some up (`slo.on_time`), which is not predicted here. The order is that of the last change. `confirmed`
-    are the jobs that its last report named; any other is still on its way there. `yields_in_s` is how soon
-    the running pass would make way for a prefill that would otherwise be late; None when it would not.
+    The replica runs one forward pass at a time. What it makes of its work is predicted by `router.queue_plan`
+    from `workload`. `fit` and `end_s` are the cheaper prediction of `LeastSlackLoss`: the waiting prefill
+    that ranks first by slack (`slo.slack.sedf_rank`) runs first and nobody is given up; the order is that of
+    the last change.
+
+    Attributes:
+        confirmed: The jobs that its last report named; any other is still on its way there.
+        yields_in_s: How soon the running pass would make way for a prefill that would otherwise be late; None
+            when it would not.
+        version: Grows with every change of its work.
     """
 
     replica_id: ReplicaId
@@ -72,6 +83,10 @@ class PrefillReplica:
     running_since_s: float = 0.0
     yields_in_s: float | None = None
     kv_usage: float = 0.0
+    version: int = 0
+    outstanding_tokens: int = 0
+    _changed_at_s: float | None = None
+    _prefills: tuple[list[Prefill], list[PlacedJob]] | None = None
     _queue: list[PlacedJob] = field(default_factory=list)
     _ranks: list[SlackRank] = field(default_factory=list)
     _work_before_s: list[float] = field(default_factory=lambda: [0.0])
@@ -80,13 +95,13 @@ class PrefillReplica:
     def add(self, job: PlacedJob, now_s: float) -> None:
         """Give it one more prefill."""
         self.jobs[job.job_id] = job
-        self._reorder(now_s)
+        self._changed(now_s)
 
     def remove(self, job_id: JobId, now_s: float) -> PlacedJob | None:
         """Take a prefill away; None when it does not have it."""
         job = self.jobs.pop(job_id, None)
         if job is not None:
-            self._reorder(now_s)
+            self._changed(now_s)
         return job
 
     def replace(
@@ -96,19 +111,36 @@ class PrefillReplica:
         self.jobs = {job.job_id: job for job in jobs}
         self.running = running if running in self.jobs else None
         self.running_since_s = running_since_s
-        self._reorder(now_s)
+        self._changed(now_s)
 
-    @property
-    def outstanding_tokens(self) -> int:
-        """Prompt tokens that it has been given and has not finished."""
-        return sum(job.tokens for job in self.jobs.values())
+    def work_s(self, job: PlacedJob) -> float:
+        """Predicted seconds of a job's work, alone."""
+        if job.work_s is not None:
+            return job.work_s
+        return self.predictor.prefill_s(job.tokens - job.cached_tokens, job.cached_tokens)
 
     def backlog_s(self, now_s: float) -> float:
         """Predicted seconds until everything that it has been given is done."""
-        return self._busy_s(now_s) + self._work_before_s[-1]
+        waiting, _ = self._split()
+        return self._busy_s(now_s) + sum(prefill.remaining_s for prefill in waiting)
+
+    def free_at_s(self, now_s: float) -> float:
+        """When the running pass ends."""
+        return now_s + self._busy_s(now_s)
+
+    def workload(self, now_s: float) -> Workload:
+        """Its work as `router.queue_plan` takes it."""
+        waiting, riders = self._split()
+        busy_s = self._busy_s(now_s)
+        runner = None if self.running is None else self._runner(riders, now_s, busy_s)
+        stops_at_s = None
+        if runner is not None and self.yields_in_s is not None and self.yields_in_s < busy_s:
+            stops_at_s = now_s + self.yields_in_s
+        return Workload(waiting, runner, now_s + busy_s, stops_at_s)
 
     def end_s(self, tokens: int, deadline_s: float, now_s: float) -> float:
         """When a prefill of `tokens` due at `deadline_s` would end if it were added now."""
+        self._reorder()
         position = self._position(tokens, deadline_s, now_s)
         work_s = self._work_before_s[position] + self.predictor.prefill_s(tokens)
         return self._free_at_s(work_s, deadline_s, now_s) + work_s
@@ -125,6 +157,7 @@ class PrefillReplica:
             now_s: The time.
             enough_s: Lateness beyond which the caller does not care how much it is.
         """
+        self._reorder()
         own_s = self.predictor.prefill_s(tokens)
         position = self._position(tokens, deadline_s, now_s)
         work_s = self._work_before_s[position] + own_s
@@ -138,7 +171,7 @@ class PrefillReplica:
         return Fit(end_s, lateness_s)
 
     def _rank(self, job: PlacedJob, now_s: float) -> SlackRank:
-        return sedf_rank(job.deadline_s, now_s, self.predictor.prefill_s(job.tokens), job.placed_at_s)
+        return sedf_rank(job.deadline_s, now_s, self.work_s(job), job.placed_at_s)
 
     def _position(self, tokens: int, deadline_s: float, now_s: float) -> int:
         rank = sedf_rank(deadline_s, now_s, self.predictor.prefill_s(tokens), now_s)
@@ -147,7 +180,7 @@ class PrefillReplica:
     def _busy_s(self, now_s: float) -> float:
         if self.running is None:
             return 0.0
-        took_s = self.predictor.prefill_s(self.jobs[self.running].tokens)
+        took_s = self.work_s(self.jobs[self.running])
         return max(0.0, self.running_since_s + took_s - now_s)
 
     def _free_at_s(self, work_s: float, deadline_s: float, now_s: float) -> float:
@@ -182,9 +215,49 @@ class PrefillReplica:
                 lateness_s += self.weights[job.tier] * (delay_s - max(0.0, room_s))
         return lateness_s
 
-    def _reorder(self, now_s: float) -> None:
+    def _changed(self, now_s: float) -> None:
         if self.running not in self.jobs:
             self.running = None
+        self.version += 1
+        self.outstanding_tokens = sum([job.tokens for job in self.jobs.values()])
+        self._changed_at_s = now_s
+        self._prefills = None
+
+    def _split(self) -> tuple[list[Prefill], list[PlacedJob]]:
+        """Those that wait, and those that end with the running pass, the one that stands for it first."""
+        if self._prefills is None:
+            waiting: list[Prefill] = []
+            riders: list[PlacedJob] = []
+            for job in self.jobs.values():
+                if job.job_id == self.running:
+                    riders.insert(0, job)
+                elif self.running is not None and job.tokens == 0:
+                    riders.append(job)
+                else:
+                    waiting.append(
+                        Prefill(
+                            job.job_id,
+                            self.weights[job.tier],
+                            job.deadline_s,
+                            self.work_s(job),
+                            job.placed_at_s,
+                        )
+                    )
+            self._prefills = waiting, riders
+        return self._prefills
+
+    def _runner(self, riders: list[PlacedJob], now_s: float, busy_s: float) -> Prefill:
+        """The running pass as one prefill, as `slo.set_preemption` takes it; late if all in it are."""
+        on_time = [job for job in riders if now_s + busy_s <= job.deadline_s]
+        first = min(on_time or riders, key=lambda job: job.deadline_s)
+        weight = sum(self.weights[job.tier] for job in on_time)
+        return Prefill(first.job_id, weight, first.deadline_s, busy_s, first.placed_at_s)
+
+    def _reorder(self) -> None:
+        """Bring the order by slack up to date with the last change."""
+        if self._changed_at_s is None:
+            return
+        now_s, self._changed_at_s = self._changed_at_s, None
         ranked = sorted(
             ((self._rank(job, now_s), job) for job in self.jobs.values() if job.job_id != self.running),
             key=lambda pair: pair[0],
@@ -193,7 +266,7 @@ class PrefillReplica:
         work_s = 0.0
         work_before_s = [0.0]
         for job in queue:
-            work_s += self.predictor.prefill_s(job.tokens)
+            work_s += self.work_s(job)
             work_before_s.append(work_s)
         least_room_s = [math.inf] * (len(queue) + 1)
         for index in range(len(queue) - 1, -1, -1):
@@ -203,19 +276,3 @@ class PrefillReplica:
         self._ranks = [rank for rank, _ in ranked]
         self._work_before_s = work_before_s
         self._least_room_s = least_room_s
-
-
-@dataclass(slots=True)
-class DecodeReplica:
-    """One decode replica: how full it is.
-
-    Attributes:
-        kv_usage: Fraction of its KV blocks in use, as last reported.
-        placed_since_report: Requests sent to it that its report does not show yet.
-    """
-
-    replica_id: ReplicaId
-    kv_usage: float
-    running: int
-    reported_at_s: float
-    placed_since_report: int = 0

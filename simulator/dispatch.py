@@ -10,8 +10,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
-from router.placement import POLICIES
+from router.core import RouterCore, RouterLimits
+from router.decisions import Placed, PlacementRequested, Rejected
+from router.policies import POLICIES
 from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier, TierPolicy
 
-INFORMED: Final = "least_slack_loss"
+INFORMED: Final = "least_harm"
 """How our replicas' requests are placed unless said otherwise."""
 BLIND: Final = "least_outstanding_tokens"
 """How requests are placed on replicas that report nothing."""
@@ -36,7 +37,7 @@ class Dispatch:
     Args:
         loop: The time.
         policies: Worth of each tier, and whether it may be shed.
-        placement: A key of `router.placement.POLICIES`; None takes the usual one.
+        placement: A key of `router.policies.POLICIES`; None takes the usual one.
         limits: How the router treats reports.
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.

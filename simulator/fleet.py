@@ -11,7 +11,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from router.core import Placed, Rejected
+from router.decisions import Placed, Rejected
 from simulator.decode_site import DecodeSite
 from simulator.dispatch import Dispatch
 from simulator.fleet_run import FleetRun, Passage

@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from router.policies import PlacementName
 from simulator.accelerators import CHIPS, MODELS, Chip, calibrated_cost_model, cost_model, decode_model
 from simulator.arms import ARMS, Hardware
 from simulator.cost import CostModel
@@ -76,7 +77,7 @@ class FleetConfig(Section):
         None, description="Of a prefill replica; by default what is left beside the weights."
     )
     arm: str = Field("slackserve", description="How prefill replicas are run.")
-    placement: Literal["least_slack_loss", "round_robin", "least_outstanding_tokens"] | None = None
+    placement: PlacementName | None = None
     link: LinkConfig = LinkConfig()
     decode: DecodePoolConfig = DecodePoolConfig()
     handoff_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(

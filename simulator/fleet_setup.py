@@ -72,7 +72,7 @@ class FleetSetup:
         setting: One of the arm's settings; None takes its first.
         link: Into each decode replica.
         policies: Of each tier, whether it may be shed, and its TPOT objective; worth is the hardware's.
-        placement: A key of `router.placement.POLICIES`; None takes `least_slack_loss` for replicas that
+        placement: A key of `router.policies.POLICIES`; None takes `least_harm` for replicas that
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
         handoff_s: What prefill replicas expect between the end of a prefill and its first token; None

@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingJob:
-    """A prefill as a replica reports it: the tokens still to compute, and the budget left when it reports."""
+    """A prefill as a replica reports it.
+
+    Attributes:
+        tokens: Tokens still to compute.
+        budget_s: What is left of its budget when the replica reports; None for no deadline.
+        work_s: Predicted seconds of the work still to do, progress and cached prefix credited; None leaves
+            the prediction to the receiver.
+    """
 
     job_id: JobId
     tier: Tier
     tokens: int
     budget_s: float | None
+    work_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +59,22 @@ class PrefillReported:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReported:
-    """A decode replica says how full it is."""
+    """A decode replica says how full it is.
+
+    Attributes:
+        kv_usage: Fraction of its KV blocks in use.
+        running: Requests that it has, those whose prefill still runs included.
+        kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
+        tpot_s: Time per output token of late; None when nothing decodes.
+        link_bytes_ps: Of the link that KV comes over, if it is not that of all.
+    """
 
     replica_id: ReplicaId
     kv_usage: float
     running: int
+    kv_tokens: int = 0
+    tpot_s: float | None = None
+    link_bytes_ps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

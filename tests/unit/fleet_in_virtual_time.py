@@ -6,7 +6,8 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count
 
-from router.core import Placed, PlacementRequested, RouterCore
+from router.core import RouterCore
+from router.decisions import Placed, PlacementRequested
 from slo.batching import Candidate, compose_step
 from slo.objectives import Objective
 from slo.predictor import PrefillPredictor

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
+from router.core import RouterCore, RouterLimits
+from router.decisions import Placed, PlacementRequested, Rejected
 from router.placement import LeastSlackLoss, PlacementReason
 from slo.errors import RejectionReason
 from slo.objectives import Objective
@@ -285,9 +286,9 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def queues_agree_with_jobs(self):
         for replica in self.router.prefill.values():
-            waiting = {job.job_id for job in replica._queue}
+            waiting = {prefill.job_id for prefill in replica.workload(self.now_s).waiting}
             assert waiting | ({replica.running} - {None}) == set(replica.jobs)
-            assert replica._ranks == sorted(replica._ranks)
+            assert replica.end_s(1, math.inf, self.now_s) >= self.now_s + replica.backlog_s(self.now_s)
             assert replica.backlog_s(self.now_s) >= 0
 
 

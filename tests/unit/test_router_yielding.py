@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.core import Placed, PlacementRequested, Rejected, RouterCore, RouterLimits
+from router.core import RouterCore, RouterLimits
+from router.decisions import Placed, PlacementRequested, Rejected
 from router.fleet import PlacedJob, PrefillReplica
 from router.placement import LeastSlackLoss
 from slo.errors import RejectionReason

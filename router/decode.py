@@ -1,0 +1,151 @@
+"""Which decode replica takes a request, and what the way of its KV cache there costs.
+
+Owns the view of the decode tier and the choice among its replicas. Order and memory on a decode replica are
+vLLM's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.reports import DecodeReported
+    from slo.request import ReplicaId
+
+MOST_KV: Final = 0.95
+"""A decode replica whose KV use would exceed this has no headroom: requests that outgrow it are
+recomputed."""
+_KV_STEP: Final = 0.05
+"""KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
+_LEARNING_RATE: Final = 0.1
+_NO_SPREAD: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class KvLink:
+    """What KV cache moves over from prefill to decode.
+
+    Attributes:
+        bytes_per_token: KV bytes of one token.
+        bytes_ps: Bytes per second.
+        latency_s: Of a transfer, however small.
+    """
+
+    bytes_per_token: int
+    bytes_ps: float
+    latency_s: float = 0.0
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds until the KV of a prompt has arrived, if nothing else is on its way."""
+        return self.latency_s + tokens * self.bytes_per_token / self.bytes_ps
+
+
+@dataclass(slots=True)
+class PaceModel:
+    """Time per output token as a straight line of the requests that decode together, learned from reports."""
+
+    _weight: float = 0.0
+    _running: float = 0.0
+    _tpot_s: float = 0.0
+    _running_squared: float = 0.0
+    _product: float = 0.0
+
+    def observe(self, running: int, tpot_s: float) -> None:
+        """Learn from one report; the recent ones count most."""
+        keep = 1 - _LEARNING_RATE
+        self._weight = keep * self._weight + 1
+        self._running = keep * self._running + running
+        self._tpot_s = keep * self._tpot_s + tpot_s
+        self._running_squared = keep * self._running_squared + running * running
+        self._product = keep * self._product + running * tpot_s
+
+    def tpot_s(self, running: int) -> float | None:
+        """Predicted time per output token with so many requests; None before the first report."""
+        if self._weight == 0:
+            return None
+        mean_running, mean_s = self._running / self._weight, self._tpot_s / self._weight
+        spread = self._running_squared / self._weight - mean_running**2
+        common = self._product / self._weight - mean_running * mean_s
+        slope = mean_s / max(1.0, mean_running) / 2 if spread < _NO_SPREAD else max(0.0, common / spread)
+        return max(0.0, mean_s + slope * (running - mean_running))
+
+
+@dataclass(slots=True, eq=False)
+class DecodeReplica:
+    """One decode replica: how full it is and how fast.
+
+    Attributes:
+        kv_usage: Fraction of its KV blocks in use, as last reported.
+        running: Requests that it has, those whose prefill still runs included.
+        kv_tokens: Tokens that its KV memory holds; 0 when it has not said.
+        link_bytes_ps: Of the link into it, when it has one of its own.
+        placed_since_report: Requests sent to it that its report does not show yet.
+        placed_tokens: Their prompt tokens.
+    """
+
+    replica_id: ReplicaId
+    kv_usage: float = 0.0
+    running: int = 0
+    reported_at_s: float = -math.inf
+    kv_tokens: int = 0
+    link_bytes_ps: float | None = None
+    placed_since_report: int = 0
+    placed_tokens: int = 0
+    pace: PaceModel = field(default_factory=PaceModel)
+
+    def reported(self, event: DecodeReported, now_s: float) -> None:
+        """Take its word."""
+        self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
+        self.link_bytes_ps = event.link_bytes_ps
+        self.reported_at_s = now_s
+        self.placed_since_report = self.placed_tokens = 0
+        if event.tpot_s is not None:
+            self.pace.observe(event.running, event.tpot_s)
+
+    def placed(self, tokens: int) -> None:
+        """A request was sent here."""
+        self.placed_since_report += 1
+        self.placed_tokens += tokens
+
+    def usage_with(self, tokens: int) -> float:
+        """KV use once what was sent here and `tokens` more have arrived."""
+        if self.kv_tokens == 0:
+            return self.kv_usage
+        return self.kv_usage + (self.placed_tokens + tokens) / self.kv_tokens
+
+
+def choose_decode(
+    replicas: Sequence[DecodeReplica], tokens: int, tpot_s: float | None, link: KvLink | None
+) -> DecodeReplica | None:
+    """The replica that takes a request, None of none.
+
+    In order: one with KV headroom; one that is predicted to keep the pace; the one over whose link the KV
+    comes soonest, in steps of a tenth of a second; the emptiest, in steps; the fewest requests.
+
+    Args:
+        replicas: Those that can be used.
+        tokens: Prompt tokens of the request.
+        tpot_s: Its objective per output token; None for none.
+        link: What KV moves over, for replicas without a link of their own; None leaves transfers out.
+    """
+
+    def key(replica: DecodeReplica) -> tuple[bool, bool, int, int, int, float]:
+        usage = replica.usage_with(tokens)
+        running = replica.running + replica.placed_since_report
+        predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
+        too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
+        way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
+        return usage > MOST_KV, too_slow, way, int(usage / _KV_STEP), running, usage
+
+    return min(replicas, key=key, default=None)
+
+
+def link_to(replica: DecodeReplica, link: KvLink) -> KvLink:
+    """The link into a replica: its own, or that of all."""
+    if replica.link_bytes_ps is None:
+        return link
+    return KvLink(link.bytes_per_token, replica.link_bytes_ps, link.latency_s)

@@ -1,0 +1,91 @@
+"""The placement that does the fleet the least harm."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from router.fleet_rows import FleetRows
+from router.placement import Choice, PlacementReason, queued
+from router.queue_plan import prospect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.fleet import PrefillReplica
+    from router.fleet_rows import Trial
+    from router.placement import Prefill
+
+CANDIDATES: Final = 8
+"""Replicas that are predicted in full when the prefill is free nowhere."""
+OWN_WORK: Final = 0.0
+"""Of the prefill's own work, what counts like seconds until its end where it is free: work that a cached
+prefix saves is time for those to come."""
+
+
+class LeastHarm:
+    """Takes the replica where the most is on time, by worth, with the request added.
+
+    Each replica is predicted by its own rules (`router.queue_plan`). In order: the largest gain in the worth
+    of what is on time, the earliest end, the least backlog.
+
+    Exact: where the request and everybody who is on time without it fit one after the other by deadline, it
+    is free, and its gain is all of its worth, which is the most that any placement can gain. This is tried
+    on all replicas at once (`router.fleet_rows`).
+
+    Bounded: where it is free nowhere, the replicas that are the least time short, at most `CANDIDATES`, are
+    predicted in full; one farther off may give up somebody worth less. If it gains nothing on any of them it
+    is late wherever it goes, and the least backlog takes it.
+    """
+
+    def __init__(self, candidates: int = CANDIDATES, own_work: float = OWN_WORK) -> None:
+        self._candidates = candidates
+        self._own_work = own_work
+        self._rows = FleetRows()
+
+    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+        """See `router.placement.PlacementPolicy`."""
+        rows = self._rows
+        rows.update(replicas, now_s)
+        trial = rows.trial(prefill, now_s)
+        if trial.is_free.any():
+            score = np.where(trial.is_free, trial.end_s + self._own_work * trial.own_s, math.inf)
+            row = _least(score, trial.backlog_s)
+            only = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.NOBODY_LATE
+            end_s = float(trial.end_s[row])
+            return Choice(replicas[row], end_s - float(trial.own_s[row]), end_s, is_on_time=True, reason=only)
+        return self._least_harm(prefill, replicas, trial, now_s)
+
+    def _least_harm(
+        self, prefill: Prefill, replicas: Sequence[PrefillReplica], trial: Trial, now_s: float
+    ) -> Choice:
+        """Of the replicas that are the least time short, the one with the largest gain."""
+        hopeful = np.nonzero(trial.short_s < math.inf)[0]
+        if len(hopeful) > self._candidates:
+            nearest = np.argpartition(trial.short_s[hopeful], self._candidates)[: self._candidates]
+            hopeful = hopeful[nearest]
+        best: tuple[float, float, float] | None = None
+        choice: Choice | None = None
+        only = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.LEAST_HARM
+        for row in sorted(map(int, hopeful)):
+            self._rows.refresh(row, now_s)
+            new = queued(prefill, float(trial.own_s[row]), now_s)
+            found = prospect(replicas[row].workload(now_s), new, float(self._rows.worth[row]))
+            key = (-found.gain, found.end_s, float(trial.backlog_s[row]))
+            if found.is_on_time and (best is None or key < best):
+                best = key
+                choice = Choice(replicas[row], found.start_s, found.end_s, found.is_on_time, only)
+        if choice is not None:
+            return choice
+        row = _least(trial.backlog_s + trial.own_s, trial.backlog_s)
+        end_s = now_s + float(trial.backlog_s[row] + trial.own_s[row])
+        start_s = end_s - float(trial.own_s[row])
+        return Choice(replicas[row], start_s, end_s, is_on_time=False, reason=only)
+
+
+def _least(first: np.ndarray, second: np.ndarray) -> int:
+    """The row with the least of `first`, of equals the least of `second`, of those the first row."""
+    equal = np.nonzero(first == first.min())[0]
+    return int(equal[np.argmin(second[equal])])
