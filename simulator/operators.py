@@ -31,6 +31,8 @@ AFTER_ATTENTION: Final = ("attn_post_proj",)
 MLP: Final = ("post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj")
 OPERATORS: Final = (*BEFORE_ATTENTION, *AFTER_ATTENTION, *MLP, "add")
 """In the order in which a layer runs them; attention comes before `attn_post_proj`, `add` runs twice."""
+ATTENTION: Final = "attn_prefill"
+"""Attention of a prompt that runs alone in its pass: a column that a table of measured times may have."""
 
 
 class OperatorTableError(ValueError):
@@ -177,3 +179,48 @@ def read_operator_times(path: Path, device: str, model: str, tensor_parallel: in
         name: Measured([(tokens, median(times)) for tokens, times in by_tokens.items()])
         for name, by_tokens in found.items()
     }
+
+
+def measured_device(path: Path, model: str, tensor_parallel: int, usual: str) -> str:
+    """The device of a table's times of a model: the usual one if it has it, else the only one.
+
+    Raises:
+        OperatorTableError: when the file is not there, or it is not clear which.
+    """
+    found = {row.get("device", "") for row in _rows(path, model, tensor_parallel)}
+    if usual in found or not found:
+        return usual
+    if len(found) > 1:
+        names = ", ".join(sorted(found))
+        raise OperatorTableError(f"{path}: times of {model} tp{tensor_parallel} on several devices: {names}")
+    return found.pop()
+
+
+def read_attention_flops_ps(
+    path: Path, device: str, model: str, tensor_parallel: int, shape: ModelShape
+) -> float | None:
+    """FLOPs per second that causal attention reaches at the longest prompt; None when it was not measured.
+
+    Raises:
+        OperatorTableError: when the file is not there or a time cannot be read.
+    """
+    longest, seconds = 0, 0.0
+    for row in _rows(path, model, tensor_parallel):
+        if row.get("device") == device and (text := row.get(f"{ATTENTION}_ms")):
+            try:
+                tokens, ms = int(row["num_tokens"]), float(text)
+            except (KeyError, ValueError) as error:
+                raise OperatorTableError(f"{path}: {ATTENTION}_ms cannot be read ({error!r})") from None
+            if tokens > longest:
+                longest, seconds = tokens, ms / 1e3
+    if not longest:
+        return None
+    return 4 * shape.head_dim * shape.heads / tensor_parallel * longest**2 / 2 / seconds
+
+
+def _rows(path: Path, model: str, tensor_parallel: int) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise OperatorTableError(f"{path}: there is no such file")
+    with path.open(newline="") as lines:
+        key = model, str(tensor_parallel)
+        return [row for row in csv.DictReader(lines) if (row.get("model"), row.get("tensor_parallel")) == key]

@@ -13,6 +13,8 @@ from simulator.operators import (
     LLAMA_3_70B,
     LLAMA_3_70B_A100_TP4,
     QWEN_2_5_14B,
+    measured_device,
+    read_attention_flops_ps,
     read_operator_times,
     scaled,
 )
@@ -276,8 +278,13 @@ def with_operator_times(preset: Preset, path: Path) -> Preset:
         OperatorTableError: when the table cannot be used, or the preset's model is not measured in it.
     """
     cost = preset.hardware.cost
-    operators = read_operator_times(path, "a100", preset.model or preset.title, cost.tensor_parallel)
+    model, ranks = preset.model or preset.title, cost.tensor_parallel
+    device = measured_device(path, model, ranks, usual="a100")
+    operators = read_operator_times(path, device, model, ranks)
     cost = replace(cost, operators=operators, _by_tokens={})
+    if (flops_ps := read_attention_flops_ps(path, device, model, ranks, cost.shape)) is not None:
+        measured = replace(cost.accelerator, peak_flops=flops_ps, attention_fraction=1.0)
+        cost = replace(cost, accelerator=measured, _by_tokens={})
     return replace(
         preset,
         hardware=replace(preset.hardware, cost=cost),

@@ -1,0 +1,176 @@
+"""Whether a pass that stopped and went on ends as it would have; what that costs, and what it keeps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpu.decoder import KVCache, random_decoder
+from gpu.variants import Bench, Prompt
+
+if TYPE_CHECKING:
+    import random
+
+    from gpu.decoder import Decoder
+    from gpu.device import Device
+    from gpu.variants import Fitted, Variant
+    from prefill_node.checkpoint import Checkpoint
+    from prefill_node.forward import Signal
+    from simulator.operators import ModelShape
+
+
+class StopAt:
+    """Stands between the forward pass and the board, and orders a stop at a boundary itself."""
+
+    def __init__(self, board: Signal) -> None:
+        self._board = board
+        self.boundary: int | None = None
+        self._target = 0
+
+    def reach(self, rank: int, step_id: int, boundary: int) -> None:
+        """Publish it; order the stop if this is where."""
+        self._board.reach(rank, step_id, boundary)
+        if boundary == self.boundary:
+            self._target, self.boundary = step_id, None
+
+    def is_target(self, step_id: int) -> bool:
+        """Whether the script has ordered it."""
+        return self._target == step_id
+
+    def vote_timed_out(self, rank: int) -> None:
+        """Publish it."""
+        self._board.vote_timed_out(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass left behind: logits, and the keys and values of all layers."""
+
+    logits: torch.Tensor
+    kv: tuple[torch.Tensor, ...]
+
+    def equals(self, other: Outcome) -> bool:
+        """Bit by bit."""
+        pairs = zip((self.logits, *self.kv), (other.logits, *other.kv), strict=True)
+        return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def exactness(
+    bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, most: int, rng: random.Random
+) -> dict[str, Any]:
+    """Stop at each boundary, or at `most` random ones, run another prompt, go on, and compare bit by bit.
+
+    The layers that run after the stop must write the keys and values again: the cache is poisoned before.
+    """
+    bench.use(None)
+    expected = _outcome(bench, None, prompt)
+    count = fitted.count
+    chosen = sorted(rng.sample(range(count), most)) if count > most else [*range(count)]
+    bench.use(fitted)
+    differing, largest_bytes = [], 0
+    for boundary in chosen:
+        _poison(prompt)
+        checkpoint = _stop(bench, fitted, prompt, boundary)
+        bench.run(fitted, other)
+        largest_bytes = max(largest_bytes, checkpoint.size_bytes)
+        if not _outcome(bench, fitted, prompt, checkpoint).equals(expected):
+            differing.append(boundary)
+    limit = 2 * len(prompt) * bench.decoder.shape.hidden * bench.decoder.embed_tokens.element_size()
+    return {
+        "variant": fitted.variant.name,
+        "tokens": len(prompt),
+        "boundaries": count,
+        "stopped_at": len(chosen),
+        "bitwise_equal": len(chosen) - len(differing),
+        "differing": differing,
+        "checkpoint_bytes": largest_bytes,
+        "two_rows_bytes": limit,
+        "within_two_rows": largest_bytes <= limit,
+    }
+
+
+def resume_overhead(
+    bench: Bench, fitted: Fitted, prompt: Prompt, repeats: int, limit_s: float
+) -> dict[str, Any]:
+    """How much longer a pass takes that stops in its middle and goes on at once, than one that does not."""
+    bench.use(fitted)
+    middle, added, until_s = fitted.count // 2, [], time.monotonic() + limit_s
+    for done in range(repeats):
+        if done and time.monotonic() > until_s:
+            break
+        whole_s = bench.seconds(fitted, prompt)
+        started_s = time.perf_counter()
+        checkpoint = _stop(bench, fitted, prompt, middle)
+        bench.device.wait()
+        bench.run(fitted, prompt, checkpoint)
+        bench.device.wait()
+        added.append((time.perf_counter() - started_s - whole_s) * 1e3)
+    ordered = sorted(added)
+    return {
+        "variant": fitted.variant.name,
+        "tokens": len(prompt),
+        "repeats": len(added),
+        "added_ms": statistics.median(added),
+        "quartiles_ms": [ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]],
+    }
+
+
+def against_float64(
+    shape: ModelShape, vocabulary: int, variant: Variant, device: Device, signal: Signal, seed: int
+) -> dict[str, Any] | None:
+    """Relative error of a small model's bf16 logits to float64, undisturbed and stopped at each boundary."""
+    decoder = random_decoder(shape, vocabulary, torch.bfloat16, device.torch, seed)
+    exact = random_decoder(shape, vocabulary, torch.float64, device.torch, seed)
+    exact.load_state_dict({name: value.double() for name, value in decoder.state_dict().items()})
+    bench = Bench(decoder, device, signal, None, seed)
+    if (fitted := bench.fit(variant)) is None:
+        return None
+    prompt = bench.prompt("small", 300)
+    reference = exact(prompt.tokens, KVCache(exact, len(prompt)))
+    undisturbed = _error(_bare_logits(decoder, prompt), reference)
+    bench.warm_up([fitted], prompt)
+    bench.use(fitted)
+    errors = [
+        _error(bench.run(fitted, prompt, _stop(bench, fitted, prompt, boundary))[0], reference)
+        for boundary in range(fitted.count)
+    ]
+    return {"variant": variant.name, "undisturbed": undisturbed, "stopped_most": max(errors)}
+
+
+def _bare_logits(decoder: Decoder, prompt: Prompt) -> torch.Tensor:
+    return decoder(prompt.tokens, prompt.cache)
+
+
+def _error(given: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((given.double() - reference).norm() / reference.norm())
+
+
+def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkpoint:
+    """Stop a fresh pass at a boundary."""
+    forward, board = fitted.forward, fitted.forward.signal
+    forward.signal = script = StopAt(board)
+    script.boundary = boundary
+    try:
+        _, stop = bench.run(fitted, prompt)
+    finally:
+        forward.signal = board
+    assert stop is not None
+    assert stop.checkpoint.boundary <= boundary
+    return stop.checkpoint
+
+
+def _outcome(
+    bench: Bench, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None
+) -> Outcome:
+    logits, stop = bench.run(fitted, prompt, resume)
+    assert stop is None
+    return Outcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
+
+
+def _poison(prompt: Prompt) -> None:
+    for layer in prompt.cache.layers:
+        layer.fill_(float("nan"))

@@ -1,0 +1,396 @@
+"""The servers' boundaries, vote, checkpoint and launch-ahead on a decoder of Llama-3-8B's shape, on one GPU.
+
+Needs PyTorch, NumPy and msgspec, neither vLLM nor Ray. Each part is written as soon as it is measured.
+
+    PYTHONPATH=.:benchmarks python -m gpu.mechanism            # about five minutes
+    PYTHONPATH=.:benchmarks python -m gpu.mechanism --quick    # about one
+    PYTHONPATH=.:benchmarks python -m gpu.mechanism --tiny     # a small model, also without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from gpu.decoder import fast_attention, random_decoder
+from gpu.device import Device
+from gpu.exactness import against_float64, exactness, resume_overhead
+from gpu.findings import Findings, print_table
+from gpu.idle import idle_overhead
+from gpu.operator_times import time_operators, time_passes, write_operators, write_profile
+from gpu.signaller import Signaller
+from gpu.stops import Moments, stop_latencies, urgent_alone
+from gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from prefill_node.board import Board
+from prefill_node.boundary import Granularity
+from simulator.operators import LLAMA_3_8B, ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed import ProcessGroup
+
+STOP_P50_MS: Final = 2.0
+STOP_P99_MS: Final = 5.0
+IDLE_OVERHEAD: Final = 0.005
+SMALL: Final = ModelShape(layers=4, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, and for how long at most.
+
+    Attributes:
+        model: Its name in the table of operator times.
+        tokens: Length of the prompt that is stopped.
+        moments: Stops of the variants that matter; others get a third.
+        row_s: Seconds for the stops of one variant.
+        longest_delay_s: A stop is ordered within so long after a pass has begun or gone on: several layers.
+        idle_tokens: Prompt lengths of the idle overhead, the first in any case.
+        idle_s: Seconds for each.
+        exact_tokens: Prompt that is stopped at every boundary, or at `exact_most` of them.
+        operator_tokens: Lengths of the profiles.
+        limit_s: After so many seconds no further part is begun.
+    """
+
+    shape: ModelShape = LLAMA_3_8B
+    vocabulary: int = 128_256
+    model: str = "Meta-Llama-3-8B"
+    dtype: torch.dtype = torch.bfloat16
+    tokens: int = 8192
+    urgent_tokens: int = 64
+    moments: int = 500
+    row_s: float = 20.0
+    longest_delay_s: float = 0.040
+    idle_tokens: tuple[int, ...] = (8192, 2048, 512, 16_384)
+    idle_rounds: int = 40
+    idle_s: float = 25.0
+    exact_tokens: int = 2048
+    exact_most: int = 64
+    resume_repeats: int = 15
+    resume_s: float = 8.0
+    operator_tokens: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+    operator_repeats: int = 15
+    limit_s: float = 480.0
+
+
+FULL: Final = Plan()
+QUICK: Final = replace(
+    FULL,
+    moments=100,
+    row_s=4.0,
+    idle_tokens=(8192, 512),
+    idle_rounds=8,
+    idle_s=10.0,
+    exact_most=8,
+    resume_repeats=4,
+    operator_tokens=(512, 2048, 8192),
+    operator_repeats=5,
+    limit_s=90.0,
+)
+TINY: Final = replace(
+    FULL,
+    shape=SMALL,
+    vocabulary=256,
+    model="small",
+    dtype=torch.float32,
+    tokens=256,
+    urgent_tokens=16,
+    moments=6,
+    row_s=0.3,
+    longest_delay_s=0.002,
+    idle_tokens=(128,),
+    idle_rounds=3,
+    idle_s=1.0,
+    exact_tokens=96,
+    exact_most=16,
+    resume_repeats=2,
+    resume_s=0.5,
+    operator_tokens=(32, 64, 128),
+    operator_repeats=3,
+    limit_s=60.0,
+)
+
+
+def variants() -> list[Variant]:
+    """All that are compared; those that matter most come first."""
+    finest, *coarser = list(Granularity)[::-1]
+    ours = [Variant(finest, 1), Variant(Granularity.LAYER, 2)]
+    baselines = [Variant(finest, UNBOUNDED, "sync"), Variant(Granularity.LAYER, UNBOUNDED, "all-reduce")]
+    others = [Variant(each, ahead) for each in (finest, *coarser) for ahead in (1, 2, 4)]
+    unbounded = [Variant(each, UNBOUNDED) for each in (finest, *coarser)]
+    return [*dict.fromkeys([*ours, *baselines, *others, *unbounded])]
+
+
+class Mechanism:
+    """One run: measures part after part and keeps what it has found."""
+
+    def __init__(self, plan: Plan, bench: Bench, board: Board, findings: Findings, seed: int) -> None:
+        self.plan = plan
+        self.bench = bench
+        self.board = board
+        self.findings = findings
+        self.seed = seed
+        self.until_s = time.monotonic() + plan.limit_s
+        fitted = [(variant, bench.fit(variant)) for variant in variants()]
+        self.fitted = [each for _, each in fitted if each is not None]
+        missing = sorted({variant.granularity.value for variant, each in fitted if each is None})
+        findings.add("fitted", {"variants": [each.variant.name for each in self.fitted], "missing": missing})
+        self.urgent = bench.prompt("urgent", plan.urgent_tokens)
+
+    @property
+    def most_important(self) -> list[Fitted]:
+        """The finest with one boundary ahead, the default, and the two baselines."""
+        return self.fitted[:4]
+
+    def run(self) -> None:
+        """Everything, the most important first."""
+        with fast_attention(self.bench.device.torch):
+            self._measure()
+        self._stage("float64", self._float64)
+
+    def _measure(self) -> None:
+        plan, bench = self.plan, self.bench
+        self._stage("warm up", self._warm_up)
+        self._stage("exactness", lambda: self._exactness(self.most_important[:2]))
+        with Signaller(self.board) as signaller:
+            self._stage("stops", lambda: self._stops(signaller, self.most_important, plan.moments))
+            self._stage("idle", lambda: self._idle(plan.idle_tokens[0]))
+            self._stage("resume", lambda: self._resume(self.most_important[:2]))
+            self._stage("profiles", self._profiles)
+            self._stage("more stops", lambda: self._stops(signaller, self.fitted[4:], plan.moments // 3))
+        for tokens in plan.idle_tokens[1:]:
+            self._stage(f"idle at {tokens}", lambda tokens=tokens: self._idle(tokens))
+        bench.use(None)
+
+    def _stage(self, name: str, work: Callable[[], None]) -> None:
+        if time.monotonic() > self.until_s:
+            self.findings.add("left_out", {"part": name, "why": "no time left"})
+            return
+        started_s = time.monotonic()
+        work()
+        self.findings.add("parts", {"part": name, "seconds": round(time.monotonic() - started_s, 2)})
+
+    def _warm_up(self) -> None:
+        self.bench.warm_up(self.fitted, self.bench.prompt("warm-up", self.plan.tokens))
+        self.bench.warm_up([], self.bench.prompt("warm-up", max(self.plan.idle_tokens)))
+
+    def _exactness(self, chosen: Sequence[Fitted]) -> None:
+        prompt, rng = self.bench.prompt("exact", self.plan.exact_tokens), self._rng("exact")
+        most, rows = self.plan.exact_most, []
+        for fitted in chosen:
+            rows.append(exactness(self.bench, fitted, prompt, self.urgent, most, rng))
+            self.findings.add("exactness", rows[-1])
+        print_table(
+            "Stopped, another prompt in between, resumed; logits and KV bit by bit",
+            ["variant", "tokens", "stops", "equal", "checkpoint MiB", "within 2 rows"],
+            [
+                [
+                    row["variant"],
+                    str(row["tokens"]),
+                    str(row["stopped_at"]),
+                    str(row["bitwise_equal"]),
+                    f"{row['checkpoint_bytes'] / 2**20:.2f}",
+                    "yes" if row["within_two_rows"] else f"no, {row['two_rows_bytes'] / 2**20:.2f} allowed",
+                ]
+                for row in rows
+            ],
+        )
+
+    def _stops(self, signaller: Signaller, chosen: Sequence[Fitted], moments: int) -> None:
+        victim, rng, rows = self.bench.prompt("victim", self.plan.tokens), self._rng("stops"), []
+        for fitted in chosen:
+            if time.monotonic() > self.until_s:
+                break
+            alone = urgent_alone(self.bench, fitted, self.urgent, 20)
+            when = Moments(moments, self.plan.row_s, self.plan.longest_delay_s, rng)
+            times = stop_latencies(self.bench, fitted, signaller, victim, self.urgent, when)
+            row = {"variant": fitted.variant.name, "tokens": len(victim)} | times.row()
+            rows.append(row | {"urgent_alone_ms": alone})
+            self.findings.add("stops", rows[-1])
+        print_table(
+            f"Signal to idle device at {self.plan.tokens} tokens, ms; then the urgent prompt",
+            ["variant", "n", "p50", "p90", "p99", "max", "1st kernel p50", "urgent p50", "p99", "alone p50"],
+            [
+                [
+                    row["variant"],
+                    str(row["moments"]),
+                    *(_ms(row["idle_ms"], key) for key in ("p50", "p90", "p99", "max")),
+                    _ms(row["first_kernel_ms"], "p50"),
+                    _ms(row["urgent_ttft_ms"], "p50"),
+                    _ms(row["urgent_ttft_ms"], "p99"),
+                    _ms(row["urgent_alone_ms"], "p50"),
+                ]
+                for row in rows
+            ],
+        )
+
+    def _idle(self, tokens: int) -> None:
+        prompt, plan = self.bench.prompt("idle", tokens), self.plan
+        rng = self._rng(f"idle {tokens}")
+        rows = idle_overhead(self.bench, self.fitted, prompt, plan.idle_rounds, plan.idle_s, rng)
+        self.findings.add("idle", *rows)
+        print_table(
+            f"Boundaries that never stop, {tokens} tokens",
+            ["variant", "rounds", "bare ms", "ms", "overhead", "quartiles"],
+            [
+                [
+                    row["variant"],
+                    str(row["rounds"]),
+                    f"{row['bare_ms']:.2f}",
+                    f"{row['ms']:.2f}",
+                    f"{row['overhead']:+.2%}",
+                    " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
+                ]
+                for row in rows
+            ],
+        )
+
+    def _resume(self, chosen: Sequence[Fitted]) -> None:
+        prompt, plan, rows = self.bench.prompt("resumed", self.plan.tokens), self.plan, []
+        for fitted in chosen:
+            rows.append(resume_overhead(self.bench, fitted, prompt, plan.resume_repeats, plan.resume_s))
+            self.findings.add("resume", rows[-1])
+        print_table(
+            f"Stopped in its middle and resumed at once, {plan.tokens} tokens",
+            ["variant", "repeats", "added ms"],
+            [[row["variant"], str(row["repeats"]), f"{row['added_ms']:.3f}"] for row in rows],
+        )
+
+    def _profiles(self) -> None:
+        plan, directory, about = self.plan, self.findings.path.parent, self.findings.about
+        device = self.bench.device
+        rows = time_operators(self.bench.decoder, device, plan.operator_tokens, plan.operator_repeats)
+        self.findings.add("operators", *rows)
+        write_operators(directory / "operators.csv", about["device"]["name"], plan.model, rows)
+        samples = time_passes(self.bench, plan.operator_tokens, max(2, plan.operator_repeats // 3))
+        write_profile(directory / "profile.json", samples, about)
+        self.findings.add("passes", *({"tokens": s.tokens, "ms": s.measured_s * 1e3} for s in samples))
+
+    def _float64(self) -> None:
+        rows = [
+            against_float64(SMALL, 256, Variant(each, 1), self.bench.device, self.board, self.seed)
+            for each in Granularity
+        ]
+        self.findings.add("float64", *(row for row in rows if row is not None))
+
+    def _rng(self, part: str) -> random.Random:
+        return random.Random(f"{self.seed} {part}")  # noqa: S311 - reproducible, not secret
+
+
+def _ms(values: dict[str, float], key: str) -> str:
+    return f"{values[key]:.2f}" if values else "-"
+
+
+def verdicts(results: dict[str, list[dict[str, Any]]], *, is_gpu: bool) -> list[list[str]]:
+    """What was to be reached, what was, and by which variant; times of a host say nothing."""
+    return [*(_times_reached(results) if is_gpu else []), *_exactness_reached(results)]
+
+
+def _times_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """Of our variant that stops soonest."""
+    rows = []
+    stops = [row for row in results.get("stops", []) if "ahead" in row["variant"] and row["idle_ms"]]
+    if stops:
+        best = min(stops, key=lambda row: row["idle_ms"]["p99"])
+        for point, target in (("p50", STOP_P50_MS), ("p99", STOP_P99_MS)):
+            value = best["idle_ms"][point]
+            rows.append(
+                [f"stop {point}, ms", f"{target:g}", f"{value:.2f}", best["variant"], _met(value <= target)]
+            )
+    idle = [row for row in results.get("idle", []) if "ahead" in row["variant"]]
+    for tokens in dict.fromkeys(row["tokens"] for row in idle):
+        chosen = [row for row in idle if row["tokens"] == tokens]
+        row = next((row for row in chosen if stops and row["variant"] == best["variant"]), chosen[0])
+        met = _met(row["overhead"] <= IDLE_OVERHEAD)
+        rows.append(
+            [
+                f"idle overhead, {tokens}",
+                f"{IDLE_OVERHEAD:.1%}",
+                f"{row['overhead']:+.2%}",
+                row["variant"],
+                met,
+            ]
+        )
+    return rows
+
+
+def _exactness_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    rows = []
+    for row in results.get("exactness", []):
+        equal = f"{row['bitwise_equal']}/{row['stopped_at']}"
+        rows.append(["resumed exactly", "all", equal, row["variant"], _met(not row["differing"])])
+        mib = f"{row['checkpoint_bytes'] / 2**20:.2f}"
+        limit = f"{row['two_rows_bytes'] / 2**20:.2f}"
+        rows.append(["checkpoint, MiB", limit, mib, row["variant"], _met(row["within_two_rows"])])
+    return rows
+
+
+def _met(holds: bool) -> str:  # noqa: FBT001 - a word for a truth
+    return "met" if holds else "MISSED"
+
+
+@contextmanager
+def lone_group(device: Device) -> Iterator[ProcessGroup]:
+    """A process group of this process alone, over the device's own transport."""
+    with tempfile.TemporaryDirectory() as directory:
+        torch.distributed.init_process_group(
+            "nccl" if device.is_gpu else "gloo",
+            init_method=f"file://{directory}/store",
+            rank=0,
+            world_size=1,
+            timeout=timedelta(seconds=60),
+        )
+        try:
+            yield torch.distributed.group.WORLD
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def measure(plan: Plan, device: Device, out: Path, seed: int) -> Findings:
+    """Measure a plan; results are in `mechanism.json`, `operators.csv` and `profile.json`."""
+    findings = Findings(out / "mechanism.json", {"device": device.about(), "seed": seed, "model": plan.model})
+    with ExitStack() as stack, torch.inference_mode():
+        board = stack.enter_context(Board.create(1))
+        group = stack.enter_context(lone_group(device))
+        decoder = random_decoder(plan.shape, plan.vocabulary, plan.dtype, device.torch, seed)
+        Mechanism(plan, Bench(decoder, device, board, group, seed), board, findings, seed).run()
+    rows = verdicts(findings.results, is_gpu=device.is_gpu)
+    findings.add(
+        "targets",
+        *(dict(zip(("what", "target", "measured", "variant", "verdict"), row, strict=True)) for row in rows),
+    )
+    print_table("Targets", ["what", "target", "measured", "variant", ""], rows)
+    return findings
+
+
+def main() -> None:
+    """Measure with the plan that was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
+    arguments = parser.parse_args()
+    device = Device.found()
+    if not device.is_gpu:
+        torch.set_num_threads(1)
+    plan = TINY if arguments.tiny else QUICK if arguments.quick else FULL
+    if not device.is_gpu and not arguments.tiny:
+        parser.error("there is no GPU that PyTorch can use; --tiny runs on the host")
+    print(measure(plan, device, arguments.out, arguments.seed).path)
+
+
+if __name__ == "__main__":
+    main()

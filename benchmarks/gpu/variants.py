@@ -1,0 +1,208 @@
+"""What is compared: where a pass can stop, how far the host may run ahead, and how peers check.
+
+Owns the passes of a decoder with one variant's boundaries or with none. The boundaries, the vote, the
+launch-ahead and the checkpoint are the servers'; the two baselines replace one of them each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpu.decoder import KVCache
+from prefill_node.boundary import Granularity, install
+from prefill_node.forward import Forward
+from prefill_node.launch_ahead import EventBound, HostOnly
+from prefill_node.vote import SoleVote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed import ProcessGroup
+
+    from gpu.decoder import Decoder
+    from gpu.device import Device
+    from prefill_node.boundary import Boundaries
+    from prefill_node.checkpoint import Checkpoint
+    from prefill_node.forward import Signal, Stop
+
+UNBOUNDED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to make a forward pass stoppable.
+
+    Attributes:
+        launch_ahead: Boundaries that may be launched and not done; `UNBOUNDED` for any number.
+        check: "" for the servers' own; "sync": the device is waited for at every boundary, as FlowPrefill
+            does; "all-reduce": so it is, after an all-reduce, as the vLLM fork that aborts does.
+    """
+
+    granularity: Granularity
+    launch_ahead: int
+    check: str = ""
+
+    @property
+    def name(self) -> str:
+        """For the tables."""
+        if self.check:
+            return f"{self.granularity.value}, {self.check}"
+        ahead = "unbounded" if self.launch_ahead == UNBOUNDED else str(self.launch_ahead)
+        return f"{self.granularity.value}, ahead {ahead}"
+
+
+class SyncEach:
+    """A launch-ahead of nothing: the device is waited for at every boundary."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def reach(self) -> None:
+        """Wait until everything launched has run."""
+        self._device.wait()
+
+
+class AllReduceSync:
+    """A vote by an all-reduce on the device, whose result the host waits for at every boundary."""
+
+    def __init__(self, group: ProcessGroup, device: Device) -> None:
+        self._group = group
+        self._device = device
+
+    def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - the protocol
+        """Whether any rank wishes to stop."""
+        ballot = torch.tensor([int(wish)], device=self._device.torch)
+        torch.distributed.all_reduce(ballot, torch.distributed.ReduceOp.MAX, group=self._group)
+        return bool(ballot.item())
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A variant, wrapped around a decoder's modules."""
+
+    variant: Variant
+    forward: Forward
+    boundaries: Boundaries
+    wrappers: tuple[tuple[Any, Callable[..., Any]], ...]
+
+    @property
+    def count(self) -> int:
+        """Boundaries of a pass."""
+        return self.boundaries.count
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request: its tokens and its own KV cache."""
+
+    name: str
+    tokens: torch.Tensor
+    cache: KVCache
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return int(self.tokens.shape[0])
+
+
+class Bench:
+    """A decoder, the variants that were fitted to it, and its passes."""
+
+    def __init__(
+        self, decoder: Decoder, device: Device, signal: Signal, group: ProcessGroup | None, seed: int
+    ) -> None:
+        self.decoder = decoder
+        self.device = device
+        self.signal = signal
+        self.steps: Iterator[int] = itertools.count(1)
+        self._group = group
+        self._generator = torch.Generator(device.torch).manual_seed(seed)
+
+    def prompt(self, name: str, tokens: int) -> Prompt:
+        """A request of random tokens."""
+        high = self.decoder.embed_tokens.shape[0]
+        ids = torch.randint(high, (tokens,), device=self.device.torch, generator=self._generator)
+        return Prompt(name, ids, KVCache(self.decoder, tokens))
+
+    def fit(self, variant: Variant) -> Fitted | None:
+        """Wrap the layers for a variant, then take the wrappers off; None if they cannot stop so finely."""
+        vote = AllReduceSync(self._group, self.device) if variant.check == "all-reduce" else SoleVote()
+        if variant.check == "sync":
+            ahead: Any = SyncEach(self.device)
+        elif variant.launch_ahead == UNBOUNDED or variant.check:
+            ahead = HostOnly()
+        else:
+            ahead = EventBound(variant.launch_ahead, self.device.mark)
+        forward = Forward(0, self.signal, vote, ahead)
+        boundaries = install(self.decoder, variant.granularity, forward)
+        wrappers = tuple(
+            (module, vars(module)["forward"])
+            for module in self.decoder.modules()
+            if "forward" in vars(module)
+        )
+        self.bare()
+        return (
+            Fitted(variant, forward, boundaries, wrappers)
+            if boundaries.granularity == variant.granularity
+            else None
+        )
+
+    def bare(self) -> None:
+        """The decoder without boundaries."""
+        for module in self.decoder.modules():
+            vars(module).pop("forward", None)
+
+    def use(self, fitted: Fitted | None) -> None:
+        """The decoder with a variant's boundaries, or without any."""
+        self.bare()
+        if fitted is not None:
+            for module, wrapper in fitted.wrappers:
+                module.forward = wrapper
+
+    def run(
+        self, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None, first: Any = None
+    ) -> tuple[torch.Tensor, Stop | None]:
+        """One pass as a step of its own; the device may still be at it when this returns.
+
+        Args:
+            fitted: The variant in use; None for the bare decoder.
+            prompt: What is computed.
+            resume: The checkpoint to go on from.
+            first: Recorded when the pass's first kernel has been launched.
+
+        Returns:
+            The logits of the last token, meaningless after a stop; where it stopped.
+        """
+        if fitted is not None:
+            rows = ((prompt.name, len(prompt)),)
+            fitted.forward.begin(next(self.steps), lambda: rows, resume)
+        stop = None
+        try:
+            hidden = self.decoder.embed(prompt.tokens)
+            if first is not None:
+                first.record()
+            logits = self.decoder.decode(hidden, prompt.cache)
+        finally:
+            if fitted is not None:
+                stop = fitted.forward.end()
+        return logits, stop
+
+    def seconds(self, fitted: Fitted | None, prompt: Prompt) -> float:
+        """How long a pass takes, until the device is idle."""
+        started_s = time.perf_counter()
+        self.run(fitted, prompt)
+        self.device.wait()
+        return time.perf_counter() - started_s
+
+    def warm_up(self, fitted: list[Fitted], prompt: Prompt) -> None:
+        """Touch memory and kernels, and tell each variant what a layer returns."""
+        for each in [None, *fitted]:
+            self.use(each)
+            self.seconds(each, prompt)
