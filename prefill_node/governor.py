@@ -180,6 +180,7 @@ class Governor:
             stoppable=step.stoppable and bool(step.jobs),
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
             boundary_s=total_s / self.profile.boundaries * (1 + self.profile.ahead),
+            guard=step.guard,
         )
 
     def _member(self, job_id: str, account: JobAccount, remaining_s: float, now_s: float) -> Prefill:
@@ -202,6 +203,7 @@ class Governor:
             job.arrived_s,
             account.preemptions,
             open_s + account.suspended_s,
+            tier=job.tier,
         )
 
     def _remember(self, job: Accepted) -> Prefill:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from prefill_node.step_choice import Queued, Suspended
 from prefill_node.views import JobAccount, SchedulerView, SuspendedView
 from slo.preemption import Prefill, as_one, must_wait
-from slo.request import DEADLINE_XARG, JOB_XARG, WEIGHT_XARG, JobId
+from slo.request import ARRIVED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
+from slo.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -169,6 +170,11 @@ def argument(request: Request, name: str) -> Any:
     return None if sampling is None or sampling.extra_args is None else sampling.extra_args.get(name)
 
 
+def tier_of(request: Request) -> Tier:
+    """The class of a request; the server's own without one."""
+    return Tier(argument(request, TIER_XARG) or Tier.SYSTEM)
+
+
 def _tokens_left(request: Request) -> int:
     return int(request.num_tokens - request.num_computed_tokens)
 
@@ -179,12 +185,14 @@ def _prefill(
     """A request by the name `key`; `open_s` is how long it has been suspended this time."""
     deadline_s = argument(request, DEADLINE_XARG)
     weight = argument(request, WEIGHT_XARG)
+    arrived_s = argument(request, ARRIVED_XARG)
     return Prefill(
         JobId(key),
         1.0 if weight is None else float(weight),
         NO_DEADLINE if deadline_s is None else float(deadline_s),
         remaining_s,
-        request.arrival_time,
+        request.arrival_time if arrived_s is None else float(arrived_s),
         0 if account is None else account.preemptions,
         open_s + (0.0 if account is None else account.suspended_s),
+        tier=tier_of(request),
     )

@@ -34,9 +34,11 @@ from slo.predictor import PrefillPredictor, Sample, fit
 from slo.preemption import PreemptionMode
 from slo.reports import PrefillReported, ReplicaGone
 from slo.request import (
+    ARRIVED_XARG,
     DEADLINE_XARG,
     JOB_XARG,
     PREDICTOR_XARG,
+    TIER_XARG,
     WEIGHT_XARG,
     JobId,
     ReplicaId,
@@ -229,6 +231,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             JOB_XARG: job_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s],
             WEIGHT_XARG: self._node.weights[context.tier],
+            TIER_XARG: context.tier.value,
+            ARRIVED_XARG: arrived_s,
         }
         if deadline_s != NO_DEADLINE:
             request.vllm_xargs[DEADLINE_XARG] = deadline_s

@@ -6,7 +6,8 @@ requests is `slo.order`, who shares a step `slo.batching`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from slo.batching import Candidate, compose_step
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from prefill_node.suspension import SuspendedStep
+    from slo.fairness import Fairness, Lead
     from slo.forecast import Forecast
     from slo.predictor import PrefillPredictor
     from slo.preemption import Prefill
@@ -63,18 +65,23 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run these requests in a step of their own, after dropping what stands in the way of their memory."""
+    """Run these requests in a step of their own, after dropping what stands in the way of their memory.
+
+    `lead` is the right by which the first of them runs; None for its deadline.
+    """
 
     requests: tuple[str, ...]
     drop_steps: tuple[SuspendedStep, ...] = ()
     drop_requests: tuple[str, ...] = ()
+    lead: Lead | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Issue a suspended step again."""
+    """Issue a suspended step again; `lead` as for `Start`."""
 
     step: SuspendedStep
+    lead: Lead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,14 @@ class ChoiceRules:
         predictor: Time of a forward pass by its tokens.
         join_tokens: Prompts share a step while they have no more tokens together.
         forecast: What is expected to arrive; None for nothing.
+        fairness: What is owed to those that would be left behind; None for nothing.
     """
 
     queue_order: QueueOrder
     predictor: PrefillPredictor
     join_tokens: int
     forecast: Forecast | None = None
+    fairness: Fairness | None = None
 
 
 def choose(
@@ -115,7 +124,8 @@ def choose(
     step does not go on before the job that it yielded to is served, unless a member has been suspended for as
     long as it may be, or nothing else can run. The first in order that fits in memory runs.
     One that does not fit waits for suspended steps to finish if its slack allows, and takes the memory of
-    those worth no more than itself, least valuable first, if not.
+    those worth no more than itself, least valuable first, if not. One that nothing may stop, as its class
+    would starve, may take anybody's, and as long as it does not fit nothing else starts.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -142,19 +152,24 @@ def _first_that_fits(
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
     waiting = [item.prefill for item in queue] + [item.prefill for item in ready]
-    ordered = order(rules.queue_order, waiting, now_s, forecast=rules.forecast)
+    fairness = rules.fairness
+    ordered = order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=fairness)
     for position, first in enumerate(ordered):
+        lead = None if fairness is None else fairness.lead_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
-            return Resume(resumable.step)
+            return Resume(resumable.step, lead)
         missing = queued[first.job_id].missing_blocks
         if missing <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
-            return Start(_joined(behind, free_blocks, now_s, rules))
+            return Start(_joined(behind, free_blocks, now_s, rules), lead=lead)
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
-        if any(room_s >= step.prefill.remaining_s for step in ready):
+        may_take = first.weight if lead is None else max(first.weight, lead.guard)
+        if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
-        if (given_up := _give_up(first, missing - free_blocks, queue, suspended)) is not None:
-            return given_up
+        if (given_up := _give_up(first, may_take, missing - free_blocks, queue, suspended)) is not None:
+            return replace(given_up, lead=lead)
+        if may_take == math.inf:
+            return None
     return None
 
 
@@ -181,14 +196,18 @@ def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: Choi
 
 
 def _give_up(
-    first: Prefill, short_blocks: int, queue: Sequence[Queued], suspended: Sequence[Suspended]
+    first: Prefill,
+    may_take: float,
+    short_blocks: int,
+    queue: Sequence[Queued],
+    suspended: Sequence[Suspended],
 ) -> Start | None:
-    """Drop the least valuable holders of memory until `first` fits; None when that is not enough."""
+    """Drop holders of memory worth up to `may_take` until `first` fits; None when that is not enough."""
     holders: list[Queued | Suspended] = [
         *(item for item in suspended if not item.overdue),
         *(item for item in queue if item.held_blocks and item.prefill.job_id != first.job_id),
     ]
-    holders = [item for item in holders if item.prefill.weight <= first.weight]
+    holders = [item for item in holders if item.prefill.weight <= may_take]
     holders.sort(key=lambda item: (item.prefill.weight, -item.prefill.deadline_s, -item.prefill.remaining_s))
     dropped: list[Queued | Suspended] = []
     for item in holders:

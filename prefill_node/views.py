@@ -18,6 +18,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
         from_boundary: Where it starts: 0, or the boundary of the checkpoint that it resumes.
         started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
+        guard: Only waiters of a higher worth may stop it; see `slo.preemption.RunningStep`.
     """
 
     step_id: int
@@ -26,6 +27,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
     from_boundary: int
     started_s: float
     stoppable: bool = True
+    guard: float = 0.0
 
 
 class SuspendedView(msgspec.Struct, frozen=True, array_like=True):

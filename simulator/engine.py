@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from simulator.cost import CostModel, PassTimes
     from simulator.job import Job
+    from slo.tiers import Tier
 
 BLOCK_TOKENS = 16
 
@@ -115,6 +116,7 @@ class VirtualEngine:
         self._queues = QueueView(self, self._jobs, self._suspensions)
         self._times: dict[int, PassTimes] = {}
         self._step_id = 0
+        self._led_by: Tier | None = None
         self._cache: PrefixCache | None = None
 
     @property
@@ -142,7 +144,7 @@ class VirtualEngine:
                 self._make_room(choice, now_s)
                 members = self._start(choice.requests)
                 from_boundary, times = 0, None
-            case Resume(step):
+            case Resume(step=step):
                 members = {self.requests[name]: tokens for name, tokens in step.members.items()}
                 from_boundary, times = step.boundary, self._times.pop(step.step_id)
                 self._suspensions.resume(step, now_s)
@@ -160,7 +162,9 @@ class VirtualEngine:
             job.enter(State.RUNNING, now_s)
         jobs = tuple(job.job_id for job in members)
         origin_s = now_s + times.head_s - times.at_s(from_boundary)
-        view = StepView(self._step_id, jobs, tokens, from_boundary, now_s)
+        guard = 0.0 if choice.lead is None else choice.lead.guard
+        self._led_by = None if choice.lead is None else choice.lead.tier
+        view = StepView(self._step_id, jobs, tokens, from_boundary, now_s, guard=guard)
         self.issued = Issued(view, members, times, origin_s)
         return self.issued
 
@@ -168,6 +172,7 @@ class VirtualEngine:
         """The running step has ended; the requests whose prefill is done."""
         issued, self.issued = self.issued, None
         assert issued is not None
+        self._account(issued, now_s)
         done = []
         for job in issued.members:
             self._queues.completed(job)
@@ -185,6 +190,7 @@ class VirtualEngine:
         """The running step has stopped at a boundary; `keep` says whether with a checkpoint."""
         issued, self.issued = self.issued, None
         assert issued is not None
+        self._account(issued, now_s)
         times, members = issued.times, {}
         for job, new in issued.members.items():
             job.num_computed_tokens -= new
@@ -213,6 +219,16 @@ class VirtualEngine:
         self._suspensions.ended(job.request_id)
         self.requests.pop(job.request_id, None)
         self._jobs.pop(job.job_id, None)
+
+    def _account(self, issued: Issued, now_s: float) -> None:
+        """Charge a step that has ended or stopped to the classes of its members."""
+        if (fairness := self._rules.fairness) is None:
+            return
+        tokens: dict[Tier, int] = {}
+        for job, new in issued.members.items():
+            tier = job.arrival.tier
+            tokens[tier] = tokens.get(tier, 0) + new
+        fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, led_by=self._led_by)
 
     def _choose(self, now_s: float) -> Choice:
         return choose(

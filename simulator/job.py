@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slo.request import DEADLINE_XARG, JOB_XARG, WEIGHT_XARG, JobId
+from slo.request import ARRIVED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
 
 if TYPE_CHECKING:
@@ -55,7 +55,12 @@ class Job:
     def __post_init__(self) -> None:  # noqa: D105 - gives it its names
         self.request_id = str(self.arrival.number)
         self.job_id = JobId(self.request_id)
-        arguments: dict[str, Any] = {JOB_XARG: self.request_id, WEIGHT_XARG: self.weight}
+        arguments: dict[str, Any] = {
+            JOB_XARG: self.request_id,
+            WEIGHT_XARG: self.weight,
+            TIER_XARG: self.arrival.tier.value,
+            ARRIVED_XARG: self.arrival.at_s,
+        }
         if self.deadline_s < NO_DEADLINE:
             arguments[DEADLINE_XARG] = self.deadline_s
         self.sampling_params = Sampling(arguments)

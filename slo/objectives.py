@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.errors import FieldError
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -165,11 +165,12 @@ def _tier(header: str | None, service_tier: str | None) -> Tier:
 
 
 def _tier_from_header(text: str) -> Tier:
-    try:
-        return Tier(text.strip().lower())
-    except ValueError:
-        valid = f"give one of {', '.join(tier.value for tier in Tier)}"
-        raise FieldError(TIER_HEADER, f"{_shown(text)} is not a tier", valid) from None
+    name = text.strip().lower()
+    if name not in CLIENT_TIERS:
+        raise FieldError(
+            TIER_HEADER, f"{_shown(text)} is not a tier", f"give one of {', '.join(CLIENT_TIERS)}"
+        )
+    return Tier(name)
 
 
 def _tier_from_body(text: str) -> Tier:

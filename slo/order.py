@@ -16,6 +16,7 @@ from slo.slack import sedf_rank
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from slo.fairness import Fairness
     from slo.forecast import Forecast
     from slo.preemption_terms import Prefill
 
@@ -44,12 +45,14 @@ def order(
     free_at_s: float | None = None,
     max_suspended_s: float = math.inf,
     forecast: Forecast | None = None,
+    fairness: Fairness | None = None,
 ) -> list[Prefill]:
     """Sort waiting prefills, the one to run next first.
 
     Whatever the kind, those lead that have been suspended for as long as they may be, and of those that are
     late anyway and of those without a deadline the ones that have been stopped go first: they hold memory,
-    and one of the places of suspended steps, until they end.
+    and one of the places of suspended steps, until they end. Behind those that are overdue goes who leads by
+    the right of a class that would otherwise starve (`slo.fairness`).
 
     Args:
         kind: The rule.
@@ -58,6 +61,7 @@ def order(
         free_at_s: When the first of them can start, if not now.
         max_suspended_s: Total suspension at which a prefill has waited long enough.
         forecast: What `ON_TIME_SET` keeps time free for; None for nothing.
+        fairness: What is owed to those that would be left behind; None for nothing.
     """
     start_s = now_s if free_at_s is None else free_at_s
     overdue: list[Prefill] = []
@@ -69,11 +73,14 @@ def order(
         prefills = [prefill for prefill in prefills if prefill.suspended_s < max_suspended_s]
     match kind:
         case QueueOrder.SEDF:
-            return overdue + _by_rank(prefills, start_s)
+            ordered = _by_rank(prefills, start_s)
         case QueueOrder.ON_TIME_SET:
-            return overdue + _on_time_first(prefills, start_s, forecast)
+            ordered = _on_time_first(prefills, start_s, forecast, fairness)
         case _:
             assert_never(kind)
+    if fairness is not None and (leads := fairness.leads(prefills, now_s)):
+        ordered = fairness.led(ordered, leads, start_s, now_s)
+    return overdue + ordered if overdue else ordered
 
 
 def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
@@ -86,10 +93,14 @@ def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
     return sorted(prefills, key=key)
 
 
-def _on_time_first(prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None) -> list[Prefill]:
+def _on_time_first(
+    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: Fairness | None
+) -> list[Prefill]:
     """Those that are kept on time, those given up for them, those that are late or have no deadline."""
     kept, given_up, rest = on_time_set(prefills, start_s, forecast)
+    if len(rest) > 1:
+        rest = _by_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
     if forecast is not None and given_up:  # those given up for what may come are kept among themselves
         start_s += sum(prefill.remaining_s for prefill in kept)
-        return kept + _on_time_first(given_up, start_s, None) + _by_rank(rest, start_s)
-    return kept + given_up + _by_rank(rest, start_s)
+        return kept + _on_time_first(given_up, start_s, None, fairness) + rest
+    return kept + given_up + rest

@@ -68,13 +68,16 @@ def decide(
         return Keep(KeepReason.OFF)
     if state.running is None:
         return Keep(KeepReason.IDLE)
+    running, guard = state.running, state.running.guard
+    if guard > 0 and state.waiting:
+        state = replace(state, waiting=[waiter for waiter in state.waiting if waiter.weight > guard])
     if not state.waiting:
-        return Keep(KeepReason.NOBODY_WAITS)
-    if (limit := limit_reached(state.running, state, rules)) is not None:
+        return Keep(KeepReason.STARVING if guard > 0 else KeepReason.NOBODY_WAITS)
+    if (limit := limit_reached(running, state, rules)) is not None:
         return Keep(limit)
     if rules.policy is PreemptionPolicy.ON_TIME_SET:
         return decide_by_set(state, now_s, rules, forecast)
-    return _Contest(state.running, now_s, rules).against(state.waiting)
+    return _Contest(running, now_s, rules).against(state.waiting)
 
 
 def limit_reached(step: RunningStep, state: ReplicaState, rules: PreemptionRules) -> KeepReason | None:
@@ -85,6 +88,7 @@ def limit_reached(step: RunningStep, state: ReplicaState, rules: PreemptionRules
     kept_bytes = 0 if recompute else state.suspended_bytes + step.checkpoint_bytes
     table = (
         (not step.stoppable, KeepReason.NOT_STOPPABLE),
+        (step.guard == math.inf, KeepReason.STARVING),
         (stops >= limits.max_preemptions, KeepReason.MAX_PREEMPTIONS),
         (suspended_s >= limits.max_suspended_s, KeepReason.MAX_SUSPENDED_TIME),
         (state.suspended_steps >= limits.max_suspended_steps, KeepReason.SUSPENDED_STEPS),

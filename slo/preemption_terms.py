@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from slo.tiers import Tier
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -76,6 +78,8 @@ class KeepReason(enum.StrEnum):
     """The waiter would be late even if the step were stopped."""
     PROTECTED = "protected"
     """The step belongs to a job that the waiter has made way for."""
+    STARVING = "starving"
+    """The step belongs to a class that has waited for too long; nobody who waits is worth enough more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Prefill:
         preemptions: How often it has been stopped.
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
         yielded_to: The job that it has made way for, as long as it `must_wait` for that one.
+        tier: The class that it belongs to.
     """
 
     job_id: JobId
@@ -101,6 +106,7 @@ class Prefill:
     preemptions: int = 0
     suspended_s: float = 0.0
     yielded_to: JobId | None = None
+    tier: Tier = Tier.SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ class RunningStep:
         stoppable: Whether it looks at stop orders at all.
         checkpoint_bytes: Bytes that stopping it would keep, on each rank.
         boundary_s: Longest time between two of its boundaries, which stopping may have to wait.
+        guard: Only waiters of a higher worth may stop it: it belongs to a class that would otherwise starve
+            (`slo.fairness`). Infinite: nobody may.
     """
 
     step_id: int
@@ -149,6 +157,7 @@ class RunningStep:
     stoppable: bool = True
     checkpoint_bytes: int = 0
     boundary_s: float = 0.0
+    guard: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

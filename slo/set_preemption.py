@@ -90,6 +90,7 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
         remaining_s=step.restart_s if rules.mode is PreemptionMode.RECOMPUTE else step.remaining_s,
         arrived_s=first.arrived_s,
         preemptions=first.preemptions,
+        tier=first.tier,
     )
 
 

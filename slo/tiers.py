@@ -20,6 +20,8 @@ class Tier(enum.StrEnum):
     PREMIUM = "premium"
     STANDARD = "standard"
     BACKGROUND = "background"
+    SYSTEM = "system"
+    """What the server does for itself, probes and warm-up; no client can ask for it."""
 
     @property
     def rank(self) -> int:
@@ -27,7 +29,9 @@ class Tier(enum.StrEnum):
         return _RANK[self]
 
 
-_RANK: Final[Mapping[Tier, int]] = {Tier.BACKGROUND: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
+_RANK: Final[Mapping[Tier, int]] = {Tier.SYSTEM: 0, Tier.BACKGROUND: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
+CLIENT_TIERS: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
+"""The tiers that a request can ask for, the most valuable first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,10 @@ class TierPolicy:
         tpot_s: Time per output token after the first, seconds; None promises nothing.
         sheddable: Whether a request that cannot meet its deadline may be refused with 429.
         weight: Worth of one request on time, in any unit shared by the tiers.
+        share: Fraction of prefill time that its requests get, if they want it, however much the others want.
 
     Raises:
-        ValueError: if both `ttft_s` and `ttft_scale` are given.
+        ValueError: if both `ttft_s` and `ttft_scale` are given, or `share` is not a fraction.
     """
 
     ttft_s: float | None
@@ -50,15 +55,19 @@ class TierPolicy:
     sheddable: bool
     weight: float
     ttft_scale: float | None = None
+    share: float = 0.0
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if self.ttft_s is not None and self.ttft_scale is not None:
             msg = "a tier has either ttft_s or ttft_scale, not both"
             raise ValueError(msg)
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"a tier's share is a fraction, not {self.share}")
 
 
 DEFAULT_TIER_POLICIES: Final[Mapping[Tier, TierPolicy]] = {
-    Tier.PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0),
-    Tier.STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0),
-    Tier.BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0),
+    Tier.PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0, share=0.50),
+    Tier.STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0, share=0.35),
+    Tier.BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0, share=0.15),
+    Tier.SYSTEM: TierPolicy(ttft_s=None, tpot_s=None, sheddable=False, weight=1.0),
 }

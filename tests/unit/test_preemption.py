@@ -164,10 +164,24 @@ KEPT = [
         [replace(URGENT, yielded_to=RELAXED.job_id)],
         {},
     ),
+    ("its class would starve", KeepReason.STARVING, replace(step(RELAXED), guard=math.inf), [URGENT], {}),
+    (
+        "its class would starve, nobody is worth enough",
+        KeepReason.STARVING,
+        replace(step(RELAXED), guard=URGENT.weight),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
 ]
 STOPPED = [
     ("cannot wait", PreemptReason.RESCUE, step(RELAXED), {}),
     ("nobody is owed anything", PreemptReason.RESCUE, step(job("r")), {}),
+    (
+        "it would starve, but the waiter is worth more, by set",
+        PreemptReason.RESCUE,
+        replace(step(RELAXED), guard=URGENT.weight / 2),
+        {"policy": ON_TIME_SET},
+    ),
     ("late anyway", PreemptReason.RUNNER_LOST, step(job("r", 1.9, weight=9.0)), {}),
     ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": ON_TIME_SET}),
     ("nobody is owed anything, by set", PreemptReason.RESCUE, step(job("r")), {"policy": ON_TIME_SET}),

@@ -1,0 +1,71 @@
+"""Who has had how much of a replica's prefill time, and whose turn it is by right.
+
+Owns the account of what was served and the pace of leads. What a lead means in the queue is `slo.fairness`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.tiers import Tier
+
+MEMORY_S: Final = 60.0
+"""What was served this long ago counts 1/e of what is served now."""
+
+
+@dataclass(slots=True)
+class ShareAccount:
+    """Served prefill seconds by tier, slowly forgotten.
+
+    A class leads the queue for at most its share of the time: after a lead of `w` seconds the next starts no
+    sooner than `w / share` seconds after the beginning of the last. In any span of `t` seconds a class so
+    leads for at most `share * t` seconds and one prefill.
+
+    Attributes:
+        shares: Fraction of the time that each class is entitled to; one without an entry to nothing.
+        memory_s: Time constant of forgetting.
+    """
+
+    shares: Mapping[Tier, float]
+    memory_s: float = MEMORY_S
+    _served_s: dict[Tier, float] = field(default_factory=dict)
+    _next_lead_s: dict[Tier, float] = field(default_factory=dict)
+    _until_s: float = -math.inf
+
+    def served(self, tier: Tier, seconds: float, now_s: float, *, led: bool = False) -> None:
+        """A forward pass has spent time on a class.
+
+        Args:
+            tier: The class.
+            seconds: Device time, whether or not it ended the prefill.
+            now_s: When the pass ended; never earlier than in the call before.
+            led: Whether the class had the pass by its right to lead.
+        """
+        served = self._served_s
+        if now_s > self._until_s:
+            kept = math.exp((self._until_s - now_s) / self.memory_s)
+            for name in served:
+                served[name] *= kept
+            self._until_s = now_s
+        served[tier] = served.get(tier, 0.0) + seconds
+        if led and (share := self.shares.get(tier, 0.0)) > 0:
+            due_s = self._next_lead_s.get(tier, -math.inf)
+            self._next_lead_s[tier] = max(due_s, now_s - seconds) + seconds / share
+
+    def achieved(self, tier: Tier) -> float:
+        """Fraction of what was served lately that a class has had."""
+        total_s = sum(self._served_s.values())
+        return self._served_s.get(tier, 0.0) / total_s if total_s > 0 else 0.0
+
+    def deficit(self, tier: Tier) -> float:
+        """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
+        return max(0.0, self.shares.get(tier, 0.0) - self.achieved(tier))
+
+    def may_lead(self, tier: Tier, now_s: float) -> bool:
+        """Whether a class that waits has the right to the next pass."""
+        return self.deficit(tier) > 0 and now_s >= self._next_lead_s.get(tier, -math.inf)
