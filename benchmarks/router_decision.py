@@ -22,7 +22,7 @@ from slo.objectives import Objective
 from slo.predictor import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES
 
 SEED = 20260216
 PLACEMENTS = 1000
@@ -36,7 +36,7 @@ def fleet(policy: str, replicas: int, outstanding: int, rng: random.Random) -> R
         jobs = tuple(
             OutstandingJob(
                 JobId(f"{number}-{job}"),
-                rng.choice(list(Tier)),
+                rng.choice(CLIENT_TIERS),
                 rng.randint(50, 8000),
                 None if rng.random() < 0.2 else rng.uniform(0.1, 20.0),  # noqa: PLR2004
             )
@@ -55,7 +55,7 @@ def measure(policy: str, replicas: int, outstanding: int) -> dict[str, float]:
     core = fleet(policy, replicas, outstanding, rng)
     times_us = []
     for number in range(PLACEMENTS + 50):
-        tier = rng.choice(list(Tier))
+        tier = rng.choice(CLIENT_TIERS)
         request = PlacementRequested(
             JobId(f"new-{number}"),
             Objective(tier, DEFAULT_TIER_POLICIES[tier].ttft_s, None),

@@ -16,7 +16,7 @@ from deployments.bench_mixes import WorkloadFile, load_workload
 from deployments.bench_stream import Extent, Shape
 from deployments.calibration import load_profile
 from simulator.workload import TraceError, Workload, read_trace
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
     from deployments.bench_run import Plan
@@ -95,9 +95,9 @@ def parse_tiers(text: str) -> dict[Tier, float]:
     shares: dict[Tier, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
-        if name not in list(Tier):
-            near = difflib.get_close_matches(name, list(Tier), n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(Tier)}"
+        if name not in CLIENT_TIERS:
+            near = difflib.get_close_matches(name, CLIENT_TIERS, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(CLIENT_TIERS)}"
             raise BenchError(f"--tiers: there is no tier {name!r}; {hint}")
         try:
             shares[Tier(name)] = float(share)

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from router.policies import PlacementName
-from simulator.strict_yaml import ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
+from simulator.strict_yaml import ClientTier, ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
 from slo.objectives import MAX_OBJECTIVE_MS
 from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tenancy import KeyRing, Tenant
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -37,6 +37,9 @@ class TierConfig(Section):
     tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
     sheddable: bool = Field(default=True, description="May be refused when its deadline cannot be met.")
     weight: Positive = Field(1.0, description="Worth of one request on time, relative to other tiers.")
+    share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Fraction of prefill time that its requests get when they want it."
+    )
 
     @model_validator(mode="after")
     def _one_ttft_objective(self) -> Self:
@@ -53,6 +56,7 @@ class TierConfig(Section):
             tpot_s=None if self.tpot_ms is None else self.tpot_ms / 1e3,
             sheddable=self.sheddable,
             weight=self.weight,
+            share=self.share,
         )
 
 
@@ -63,11 +67,12 @@ def _default_tier(tier: Tier) -> TierConfig:
         tpot_ms=None if policy.tpot_s is None else policy.tpot_s * 1e3,
         sheddable=policy.sheddable,
         weight=policy.weight,
+        share=policy.share,
     )
 
 
 def _over_defaults(name: str, given: Any) -> Any:
-    if not isinstance(given, dict) or name not in list(Tier):
+    if not isinstance(given, dict) or name not in CLIENT_TIERS:
         return given
     defaults = _default_tier(Tier(name)).model_dump()
     if given.get("ttft_scale") is not None:
@@ -76,7 +81,7 @@ def _over_defaults(name: str, given: Any) -> Any:
 
 
 class TiersConfig(Section):
-    """The three tiers."""
+    """The three tiers that clients can ask for."""
 
     premium: TierConfig = Field(default_factory=lambda: _default_tier(Tier.PREMIUM))
     standard: TierConfig = Field(default_factory=lambda: _default_tier(Tier.STANDARD))
@@ -90,9 +95,18 @@ class TiersConfig(Section):
             return values
         return {name: _over_defaults(name, given) for name, given in values.items()}
 
+    @model_validator(mode="after")
+    def _shares_of_one(self) -> Self:
+        total = self.premium.share + self.standard.share + self.background.share
+        if total > 1 + 1e-9:
+            msg = f"the shares of all tiers together are at most 1, not {total:g}"
+            raise ValueError(msg)
+        return self
+
     def policies(self) -> dict[Tier, TierPolicy]:
         """Policies by tier."""
-        return {tier: getattr(self, tier.value).policy() for tier in Tier}
+        system = DEFAULT_TIER_POLICIES[Tier.SYSTEM]
+        return {tier: getattr(self, tier.value).policy() for tier in CLIENT_TIERS} | {Tier.SYSTEM: system}
 
 
 class PoolConfig(Section):
@@ -250,7 +264,7 @@ class KeyConfig(Section):
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
-    highest_tier: Tier = Tier.PREMIUM
+    highest_tier: ClientTier = Tier.PREMIUM
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -41,7 +41,7 @@ from simulator.strict_yaml import (
 )
 from simulator.workload import TraceError
 from simulator.workload_config import Tokens, WorkloadConfig, beside
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 _FEWEST_REQUESTS = 2000
 _SPAN_S = 60.0
@@ -114,7 +114,7 @@ class FleetConfig(Section):
     def _known_tiers(cls, values: Any) -> Any:
         if isinstance(values, dict):
             for name in values:
-                known_name("tier", name, [tier.value for tier in Tier])
+                known_name("tier", name, [tier.value for tier in CLIENT_TIERS])
         return values
 
     @field_validator("profile")

@@ -7,12 +7,13 @@ its reader raises, is its own module's.
 import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
+from slo.tiers import CLIENT_TIERS, Tier
 
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,6 +50,19 @@ def known_name(what: str, value: Any, known: Collection[str]) -> Any:
     if isinstance(value, str) and value not in known:
         raise ValueError(f"there is no {what} {value!r}; {nearest(value, known)}")
     return value
+
+
+_CHOICES: Final = "'premium', 'standard' or 'background'"
+
+
+def _client_tier(value: Any) -> Any:
+    if value not in CLIENT_TIERS:
+        raise ValueError(f"expected one of the tiers {_CHOICES}")
+    return value
+
+
+ClientTier = Annotated[Tier, BeforeValidator(_client_tier)]
+"""A tier that requests can ask for."""
 
 
 def read_mapping(path: Path, refusal: type[Exception]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from simulator.strict_yaml import ObjectiveMs, Positive, Section
+from simulator.strict_yaml import ClientTier, ObjectiveMs, Positive, Section
 from simulator.workload import Kind, LengthClass, Mix, Trace, Workload, read_trace
 from slo.tiers import Tier
 
@@ -31,7 +31,7 @@ class KindConfig(Section):
     ttft_scale: tuple[Positive, Positive] | None = Field(
         None, description="Instead of ttft_ms: bounds of a factor on the prompt's own prefill time."
     )
-    tier: Tier = Tier.STANDARD
+    tier: ClientTier = Tier.STANDARD
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -64,7 +64,7 @@ class ClassConfig(Section):
     kind: Annotated[str, Field(min_length=1)]
     most_tokens: Tokens | None = None
     ttft_ms: ObjectiveMs
-    tier: Tier = Tier.STANDARD
+    tier: ClientTier = Tier.STANDARD
 
     def length_class(self) -> LengthClass:
         """The same for the workload, seconds."""

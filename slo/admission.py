@@ -199,10 +199,11 @@ class AdmissionController:
         Args:
             shed: Fraction of its requests to refuse, 0 to 1, by tier; none of a tier that is not there, nor
                 of one that may not be shed.
-            reserved: Fraction of prefill time to keep for premium; goes before `AdmissionRules.reserved`.
+            reserved: Fraction of prefill time to keep for premium, if that is more than
+                `AdmissionRules.reserved`.
         """
         self._shed = dict(shed)
-        self._reserved = reserved
+        self._reserved = max(reserved, self._rules.reserved)
         self._refreshed_s = -math.inf
 
     def load(self, now_s: float) -> float:

@@ -18,7 +18,7 @@ from slo.policy import UNSTEERED, ClusterPolicy
 from slo.preemption_terms import PreemptionPolicy
 from slo.residuals import QUANTILE, PredictionError, Residuals, overrun, prediction_error
 from slo.steering import SteeringRules, SteerReason, TierBurn, steer
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,7 +198,7 @@ class MonitorCore:
                     short=windows.over(windows.short_s, now_s, settings.targets[tier], tier=tier),
                     at_risk=burns[tier].at_risk(settings.rules),
                 )
-                for tier in Tier
+                for tier in CLIENT_TIERS
             },
             series={
                 series: windows.over(windows.long_s, now_s, settings.targets[series.tier], series=series)

@@ -227,9 +227,10 @@ def test_a_policy_sheds_what_may_be_shed_until_another_comes():
     assert admission.decide(request(10**6), 1000.0) is ADMITTED
 
 
-def test_the_policys_reservation_goes_before_the_configured_one():
-    admission = controller(AdmissionRules(reserved=0.0, max_backlog_s=1e9))
-    admission.follow({}, 0.6)
+@pytest.mark.parametrize(("configured", "from_outside"), [(0.0, 0.6), (0.6, 0.0)])
+def test_the_larger_of_the_two_reservations_holds(configured, from_outside):
+    admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9))
+    admission.follow({}, from_outside)
     fates = offer(admission, offered(background=0.9))[Tier.BACKGROUND, "a"]
     assert fates[RejectionReason.RESERVED] > 0
 

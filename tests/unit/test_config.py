@@ -4,7 +4,7 @@ import pytest
 
 from deployments.config import ConfigError, SlackServeConfig, load, parse
 from slo.errors import AuthenticationError
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
 
 
 def refusal(values):
@@ -130,3 +130,20 @@ def test_a_file_that_is_not_text_or_no_mapping_is_refused(tmp_path):
     path.write_text("false")
     with pytest.raises(ConfigError, match="expected keys and values"):
         load(path)
+
+
+def test_shares_have_defaults_and_are_of_one_whole():
+    policies = parse({"tiers": {"standard": {"share": 0.2}}}).tiers.policies()
+    assert [policies[tier].share for tier in CLIENT_TIERS] == [0.5, 0.2, 0.15]
+    with pytest.raises(ConfigError, match=r"at most 1, not 1.2"):
+        parse({"tiers": {"background": {"share": 0.35}}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"tiers": {"system": {}}}, {"api_keys": [{"tenant": "a", "key": "key-of-a", "highest_tier": "system"}]}],
+)
+def test_the_servers_own_tier_can_be_given_to_nobody(values):
+    with pytest.raises(ConfigError, match="tier"):
+        parse(values)
+    assert parse({}).tiers.policies()[Tier.SYSTEM] == DEFAULT_TIER_POLICIES[Tier.SYSTEM]

@@ -17,7 +17,7 @@ from slo.predictor import PrefillPredictor
 from slo.preemption import Keep, KeepReason, Limits, Preempt, PreemptionMode, PreemptionRules, PreemptReason
 from slo.request import JobId
 from slo.slack import NO_DEADLINE
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
@@ -407,7 +407,7 @@ def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
 
 def test_a_decision_takes_less_than_a_millisecond_with_a_hundred_waiting():
     waiting = [
-        job(f"job-{n}", 100 + n, 60.0 + n % 37, list(Tier)[n % 3], arrived_s=n * 1e-3) for n in range(100)
+        job(f"job-{n}", 100 + n, 60.0 + n % 37, CLIENT_TIERS[n % 3], arrived_s=n * 1e-3) for n in range(100)
     ]
     many = governor(LONG, *waiting, order=QueueOrder.ON_TIME_SET)
     shown = view(running("long"), suspended("job-1", "job-2"), suspended("job-3"))

@@ -23,12 +23,14 @@ from slo.on_time import on_time_set, worth
 from slo.predictor import PrefillPredictor
 from slo.request import JobId, ReplicaId
 from slo.slack import NO_DEADLINE
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
 WAITING = st.tuples(
-    st.integers(1, 3000), st.one_of(st.floats(0.05, 12.0), st.just(NO_DEADLINE)), st.sampled_from(list(Tier))
+    st.integers(1, 3000),
+    st.one_of(st.floats(0.05, 12.0), st.just(NO_DEADLINE)),
+    st.sampled_from(CLIENT_TIERS),
 )
 
 

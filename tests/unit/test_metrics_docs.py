@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slo.errors import RejectionReason
 from slo.preemption import KeepReason, PreemptReason
 from telemetry.catalogue import ALL, Kind
 
@@ -50,6 +51,7 @@ def test_every_label_has_its_values_explained():
     ("label", "reasons"),
     [
         ("`reason` of preemptions", set(PreemptReason)),
+        ("`reason` of rejections", {*RejectionReason} - {RejectionReason.NOT_SETTLED}),
         ("`reason` of refusals", {*KeepReason} - {KeepReason.OFF, KeepReason.IDLE, KeepReason.NOBODY_WAITS}),
     ],
 )

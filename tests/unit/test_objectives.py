@@ -51,6 +51,15 @@ def test_tier_header_and_a_deadline_for_background():
     assert (got.tier, got.ttft_s) == (Tier.BACKGROUND, 0.9)
 
 
+def test_the_servers_own_tier_cannot_be_asked_for():
+    error, unknown = refusal(("x-slo-tier", "system")), refusal(("x-slo-tier", "gold"))
+    assert (error.field, error.valid) == (unknown.field, unknown.valid)
+    assert "is not a tier" in error.problem
+    assert "system" not in error.valid
+    with pytest.raises(FieldError):
+        objective(service_tier="system")
+
+
 def test_a_scaled_objective_follows_the_predicted_prefill():
     policies = {**DEFAULT_TIER_POLICIES, Tier.STANDARD: TierPolicy(None, None, True, 1.0, ttft_scale=1.3)}
     assert objective(policies=policies).ttft_budget_s(2.0) == pytest.approx(2.6)

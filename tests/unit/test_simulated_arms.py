@@ -19,7 +19,7 @@ from simulator.presets import PRESETS
 from simulator.run import run
 from simulator.workload import Arrival
 from slo.preemption import PreemptionRules
-from slo.tiers import Tier
+from slo.tiers import CLIENT_TIERS, Tier
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 LONG_S = HARDWARE.cost.prefill_s(20_000)
@@ -154,7 +154,7 @@ def test_it_ends_as_soon_as_too_many_are_late():
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0, 3), st.integers(1, 9000), st.floats(0.05, 5), st.sampled_from(list(Tier))),
+        st.tuples(st.floats(0, 3), st.integers(1, 9000), st.floats(0.05, 5), st.sampled_from(CLIENT_TIERS)),
         min_size=1,
         max_size=25,
     ),
