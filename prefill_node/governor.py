@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from prefill_node.ledger import Accepted, PrefillLedger
     from prefill_node.views import SchedulerView, StepView, SuspendedView
+    from slo.predictor import PrefillPredictor
     from slo.tiers import Tier
 
 _UNTOUCHED = JobAccount(0, 0.0, 0)
@@ -80,6 +81,7 @@ class Governor:
     ordered: int = 0
     forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Prefill] = field(default_factory=dict)
+    _predictor: PrefillPredictor | None = None
 
     @property
     def is_on(self) -> bool:
@@ -114,12 +116,16 @@ class Governor:
     def arrived(self, job: Accepted) -> None:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
-        work_s = self.ledger.predictor.prefill_s(job.tokens)
+        work_s = self.ledger.predictor.prefill_s(*job.left(0))
         self.forecast.arrived(work_s, self.weights[job.tier], job.arrived_s)
 
     def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
         """Predicted seconds to the end of a running step."""
-        return self.ledger.predictor.prefill_s(step.tokens) * (1.0 - self.progress(step, reached))
+        return self.total_s(step) * (1.0 - self.progress(step, reached))
+
+    def total_s(self, step: StepView | SuspendedView) -> float:
+        """Predicted seconds of a whole forward pass."""
+        return self.ledger.predictor.pass_s(step.tokens, step.pairs)
 
     def progress(self, step: StepView, reached: tuple[int, int]) -> float:
         """The fraction of a running step's forward pass that is done."""
@@ -145,6 +151,8 @@ class Governor:
         if view.step is not None:
             elsewhere.update(view.step.jobs)
         elsewhere.update(job for step in view.suspended for job in step.jobs)
+        if self._predictor is not self.ledger.predictor:
+            self._predictor, self._fresh = self.ledger.predictor, {}
         accounts, fresh = view.accounts, self._fresh
         prefills = [
             (fresh.get(job_id) or self._remember(job))
@@ -167,7 +175,7 @@ class Governor:
     def _running(
         self, view: SchedulerView, step: StepView, reached: tuple[int, int], now_s: float
     ) -> RunningStep:
-        total_s = self.ledger.predictor.prefill_s(step.tokens)
+        total_s = self.total_s(step)
         remaining_s = self.remaining_s(step, reached)
         return RunningStep(
             step_id=step.step_id,
@@ -186,7 +194,7 @@ class Governor:
     def _member(self, job_id: str, account: JobAccount, remaining_s: float, now_s: float) -> Prefill:
         """One of a running step; warm-up, or a client that has left, is of no worth and never late."""
         if (job := self.ledger.accepted.get(JobId(job_id))) is not None:
-            return self._prefill(job, account, remaining_s)
+            return self._prefill(job, account, remaining_s + self.behind_s(job, account.computed_tokens))
         return Prefill(
             JobId(job_id), 0.0, math.inf, remaining_s, now_s, account.preemptions, account.suspended_s
         )
@@ -214,20 +222,29 @@ class Governor:
         return prefill
 
     def _queued(self, job: Accepted, account: JobAccount) -> Prefill:
-        left = max(1, job.tokens - account.computed_tokens)
-        return self._prefill(job, account, self.ledger.predictor.prefill_s(left))
+        tokens, context = job.left(account.computed_tokens)
+        return self._prefill(job, account, self.ledger.predictor.prefill_s(max(1, tokens), context))
+
+    def behind_s(self, job: Accepted, computed_tokens: int) -> float:
+        """The work behind so many tokens; none when nothing is known to be computed."""
+        left = job.tokens - computed_tokens if computed_tokens else 0
+        return self.ledger.predictor.prefill_s(left, computed_tokens)
 
     def _suspended(self, step: SuspendedView, view: SchedulerView, now_s: float) -> Prefill | None:
         """A suspended step as one; None when all its clients have left."""
-        remaining_s = self.ledger.predictor.prefill_s(step.tokens) * (1.0 - step.done)
-        open_s = now_s - step.since_s
-        members = [
-            self._prefill(job, view.accounts.get(name, _UNTOUCHED), remaining_s, open_s)
+        jobs = [
+            (job, view.accounts.get(name, _UNTOUCHED))
             for name in step.jobs
             if (job := self.ledger.accepted.get(JobId(name))) is not None
         ]
-        if not members:
+        if not jobs:
             return None
+        open_s = now_s - step.since_s
+        remaining_s = self.total_s(step) * (1.0 - step.done)
+        if len(jobs) == 1:  # the only kind of step that is one chunk of a prompt
+            [(job, account)] = jobs
+            remaining_s += self.behind_s(job, account.computed_tokens + step.tokens)
+        members = [self._prefill(job, account, remaining_s, open_s) for job, account in jobs]
         beneficiary = self.ledger.accepted.get(JobId(step.yielded_to))
         runs = view.step is not None and step.yielded_to in view.step.jobs
         if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):

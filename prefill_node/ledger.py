@@ -20,13 +20,23 @@ _REMEMBER_ABANDONED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A prefill that the replica has accepted; the deadline is infinite for none."""
+    """A prefill that the replica has accepted; the deadline is infinite for none.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the prefix cache is expected to hold.
+    """
 
     job_id: JobId
     tier: Tier
     tokens: int
     deadline_s: float
     arrived_s: float
+    cached_tokens: int = 0
+
+    def left(self, computed_tokens: int) -> tuple[int, int]:
+        """(tokens still to compute, tokens before them), when so many are known to be computed."""
+        done = computed_tokens or min(self.cached_tokens, self.tokens - 1)
+        return max(0, self.tokens - done), done
 
 
 @dataclass(slots=True)

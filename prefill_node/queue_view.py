@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from prefill_node.step_choice import Queued, Suspended
 from prefill_node.views import JobAccount, SchedulerView, SuspendedView
+from slo.predictor import attention_pairs
 from slo.preemption import Prefill, as_one, must_wait
-from slo.request import ARRIVED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
+from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
 from slo.tiers import Tier
 
@@ -79,6 +80,7 @@ class QueueView:
             SuspendedView(
                 jobs=tuple(self.job_of(request) for request in item.members),
                 tokens=item.tokens,
+                pairs=item.pairs,
                 boundaries=item.boundaries,
                 boundary=item.boundary,
                 checkpoint_bytes=item.checkpoint_bytes,
@@ -117,12 +119,13 @@ class QueueView:
 
     def _queued(self, request: Request, predictor: PrefillPredictor) -> Queued:
         held, missing = self._blocks(request)
-        return Queued(self.alone(request, predictor), _tokens_left(request), missing, held)
+        tokens, context = _left(request)
+        return Queued(self.alone(request, predictor), tokens, attention_pairs(tokens, context), missing, held)
 
     def alone(self, request: Request, predictor: PrefillPredictor) -> Prefill:
         """A request that is not part of a suspended step."""
         account = self._suspensions.accounts.get(request.request_id)
-        return _prefill(request.request_id, request, predictor.prefill_s(_tokens_left(request)), account)
+        return _prefill(request.request_id, request, predictor.prefill_s(*_left(request)), account)
 
     def _suspended(
         self,
@@ -132,7 +135,8 @@ class QueueView:
         has_arrived: Callable[[str], bool],
     ) -> Suspended:
         requests = [self._scheduler.requests[request_id] for request_id in step.members]
-        remaining_s = predictor.prefill_s(step.tokens) * (1.0 - step.done)
+        remaining_s = predictor.pass_s(step.tokens, step.pairs) * (1.0 - step.done)
+        remaining_s += sum(_behind_s(request, step, predictor) for request in requests)
         accounts = self._suspensions.accounts
         open_s = now_s - step.since_s
         members = [
@@ -175,8 +179,17 @@ def tier_of(request: Request) -> Tier:
     return Tier(argument(request, TIER_XARG) or Tier.SYSTEM)
 
 
-def _tokens_left(request: Request) -> int:
-    return int(request.num_tokens - request.num_computed_tokens)
+def _left(request: Request) -> tuple[int, int]:
+    """(tokens still to compute, tokens before them); what is expected to be cached is not to be computed."""
+    done = int(request.num_computed_tokens) or int(argument(request, CACHED_XARG) or 0)
+    done = min(done, request.num_tokens - 1)
+    return request.num_tokens - done, done
+
+
+def _behind_s(request: Request, step: SuspendedStep, predictor: PrefillPredictor) -> float:
+    """Work of a member that its step, one chunk of its prompt, leaves to do."""
+    computed = request.num_computed_tokens + step.members[request.request_id]
+    return predictor.prefill_s(request.num_tokens - computed, computed)
 
 
 def _prefill(

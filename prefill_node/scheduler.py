@@ -28,11 +28,11 @@ from prefill_node.suspension import SuspendedStep, Suspensions
 from prefill_node.views import StepView
 from slo.forecast import Forecast
 from slo.order import QueueOrder
-from slo.predictor import PrefillPredictor
+from slo.predictor import PrefillPredictor, attention_pairs
 from slo.request import JOB_XARG, PREDICTOR_XARG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
@@ -68,8 +68,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its job and the replica's latest predictor."""
         super().add_request(request)
-        if (line := argument(request, PREDICTOR_XARG)) is not None:
-            self._predictor = PrefillPredictor(*line)
+        if (curve := argument(request, PREDICTOR_XARG)) is not None:
+            per_token_s, fixed_s, per_pair_s = curve
+            self._predictor = PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s)
         if (job := argument(request, JOB_XARG)) is not None:
             self._jobs[job] = request.request_id
             self._arrived[job] = None
@@ -244,6 +245,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             step_id=self._step_id,
             jobs=self._jobs_of(output.num_scheduled_tokens),
             tokens=output.total_num_scheduled_tokens,
+            pairs=self._pairs(output.num_scheduled_tokens),
             from_boundary=from_boundary,
             started_s=now_s,
         )
@@ -252,6 +254,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""
         members: dict[str, int] = {}
+        pairs = self._pairs(scheduled.num_scheduled_tokens)
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             self.prev_step_scheduled_req_ids.discard(request_id)
             if (request := self._unfinished(request_id)) is not None:
@@ -262,6 +265,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         step = SuspendedStep(
             step_id=self._step_id,
             members=members,
+            pairs=pairs,
             boundary=stopped.boundary if stopped.checkpoint_bytes else 0,
             boundaries=stopped.boundaries,
             checkpoint_bytes=stopped.checkpoint_bytes,
@@ -288,6 +292,14 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 ordered_s=stopped.stopped_s if order is None else order.ordered_s,
                 stopped_s=stopped.stopped_s,
             )
+        )
+
+    def _pairs(self, scheduled: Mapping[str, int]) -> float:
+        """The attention of an issued step: its tokens count as computed already."""
+        return sum(
+            attention_pairs(tokens, self.requests[request_id].num_computed_tokens - tokens)
+            for request_id, tokens in scheduled.items()
+            if request_id in self.requests
         )
 
     def _roll_back(self, request: Request, tokens: int) -> None:

@@ -35,6 +35,7 @@ from slo.preemption import PreemptionMode
 from slo.reports import PrefillReported, ReplicaGone
 from slo.request import (
     ARRIVED_XARG,
+    CACHED_XARG,
     DEADLINE_XARG,
     JOB_XARG,
     PREDICTOR_XARG,
@@ -127,6 +128,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             "prefill_ready",
             per_token_ms=predictor.per_token_s * 1e3,
             fixed_ms=predictor.fixed_s * 1e3,
+            per_million_pairs_ms=predictor.per_pair_s * 1e9,
             measured=node.predictor is None,
         )
         self._reporter = Reporter(self._report, router.report.remote)
@@ -229,13 +231,15 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         predictor = self._ledger.predictor
         request.vllm_xargs = {
             JOB_XARG: job_id,
-            PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s],
+            PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
             WEIGHT_XARG: self._node.weights[context.tier],
             TIER_XARG: context.tier.value,
             ARRIVED_XARG: arrived_s,
         }
         if deadline_s != NO_DEADLINE:
             request.vllm_xargs[DEADLINE_XARG] = deadline_s
+        if context.cached_tokens:
+            request.vllm_xargs[CACHED_XARG] = context.cached_tokens
         work = asyncio.get_running_loop().create_task(self._compute(request, info))
         self._computing[job_id] = work
         work.add_done_callback(lambda _: self._computing.pop(job_id, None))
@@ -258,7 +262,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
-        self._governor.arrived(Accepted(context.job_id, context.tier, tokens, deadline_s, now_s))
+        self._governor.arrived(
+            Accepted(context.job_id, context.tier, tokens, deadline_s, now_s, context.cached_tokens)
+        )
         self._record.follow(context.job_id)
         if context.prompt_bytes > 0:
             self._learned.append((context.prompt_bytes, tokens))

@@ -14,6 +14,8 @@ from slo.request import JobId
 from slo.slack import NO_DEADLINE, slack_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prefill_node.governor import Governor
     from prefill_node.ledger import Accepted
     from prefill_node.views import SchedulerView, StepView
@@ -40,29 +42,29 @@ class Load:
 def load(governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float) -> Load:
     """What the replica has to do, progress credited."""
     accepted = governor.ledger.accepted
-    left = {job.job_id: job.tokens for job in accepted.values()}
     if view is None:
+        left = {job.job_id: _waiting(governor, job, 0) for job in accepted.values()}
         return Load(_outstanding(accepted, left, now_s), None, 0.0, None)
-    for job_id, account in view.accounts.items():
-        if (job := accepted.get(JobId(job_id))) is not None:
-            left[job.job_id] = max(0, job.tokens - account.computed_tokens)
+    computed = {job_id: account.computed_tokens for job_id, account in view.accounts.items()}
+    left = {job.job_id: _waiting(governor, job, computed.get(job.job_id, 0)) for job in accepted.values()}
     for step in view.suspended:
-        members = [JobId(job) for job in step.jobs if job in accepted]
-        if members:
-            behind = max(0, sum(left[job] for job in members) - step.tokens)
-            left |= dict.fromkeys(members, 0)
-            left[members[0]] = behind + math.ceil(step.tokens * (1 - step.done))
-    running = [] if view.step is None else [JobId(job) for job in view.step.jobs if job in accepted]
-    if view.step is None or not running:
+        jobs = [accepted[JobId(job)] for job in step.jobs if job in accepted]
+        behind = (0, 0.0)
+        if len(jobs) == 1:  # the only kind of step that is one chunk of a prompt
+            behind = _behind(governor, jobs[0], computed.get(jobs[0].job_id, 0) + step.tokens)
+        rest = 1 - step.done
+        _stand_for_all(left, jobs, math.ceil(step.tokens * rest), governor.total_s(step) * rest, behind)
+    jobs = [] if view.step is None else [accepted[JobId(job)] for job in view.step.jobs if job in accepted]
+    if view.step is None or not jobs:
         return Load(_outstanding(accepted, left, now_s), None, 0.0, None)
-    behind = sum(left[job] for job in running if job in view.accounts)
-    left |= dict.fromkeys(running, 0)
-    left[running[0]] = view.step.tokens + behind
-    total_s = governor.ledger.predictor.prefill_s(view.step.tokens)
+    remaining_s = governor.remaining_s(view.step, reached)
+    parts = [_behind(governor, job, computed.get(job.job_id, 0)) for job in jobs]
+    behind = sum(tokens for tokens, _ in parts), sum(seconds for _, seconds in parts)
+    _stand_for_all(left, jobs, view.step.tokens, remaining_s, behind)
     return Load(
         _outstanding(accepted, left, now_s),
-        running[0],
-        total_s - governor.remaining_s(view.step, reached),
+        jobs[0].job_id,
+        governor.total_s(view.step) - remaining_s,
         governor.yields_in_s(view, reached, now_s),
     )
 
@@ -124,15 +126,42 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
+def _waiting(governor: Governor, job: Accepted, computed_tokens: int) -> tuple[int, float]:
+    """Tokens and seconds that a job has to go."""
+    tokens, context = job.left(computed_tokens)
+    return tokens, governor.ledger.predictor.prefill_s(tokens, context)
+
+
+def _behind(governor: Governor, job: Accepted, computed_tokens: int) -> tuple[int, float]:
+    """The same behind so many tokens; nothing when nothing is known to be computed."""
+    tokens = max(0, job.tokens - computed_tokens) if computed_tokens else 0
+    return tokens, governor.behind_s(job, computed_tokens)
+
+
+def _stand_for_all(
+    left: dict[JobId, tuple[int, float]],
+    jobs: Sequence[Accepted],
+    tokens: int,
+    seconds: float,
+    behind: tuple[int, float],
+) -> None:
+    """Tell a step, and what is behind it, as the first of its jobs; the others have nothing to go."""
+    left |= {job.job_id: (0, 0.0) for job in jobs}
+    if jobs:
+        left[jobs[0].job_id] = tokens + behind[0], seconds + behind[1]
+
+
 def _outstanding(
-    accepted: dict[JobId, Accepted], left: dict[JobId, int], now_s: float
+    accepted: dict[JobId, Accepted], left: dict[JobId, tuple[int, float]], now_s: float
 ) -> tuple[OutstandingJob, ...]:
+    """`left` is the tokens and the seconds that each job has to go."""
     return tuple(
         OutstandingJob(
             job.job_id,
             job.tier,
-            left[job.job_id],
+            left[job.job_id][0],
             None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s,
+            left[job.job_id][1],
         )
         for job in accepted.values()
     )

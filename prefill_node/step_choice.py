@@ -32,12 +32,14 @@ class Queued:
     Attributes:
         prefill: As the decision rules see it; its job id is the engine's request id here.
         tokens: Prompt tokens still to compute.
+        pairs: Their `slo.predictor.attention_pairs`.
         missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
         held_blocks: KV blocks that it holds.
     """
 
     prefill: Prefill
     tokens: int
+    pairs: float
     missing_blocks: int
     held_blocks: int = 0
 
@@ -98,7 +100,7 @@ class ChoiceRules:
 
     Attributes:
         queue_order: Which prefill goes first.
-        predictor: Time of a forward pass by its tokens.
+        predictor: Time of a forward pass.
         join_tokens: Prompts share a step while they have no more tokens together.
         forecast: What is expected to arrive; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
@@ -190,7 +192,7 @@ def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: Choi
         if free_blocks < 0:
             break
         fitting.append(item)
-    candidates = [Candidate(item.tokens, item.prefill.deadline_s) for item in fitting]
+    candidates = [Candidate(item.tokens, item.prefill.deadline_s, item.pairs) for item in fitting]
     step = compose_step(candidates, now_s, rules.predictor, rules.join_tokens)
     return tuple(item.prefill.job_id for item in fitting[: step.size])
 

@@ -15,6 +15,7 @@ class SuspendedStep:
     Attributes:
         step_id: The run that stopped; names its checkpoint.
         members: Tokens of the step by engine request id, in the order in which it is issued again.
+        pairs: The `slo.predictor.attention_pairs` of the whole step.
         boundary: Where it goes on; 0 without a checkpoint.
         boundaries: Boundaries of a whole forward pass.
         checkpoint_bytes: What each rank keeps of it; 0 for none.
@@ -25,6 +26,7 @@ class SuspendedStep:
 
     step_id: int
     members: dict[str, int]
+    pairs: float
     boundary: int
     boundaries: int
     checkpoint_bytes: int

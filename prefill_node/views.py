@@ -15,6 +15,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
         step_id: Identity; only grows.
         jobs: Job ids of its members; an empty one for work that the governor does not know.
         tokens: Prompt tokens that the whole step computes.
+        pairs: Their `slo.predictor.attention_pairs`.
         from_boundary: Where it starts: 0, or the boundary of the checkpoint that it resumes.
         started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
@@ -24,6 +25,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
     step_id: int
     jobs: tuple[str, ...]
     tokens: int
+    pairs: float
     from_boundary: int
     started_s: float
     stoppable: bool = True
@@ -36,6 +38,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         jobs: Job ids of its members.
         tokens: Prompt tokens that the whole step computes.
+        pairs: Their `slo.predictor.attention_pairs`.
         boundaries: Boundaries of one forward pass.
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
@@ -46,6 +49,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
 
     jobs: tuple[str, ...]
     tokens: int
+    pairs: float
     boundaries: int
     boundary: int
     checkpoint_bytes: int

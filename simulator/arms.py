@@ -34,7 +34,11 @@ JOINS: Final = (1024, 8192)
 """Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
 JOIN_TOKENS: Final = 2048
 """The default of `preemption.join_tokens`."""
-_CALIBRATION_TOKENS: Final = (32, 128, 512, 1024, 2048, 4096, 8192)
+_CALIBRATION: Final = (
+    *((tokens, 0) for tokens in (32, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)),
+    *((tokens, context) for tokens in (128, 2048) for context in (2048, 16_384)),
+)
+"""Lengths and contexts that are measured, tokens."""
 _NO_LIMITS: Final = Limits(
     max_preemptions=1 << 30,
     max_suspended_s=float("inf"),
@@ -86,8 +90,9 @@ class Hardware:
         return replace(self.cost, granularity=granularity, _by_tokens={})
 
     def predictor(self) -> PrefillPredictor:
-        """What `slackserve calibrate` would find: a line through measured prompts."""
-        return fit([Sample(tokens, self.cost.prefill_s(tokens)) for tokens in _CALIBRATION_TOKENS]).predictor
+        """What `slackserve calibrate` would find."""
+        measure = self.cost.prefill_s
+        return fit([Sample(new, measure(new, behind), behind) for new, behind in _CALIBRATION]).predictor
 
 
 Build: TypeAlias = "Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], Replica]"

@@ -120,9 +120,9 @@ class CostModel:
     check_s: float = 0.0
     _by_tokens: dict[int, tuple[dict[str, float], float]] = field(default_factory=dict)
 
-    def prefill_s(self, tokens: int) -> float:
-        """Seconds of a prompt that runs alone in one pass."""
-        return self.times([(tokens, 0)]).total_s
+    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a prompt that runs alone in one pass, behind a context whose KV is there."""
+        return self.times([(tokens, context_tokens)]).total_s
 
     def times(self, members: Sequence[tuple[int, int]]) -> PassTimes:
         """The times of a pass.

@@ -17,6 +17,7 @@ from prefill_node.suspension import SuspendedStep, Suspensions
 from prefill_node.views import SchedulerView, StepView
 from simulator.findings import State
 from simulator.prefix_cache import PrefixCache
+from slo.predictor import attention_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -130,7 +131,8 @@ class VirtualEngine:
         self._jobs[job.job_id] = job.request_id
         self.waiting.append(job)
         if self._rules.forecast is not None:
-            work_s = self._rules.predictor.prefill_s(job.num_tokens)
+            cached = job.cached_tokens
+            work_s = self._rules.predictor.prefill_s(job.num_tokens - cached, cached)
             self._rules.forecast.arrived(work_s, job.weight, job.arrival_time)
 
     def view(self) -> SchedulerView:
@@ -155,8 +157,9 @@ class VirtualEngine:
         if times is None or from_boundary == 0:
             times = self._cost.times([(new, job.num_computed_tokens) for job, new in members.items()])
         self._step_id += 1
-        tokens = 0
+        tokens, pairs = 0, 0.0
         for job, new in members.items():
+            pairs += attention_pairs(new, job.num_computed_tokens)
             job.num_computed_tokens += new
             tokens += new
             job.enter(State.RUNNING, now_s)
@@ -164,7 +167,7 @@ class VirtualEngine:
         origin_s = now_s + times.head_s - times.at_s(from_boundary)
         guard = 0.0 if choice.lead is None else choice.lead.guard
         self._led_by = None if choice.lead is None else choice.lead.tier
-        view = StepView(self._step_id, jobs, tokens, from_boundary, now_s, guard=guard)
+        view = StepView(self._step_id, jobs, tokens, pairs, from_boundary, now_s, guard=guard)
         self.issued = Issued(view, members, times, origin_s)
         return self.issued
 
@@ -202,6 +205,7 @@ class VirtualEngine:
         step = SuspendedStep(
             step_id=issued.view.step_id,
             members=members,
+            pairs=issued.view.pairs,
             boundary=boundary if keep else 0,
             boundaries=times.boundaries,
             checkpoint_bytes=issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0,
@@ -258,8 +262,14 @@ class VirtualEngine:
             members[job] = new
         return members
 
+    def cached_tokens(self, job: Job) -> int:
+        """How much of a prompt the prefix cache holds; at least one token always remains."""
+        if self._cache is None or not job.arrival.blocks:
+            return 0
+        return min(self._cache.held_blocks(job.arrival.blocks) * job.arrival.block_tokens, job.num_tokens - 1)
+
     def _take_prefix(self, job: Job) -> None:
-        """Count what the prefix cache holds as computed; at least one token always remains."""
+        """Count what the prefix cache holds as computed."""
         if not self._limits.caches_prefixes or not job.arrival.blocks:
             return
         if self._cache is None:

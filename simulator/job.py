@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slo.request import ARRIVED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
+from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Job:
     Attributes:
         deadline_s: When its prefill must end; infinite for never.
         handoff_s: From the end of prefill to the first token, as predicted.
+        cached_tokens: Prompt tokens that the prefix cache is expected to hold when it starts.
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
         blocks: KV blocks that it holds.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
@@ -42,6 +43,7 @@ class Job:
     request_id: str = field(init=False)
     job_id: JobId = field(init=False)
     sampling_params: Sampling = field(init=False)
+    cached_tokens: int = 0
     num_computed_tokens: int = 0
     blocks: int = 0
     started: bool = False
@@ -64,6 +66,11 @@ class Job:
         if self.deadline_s < NO_DEADLINE:
             arguments[DEADLINE_XARG] = self.deadline_s
         self.sampling_params = Sampling(arguments)
+
+    def expect_cached(self, tokens: int) -> None:
+        """So much of the prompt is expected to be in the prefix cache."""
+        self.cached_tokens = tokens
+        self.sampling_params.extra_args[CACHED_XARG] = tokens
 
     @property
     def num_tokens(self) -> int:

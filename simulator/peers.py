@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from simulator.findings import State
 from simulator.prefix_cache import PrefixCache
-from slo.slack import sedf_rank
+from slo.slack import SlackRank, sedf_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,9 @@ class PeerReplica:
     def arrive(self, job: Job) -> None:
         """Take a request."""
         self._queue.append(job)
+        if self._cache is not None and job.arrival.blocks:
+            tokens = self._cache.held_blocks(job.arrival.blocks) * job.arrival.block_tokens
+            job.expect_cached(min(tokens, job.num_tokens - 1))
         job.enter(State.WAITING, self._loop.now_s)
         if self._step is None:
             self._issue()
@@ -128,12 +131,12 @@ class PeerReplica:
         if self._rules.order is PeerOrder.TIER:
             return sorted(self._queue, key=lambda job: (-job.arrival.tier.rank, job.arrival.at_s))
         now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
-        return sorted(
-            self._queue,
-            key=lambda job: sedf_rank(
-                job.deadline_s, now_s, predict(job.num_tokens - job.num_computed_tokens), job.arrival.at_s
-            ),
-        )
+
+        def rank(job: Job) -> SlackRank:
+            done = job.num_computed_tokens or job.cached_tokens
+            return sedf_rank(job.deadline_s, now_s, predict(job.num_tokens - done, done), job.arrival.at_s)
+
+        return sorted(self._queue, key=rank)
 
     def _take_prefix(self, job: Job) -> None:
         if job.started or not job.arrival.blocks:

@@ -20,14 +20,20 @@ class PrefixCache:
         self._capacity = capacity_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def hit_blocks(self, hashes: Sequence[int]) -> int:
+    def held_blocks(self, hashes: Sequence[int]) -> int:
         """How many leading blocks are there."""
         count = 0
         for block in hashes:
             if block not in self._blocks:
                 break
-            self._blocks.move_to_end(block)
             count += 1
+        return count
+
+    def hit_blocks(self, hashes: Sequence[int]) -> int:
+        """The same, and they are used."""
+        count = self.held_blocks(hashes)
+        for block in hashes[:count]:
+            self._blocks.move_to_end(block)
         return count
 
     def put(self, hashes: Sequence[int]) -> None:

@@ -85,8 +85,11 @@ class VirtualReplica:
         """Take a request."""
         now_s = self._loop.now_s
         arrival = job.arrival
+        job.expect_cached(self.engine.cached_tokens(job))
         self.governor.arrived(
-            Accepted(job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s)
+            Accepted(
+                job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s, job.cached_tokens
+            )
         )
         self.engine.add(job)
         job.enter(State.WAITING, now_s)

@@ -24,10 +24,12 @@ class Candidate:
     Attributes:
         tokens: Prompt tokens still to compute.
         deadline_s: When its prefill must end; infinite for none.
+        pairs: The `slo.predictor.attention_pairs` of those tokens.
     """
 
     tokens: int
     deadline_s: float
+    pairs: float = 0.0
 
 
 class StepLimit(enum.StrEnum):
@@ -61,18 +63,19 @@ def compose_step(
     Args:
         candidates: Waiting prefills, most urgent first.
         now_s: When the step would start.
-        predictor: Time of a forward pass by its number of tokens.
+        predictor: Time of a forward pass.
         token_budget: Most tokens that the engine puts into one step.
     """
     if not candidates:
         return Step(0, StepLimit.QUEUE_EMPTY)
-    tokens = candidates[0].tokens
-    earliest_kept_s = _deadline_to_keep(candidates[0], now_s + predictor.prefill_s(tokens))
+    tokens, pairs = candidates[0].tokens, candidates[0].pairs
+    earliest_kept_s = _deadline_to_keep(candidates[0], now_s + predictor.pass_s(tokens, pairs))
     for size, candidate in enumerate(candidates[1:], start=1):
         if tokens + candidate.tokens > token_budget:
             return Step(size, StepLimit.TOKEN_BUDGET)
         tokens += candidate.tokens
-        end_s = now_s + predictor.prefill_s(tokens)
+        pairs += candidate.pairs
+        end_s = now_s + predictor.pass_s(tokens, pairs)
         if end_s > earliest_kept_s:
             return Step(size, StepLimit.SLACK)
         earliest_kept_s = min(earliest_kept_s, _deadline_to_keep(candidate, end_s))

@@ -136,7 +136,7 @@ class _Contest:
     def __init__(self, step: RunningStep, now_s: float, rules: PreemptionRules) -> None:
         rival = _rival(step, now_s, rules.policy)
         recompute = rules.mode is PreemptionMode.RECOMPUTE
-        redo_s = step.restart_s if recompute else step.remaining_s
+        redo_s = step.restart_s - step.remaining_s if recompute else 0.0
         self._step = step
         self._now_s = now_s
         self._policy = rules.policy
@@ -144,11 +144,11 @@ class _Contest:
         self._stop_s = rules.stop_latency_s + step.boundary_s
         self._wait_s = rules.margin * step.remaining_s
         self._rival_due_s = rival.deadline_s - now_s
-        self._runner_lost = _slack_s(rival, now_s, step.remaining_s) < 0
+        self._runner_lost = _slack_s(rival, now_s, rival.remaining_s) < 0
         self._victims = [
-            (_slack_s(member, now_s, redo_s), member.weight)
+            (_slack_s(member, now_s, redo_s + member.remaining_s), member.weight)
             for member in step.members
-            if _slack_s(member, now_s, step.remaining_s) >= 0
+            if _slack_s(member, now_s, member.remaining_s) >= 0
         ]
         """Of each member on time: how long a stop it can bear, and its worth."""
         suspended_s = max(member.suspended_s for member in step.members)
@@ -234,7 +234,7 @@ def _rival(step: RunningStep, now_s: float, policy: PreemptionPolicy) -> Prefill
         return max(step.members, key=lambda member: member.deadline_s)
 
     def rank(member: Prefill) -> SlackRank:
-        return sedf_rank(member.deadline_s, now_s, step.remaining_s, member.arrived_s)
+        return sedf_rank(member.deadline_s, now_s, member.remaining_s, member.arrived_s)
 
     choose = min if policy is PreemptionPolicy.CONSERVATIVE else max
     return choose(step.members, key=rank)

@@ -90,7 +90,8 @@ class Prefill:
         weight: Worth of being on time.
         deadline_s: When it must end; infinite for none.
         remaining_s: Predicted seconds of the work still to do, credit for what is done included. A member of
-            a step, running or suspended, has what is left of the step, since a forward pass ends for all.
+            a step, running or suspended, has what is left of the step, since a forward pass ends for all,
+            and of its prompt behind that.
         arrived_s: When it arrived.
         preemptions: How often it has been stopped.
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
@@ -139,7 +140,7 @@ class RunningStep:
 
     Attributes:
         members: The prefills in it, at least one.
-        remaining_s: Predicted seconds to its end.
+        remaining_s: Predicted seconds to its end; a member whose prompt goes on behind it has more.
         restart_s: Predicted seconds to compute it again from its start.
         progress: Fraction of its boundaries that it has passed, 0 to 1.
         stoppable: Whether it looks at stop orders at all.

@@ -34,7 +34,9 @@ TIER_XARG: Final = "slackserve_tier"
 ARRIVED_XARG: Final = "slackserve_arrived_s"
 """When the request reached the replica, seconds on this host's CLOCK_MONOTONIC."""
 PREDICTOR_XARG: Final = "slackserve_predictor"
-"""The replica's predictor, [seconds per token, fixed seconds]."""
+"""The replica's predictor: [seconds per token, fixed seconds, seconds per pair]."""
+CACHED_XARG: Final = "slackserve_cached"
+"""Prompt tokens that the prefix cache is expected to hold; absent for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class RequestContext:
         prefill_replica: Where it was placed; None lets any replica take it.
         decode_replica: Where it decodes; None lets any replica take it.
         prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
+        cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
     """
 
     job_id: JobId
@@ -60,6 +63,7 @@ class RequestContext:
     prefill_replica: ReplicaId | None = None
     decode_replica: ReplicaId | None = None
     prompt_bytes: int = 0
+    cached_tokens: int = 0
 
     def after(self, elapsed_s: float) -> RequestContext:
         """The same context with `elapsed_s` of its budget spent."""

@@ -7,6 +7,7 @@ Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
@@ -70,24 +71,43 @@ def decide_by_set(
         at_s = now_s + spare_s + stop_s
         reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    # A step without a deadline is not late for having been stopped.
-    at_stake = 0.0 if runner is None or runner.deadline_s == math.inf else worth(runner)
-    if sum(map(worth, on_time_set(pool, ended_s, forecast).kept)) + at_stake >= sum(map(worth, stopped.kept)):
+    if _worth_if_ended(step, runner, pool, ended_s, forecast) >= sum(map(worth, stopped.kept)):
         return Keep(KeepReason.WOULD_HARM)
     return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
 
 
+def _worth_if_ended(
+    step: RunningStep,
+    runner: Prefill | None,
+    pool: Sequence[Prefill],
+    ended_s: float,
+    forecast: Forecast | None,
+) -> float:
+    """The worth on time if the step runs to its end at `ended_s`.
+
+    A runner without a deadline adds nothing: it is not late for having been stopped. One whose prompt goes on
+    behind the step waits with the others for its next chunk.
+    """
+    if runner is None or runner.deadline_s == math.inf:
+        return sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+    if runner.remaining_s <= step.restart_s:
+        return worth(runner) + sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+    behind = replace(runner, remaining_s=runner.remaining_s - step.remaining_s)
+    return sum(map(worth, on_time_set([behind, *pool], ended_s, forecast).kept))
+
+
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
     """The step as one prefill that is stopped now; None when none of its members can be on time."""
-    on_time = [member for member in step.members if now_s + step.remaining_s <= member.deadline_s]
+    on_time = [member for member in step.members if now_s + member.remaining_s <= member.deadline_s]
     if not on_time:
         return None
     first = min(on_time, key=lambda member: member.deadline_s)
+    redo_s = step.restart_s - step.remaining_s if rules.mode is PreemptionMode.RECOMPUTE else 0.0
     return Prefill(
         job_id=first.job_id,
         weight=sum(member.weight for member in on_time),
         deadline_s=first.deadline_s,
-        remaining_s=step.restart_s if rules.mode is PreemptionMode.RECOMPUTE else step.remaining_s,
+        remaining_s=first.remaining_s + redo_s,
         arrived_s=first.arrived_s,
         preemptions=first.preemptions,
         tier=first.tier,

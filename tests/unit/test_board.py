@@ -23,14 +23,14 @@ def order(step_id, beneficiary="urgent"):
 
 
 def view(step_id=1, jobs=("a", "b"), accounts=(), suspended=()):
-    step = StepView(step_id=step_id, jobs=jobs, tokens=100, from_boundary=0, started_s=2.5)
+    step = StepView(step_id=step_id, jobs=jobs, tokens=100, pairs=5e3, from_boundary=0, started_s=2.5)
     account = JobAccount(preemptions=1, suspended_s=0.5, computed_tokens=10)
     return SchedulerView(step, tuple(suspended), dict.fromkeys(accounts, account))
 
 
 def suspended_step(*jobs):
     known = {"jobs": jobs, "tokens": 50, "boundary": 3, "checkpoint_bytes": 1000, "since_s": 3.5}
-    rest = {"boundaries": 12, "yielded_to": "urgent"}
+    rest = {"pairs": 1.25e3, "boundaries": 12, "yielded_to": "urgent"}
     fields = {**known, **rest}
     return SuspendedView(**{name: fields[name] for name in SuspendedView.__struct_fields__})
 

@@ -39,11 +39,11 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=Que
 
 
 def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
-    return StepView(step_id, jobs, tokens, from_boundary, started_s=0.0, stoppable=stoppable)
+    return StepView(step_id, jobs, tokens, 0.0, from_boundary, started_s=0.0, stoppable=stoppable)
 
 
 def suspended(*jobs, tokens=1000, boundary=5, yielded_to="", since_s=0.0):
-    return SuspendedView(jobs, tokens, BOUNDARIES, boundary, 500, since_s, yielded_to)
+    return SuspendedView(jobs, tokens, 0.0, BOUNDARIES, boundary, 500, since_s, yielded_to)
 
 
 def view(step=None, *stopped, **accounts):

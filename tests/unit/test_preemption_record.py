@@ -222,8 +222,8 @@ def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, inst
             SchedulerView(
                 None,
                 (
-                    SuspendedView(("a",), 100, 12, 3, 500, 0.0, ""),
-                    SuspendedView(("b", "c"), 100, 12, 3, 250, 0.0, ""),
+                    SuspendedView(("a",), 100, 0.0, 12, 3, 500, 0.0, ""),
+                    SuspendedView(("b", "c"), 100, 0.0, 12, 3, 250, 0.0, ""),
                 ),
                 {},
             ),

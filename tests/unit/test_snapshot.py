@@ -35,11 +35,11 @@ def governor(*jobs, boundaries=BOUNDARIES, **limits):
 
 
 def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
-    return StepView(7, jobs, tokens, from_boundary, started_s)
+    return StepView(7, jobs, tokens, 0.0, from_boundary, started_s)
 
 
 def suspended(*jobs, tokens=1000, boundary=4, yielded_to=""):
-    return SuspendedView(jobs, tokens, BOUNDARIES, boundary, 500, 98.0, yielded_to)
+    return SuspendedView(jobs, tokens, 0.0, BOUNDARIES, boundary, 500, 98.0, yielded_to)
 
 
 def view(step=None, *stopped, **accounts):

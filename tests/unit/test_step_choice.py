@@ -25,11 +25,11 @@ def rules(join_tokens=1, order=QueueOrder.SEDF):
 
 def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):
     prefill = Prefill(JobId(name), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
-    return Queued(prefill, tokens, missing, held)
+    return Queued(prefill, tokens, 0.0, missing, held)
 
 
 def step_of(number, since_s=0.0, tokens=100):
-    return SuspendedStep(number, {f"of-{number}": tokens}, 5, 10, 1000, since_s, "", 0.0)
+    return SuspendedStep(number, {f"of-{number}": tokens}, 0.0, 5, 10, 1000, since_s, "", 0.0)
 
 
 def suspended(
@@ -292,7 +292,7 @@ class Engine:
                 request.stops_left = max(0, request.stops_left - 1)
             beneficiary = others[self.issued % len(others)]
             self.steps.append(
-                SuspendedStep(self.issued, dict(members), 5, 10, 1, self.now_s, beneficiary, 0.0)
+                SuspendedStep(self.issued, dict(members), 0.0, 5, 10, 1, self.now_s, beneficiary, 0.0)
             )
             return
         for request in requests:
@@ -310,7 +310,7 @@ class Engine:
     def _queued(self, request):
         tokens = (request.blocks - request.computed) * TOKENS_PER_BLOCK
         prefill = self._prefill(request.name, request, LINE.prefill_s(tokens))
-        return Queued(prefill, tokens, request.blocks - request.held, request.held)
+        return Queued(prefill, tokens, 0.0, request.blocks - request.held, request.held)
 
     def _suspended(self, step):
         members = [self.requests[name] for name in step.members]
@@ -359,7 +359,9 @@ def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, or
         if request.chunk >= request.blocks or data.draw(st.booleans(), label=f"{name} is suspended"):
             beneficiary = data.draw(st.sampled_from([*sorted(set(named) - {name}), ""]))
             members = {name: engine._tokens(request)}
-            engine.steps.append(SuspendedStep(-len(engine.steps), members, 5, 10, 1, 0.0, beneficiary, 0.0))
+            engine.steps.append(
+                SuspendedStep(-len(engine.steps), members, 0.0, 5, 10, 1, 0.0, beneficiary, 0.0)
+            )
         else:
             request.computed = request.chunk_end
     while engine.requests:

@@ -14,6 +14,7 @@ def step(step_id, *requests, tokens=100, since_s=0.0, boundary=3, checkpoint_byt
     return SuspendedStep(
         step_id=step_id,
         members=dict.fromkeys(requests, tokens),
+        pairs=0.0,
         boundary=boundary,
         boundaries=12,
         checkpoint_bytes=checkpoint_bytes,

@@ -17,7 +17,7 @@ from slo.request import JobId
 SOON_S = 0.02
 LONG_AFTER_S = 0.1
 STOP = Preempt(7, JobId("urgent"), PreemptReason.RESCUE)
-VIEW = SchedulerView(StepView(7, ("long",), 100, 0, 0.0), (), {})
+VIEW = SchedulerView(StepView(7, ("long",), 100, 0.0, 0, 0.0), (), {})
 
 
 def keep(recheck_in_s=math.inf):
