@@ -3,9 +3,10 @@
 Preemptive, on one machine, without any overhead: a set of requests can be met exactly if in no interval more
 work arrives and is due than the interval is long (Horn, 1974). The largest such set is an integer program,
 its constraints are added as solutions break them. A request's work is what it adds to a large pass, so that
-no batching can do better. The result is an upper bound on every arm of the simulator, on the same streams.
+no batching can do better, behind all of its prefix that any earlier prompt had, as if nothing were ever
+evicted. The result is an upper bound on every arm of the simulator, on the same streams.
 
-    python benchmarks/offline_optimum.py [--requests 400] [--seeds 3]
+    python benchmarks/offline_optimum.py [--requests 400] [--seeds 3] [--trace mooncake_conversation.jsonl]
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import argparse
 import math
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from heapq import heappop, heappush
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from report import write
@@ -25,7 +28,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from simulator.arms import ARMS
 from simulator.goodput import PRECISION, Experiment
-from simulator.presets import PRESETS
+from simulator.presets import PRESETS, on_trace
+
+if TYPE_CHECKING:
+    from simulator.cost import CostModel
 
 PRESET = PRESETS["flowprefill-8b"]
 COMPARED = ("sedf-resume", "slackserve")
@@ -44,16 +50,22 @@ class Work(NamedTuple):
     work_s: float
 
 
-def marginal_s(tokens: int) -> float:
-    """What a prompt adds to a pass that is large already."""
-    cost = PRESET.hardware.cost
-    return cost.times([(LARGE_TOKENS, 0), (tokens, 0)]).total_s - cost.times([(LARGE_TOKENS, 0)]).total_s
+def marginal_s(cost: CostModel, tokens: int, context_tokens: int) -> float:
+    """What a prompt behind a context adds to a pass that is large already."""
+    large = (LARGE_TOKENS, 0)
+    return cost.times([large, (tokens, context_tokens)]).total_s - cost.times([large]).total_s
 
 
-def works(rate_rps: float, count: int, seed: int) -> list[Work]:
+def works(experiment: Experiment, rate_rps: float, seed: int) -> list[Work]:
     """A stream as the optimum sees it."""
-    stream = PRESET.workload.stream(rate_rps, count, seed)
-    return [Work(a.at_s, a.at_s + (a.ttft_s or math.inf), marginal_s(a.tokens)) for a in stream]
+    cost, seen, found = experiment.hardware.cost, set[int](), []
+    for arrival in experiment.workload.stream(rate_rps, experiment.requests, seed):
+        known = next((n for n, block in enumerate(arrival.blocks) if block not in seen), len(arrival.blocks))
+        seen.update(arrival.blocks)
+        cached = min(known * arrival.block_tokens, arrival.tokens - 1)
+        due_s = arrival.at_s + (arrival.ttft_s or math.inf)
+        found.append(Work(arrival.at_s, due_s, marginal_s(cost, arrival.tokens - cached, cached)))
+    return found
 
 
 def broken_intervals(jobs: list[Work], chosen: list[int]) -> list[tuple[float, float]]:
@@ -126,12 +138,13 @@ def most_on_time(jobs: list[Work]) -> tuple[int, bool]:
     return bound, False
 
 
-def optimal_rps(count: int, seed: int, level: float, capacity_rps: float) -> tuple[float, bool]:
+def optimal_rps(experiment: Experiment, seed: int, level: float, capacity_rps: float) -> tuple[float, bool]:
     """The highest rate at which `level` could be on time, within 2 %; whether every step was proven."""
+    count = experiment.requests
     low, high, proven = 0.5 * capacity_rps, 4.0 * capacity_rps, True
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
-        found, is_proven = most_on_time(works(middle, count, seed))
+        found, is_proven = most_on_time(works(experiment, middle, seed))
         proven = proven and is_proven
         if found >= level * count - 1e-9:
             low = middle
@@ -140,9 +153,9 @@ def optimal_rps(count: int, seed: int, level: float, capacity_rps: float) -> tup
     return high, proven
 
 
-def arm_rps(name: str, count: int, seed: int, level: float, capacity_rps: float) -> float:
+def arm_rps(experiment: Experiment, name: str, seed: int, level: float, capacity_rps: float) -> float:
     """What an arm reaches on the same stream, with the best of its settings."""
-    experiment = Experiment(PRESET.hardware, PRESET.workload, count, (seed,))
+    experiment = replace(experiment, seeds=(seed,))
     arm = ARMS[name]
     return max(experiment.goodput_rps(arm, setting, level, capacity_rps) for setting in arm.settings)
 
@@ -152,18 +165,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trace", type=Path)
     arguments = parser.parse_args()
     count, seeds = arguments.requests, range(1, arguments.seeds + 1)
-    capacity_rps = Experiment(PRESET.hardware, PRESET.workload, count, (1,)).capacity_rps()
-    cases = [(count, seed, level, capacity_rps) for level in LEVELS for seed in seeds]
+    preset = PRESET if arguments.trace is None else on_trace(PRESET, arguments.trace)
+    experiment = Experiment(preset.hardware, preset.workload, count, (1,))
+    capacity_rps = experiment.capacity_rps()
+    cases = [(seed, level, capacity_rps) for level in LEVELS for seed in seeds]
     with ProcessPoolExecutor() as pool:
-        best = [pool.submit(optimal_rps, *case) for case in cases]
-        arms = {name: [pool.submit(arm_rps, name, *case) for case in cases] for name in COMPARED}
+        best = [pool.submit(optimal_rps, experiment, *case) for case in cases]
+        arms = {name: [pool.submit(arm_rps, experiment, name, *case) for case in cases] for name in COMPARED}
         optimum = [future.result() for future in best]
         reached = {name: [future.result() for future in futures] for name, futures in arms.items()}
-    table = Table("in time", "seed", "optimum", *COMPARED, title=f"{PRESET.title}, {count} requests")
+    table = Table("in time", "seed", "optimum", *COMPARED, title=f"{preset.title}, {count} requests")
     rows = []
-    for position, (_, seed, level, _) in enumerate(cases):
+    for position, (seed, level, _) in enumerate(cases):
         bound_rps, proven = optimum[position]
         rates = {name: reached[name][position] for name in COMPARED}
         rows.append(
@@ -176,7 +192,8 @@ def main() -> None:
         for name in COMPARED:
             parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
             print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
-    print(write("offline_optimum", {"requests": count, "rows": rows}))
+    name = "offline_optimum" if arguments.trace is None else f"offline_optimum_{arguments.trace.stem}"
+    print(write(name, {"preset": preset.name, "requests": count, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ from prefill_node.server import PrefillNodeConfig, PrefillServer
 from router.core import RouterLimits
 from router.deployment import RouterConfig, SlackRouter
 from router.pinning import PinnedDecode, PinnedPrefill
+from slo.batching import STEP_TOKENS
 from slo.preemption import PreemptionMode
 
 INGRESS_NAME = "Ingress"
 DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1
-_LONGEST_STEP_TOKENS = 32_768
 _SCHEDULER = "prefill_node.scheduler.SlackScheduler"
 _WORKERS = {
     "cpu": "prefill_node.worker_cpu.YieldingCPUWorker",
@@ -188,8 +188,7 @@ def _engine_kwargs(
             # A compiled forward pass is one piece, which cannot stop between two layers.
             kwargs["enforce_eager"] = True
         if (longest := config.max_model_len or _longest(model)) is not None:
-            # A whole prompt in one step: it can stop anywhere, and chunks would only cost throughput.
-            kwargs["max_num_batched_tokens"] = min(longest, _LONGEST_STEP_TOKENS)
+            kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
     return kwargs | pool.engine_kwargs
 
 

@@ -15,6 +15,7 @@ from simulator.cost import CostModel, Granularity
 from simulator.engine import EngineLimits, VirtualEngine
 from simulator.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.replica import ReplicaRules, VirtualReplica
+from slo.batching import STEP_TOKENS
 from slo.forecast import Forecast
 from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.predictor import Sample, fit
@@ -32,6 +33,8 @@ CHUNKS: Final = (512, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
 JOINS: Final = (1024, 8192)
 """Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
+WHOLE_TOKENS: Final = 32_768
+"""The peers that do not chunk prefill prompts of so many tokens in one pass."""
 JOIN_TOKENS: Final = 2048
 """The default of `preemption.join_tokens`."""
 _CALIBRATION: Final = (
@@ -123,6 +126,7 @@ class Scheduling:
     granularity: Granularity
     launch_ahead: int = 0
     join_tokens: int = JOIN_TOKENS
+    step_tokens: int = WHOLE_TOKENS
     foresees: bool = False
 
     def build(
@@ -135,6 +139,7 @@ class Scheduling:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
         limits = EngineLimits(
+            budget_tokens=self.step_tokens,
             kv_tokens=hardware.kv_tokens,
             max_suspended_s=self.preemption.limits.max_suspended_s,
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
@@ -210,7 +215,7 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve-off",
             "SlackServe, preemption off",
-            Scheduling(OFF, DEFAULT_ORDER, Granularity.NONE, foresees=True).build,
+            Scheduling(OFF, DEFAULT_ORDER, Granularity.NONE, step_tokens=STEP_TOKENS, foresees=True).build,
         ),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
@@ -263,7 +268,9 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve",
             "SlackServe",
-            Scheduling(OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, foresees=True).build,
+            Scheduling(
+                OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, step_tokens=STEP_TOKENS, foresees=True
+            ).build,
         ),
     )
 }

@@ -17,6 +17,7 @@ from prefill_node.suspension import SuspendedStep, Suspensions
 from prefill_node.views import SchedulerView, StepView
 from simulator.findings import State
 from simulator.prefix_cache import PrefixCache
+from slo.batching import STEP_TOKENS
 from slo.predictor import attention_pairs
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EngineLimits:
         caches_prefixes: Whether finished prompts serve as prefixes of others.
     """
 
-    budget_tokens: int = 32_768
+    budget_tokens: int = STEP_TOKENS
     kv_tokens: int = 400_000
     max_suspended_s: float = 30.0
     checkpoint_bytes_per_token: int = 16_384

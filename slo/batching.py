@@ -9,12 +9,16 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slo.predictor import PrefillPredictor
+
+STEP_TOKENS: Final = 8192
+"""Most tokens of one step by default; a longer prompt is prefilled in chunks of so many, which fill a device
+as well as larger ones do and have their boundaries closer together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,8 @@ class Limits:
         stubborn_after: Fraction of a step after which it is not stopped to be recomputed.
     """
 
-    max_preemptions: int = 16
-    max_suspended_s: float = 120.0
+    max_preemptions: int = 64
+    max_suspended_s: float = 600.0
     max_suspended_steps: int = 32
     max_suspended_bytes: int = 2 << 30
     stubborn_after: float = 0.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from slo.on_time import OnTimeSet, on_time_set, worth
 from slo.preemption_terms import (
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slo.forecast import Forecast
+
+_NOTHING_S: Final = 1e-9
+"""Less work than this is the rounding of sums."""
 
 
 def decide_by_set(
@@ -71,7 +74,7 @@ def decide_by_set(
         at_s = now_s + spare_s + stop_s
         reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    if _worth_if_ended(step, runner, pool, ended_s, forecast) >= sum(map(worth, stopped.kept)):
+    if _worth_if_ended(step, runner, pool, ended_s, forecast, rules.mode) >= sum(map(worth, stopped.kept)):
         return Keep(KeepReason.WOULD_HARM)
     return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
 
@@ -82,6 +85,7 @@ def _worth_if_ended(
     pool: Sequence[Prefill],
     ended_s: float,
     forecast: Forecast | None,
+    mode: PreemptionMode,
 ) -> float:
     """The worth on time if the step runs to its end at `ended_s`.
 
@@ -90,9 +94,10 @@ def _worth_if_ended(
     """
     if runner is None or runner.deadline_s == math.inf:
         return sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
-    if runner.remaining_s <= step.restart_s:
+    behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
+    if behind_s <= _NOTHING_S:
         return worth(runner) + sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
-    behind = replace(runner, remaining_s=runner.remaining_s - step.remaining_s)
+    behind = replace(runner, remaining_s=behind_s)
     return sum(map(worth, on_time_set([behind, *pool], ended_s, forecast).kept))
 
 

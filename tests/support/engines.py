@@ -61,7 +61,7 @@ class Engine:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3]}
+        arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3, 0.0]}
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
         sampling = SamplingParams(

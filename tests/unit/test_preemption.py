@@ -405,7 +405,7 @@ def test_a_stopped_step_waits_for_its_beneficiary_as_long_as_that_one_can_be_met
 def test_recomputing_is_borne_less_often():
     assert (Limits.default_for(RECOMPUTE).max_preemptions, Limits.default_for(RESUME).max_preemptions) == (
         1,
-        16,
+        64,
     )
 
 

@@ -16,7 +16,7 @@ def preemption(**values):
 
 def test_it_is_on_unless_told_otherwise():
     rules = SlackServeConfig().preemption.rules()
-    limits = Limits(16, 120.0, 32, 2 << 30)
+    limits = Limits(64, 600.0, 32, 2 << 30)
     assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 3.0, limits)
     assert SlackServeConfig().preemption.order is QueueOrder.ON_TIME_SET
 
@@ -24,9 +24,9 @@ def test_it_is_on_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("mode", "given", "expected"),
     [
-        ("resume", {}, 16),
+        ("resume", {}, 64),
         ("recompute", {}, 1),
-        ("off", {}, 16),
+        ("off", {}, 64),
         ("resume", {"max_preemptions": 3}, 3),
         ("recompute", {"max_preemptions": 3}, 3),
         ("recompute", {"max_preemptions": 0}, 0),

@@ -71,6 +71,24 @@ def test_two_short_waiters_beat_one_long_runner_that_was_on_time():
     assert stops(long, short, other) == ("short", PreemptReason.RUNNER_GIVEN_UP)
 
 
+def chunk(member, remaining_s, behind_s):
+    """One chunk of a prompt runs, most of it is done, and more of the prompt is behind it."""
+    return RunningStep(7, (replace(member, remaining_s=remaining_s + behind_s),), remaining_s, 2.0)
+
+
+def test_a_runner_is_on_time_with_its_whole_prompt_not_with_its_chunk():
+    short = job("short", 1.2, work_s=0.5)
+    assert stops(chunk(job("long", 5.0), 1.0, 0.0), short) == ("short", PreemptReason.RESCUE)
+    assert stops(chunk(job("long", 5.0), 1.0, 3.4), short) == ("short", PreemptReason.RESCUE)
+    assert stops(chunk(job("long", 5.0), 1.0, 3.6), short) is None, "one of the two is late either way"
+    assert stops(chunk(job("long", 5.0), 1.0, 4.5), short) == ("short", PreemptReason.RUNNER_LOST)
+
+
+def test_the_end_of_a_chunk_does_not_count_as_a_prompt_on_time():
+    shorts = job("short", 1.2, work_s=0.5), job("other", 4.6, work_s=2.5)
+    assert stops(chunk(job("long", 5.0), 1.0, 3.0), *shorts) == ("short", PreemptReason.RUNNER_GIVEN_UP)
+
+
 def test_of_one_and_one_the_more_valuable_is_on_time():
     long, short = step(job("long", 10.5, weight=2.0), remaining_s=10.0), job("short", 1.5, weight=2.5)
     assert stops(long, short) == ("short", PreemptReason.RUNNER_GIVEN_UP)

@@ -18,11 +18,14 @@ from simulator.operators import LLAMA_3_8B, LLAMA_3_8B_A100
 from simulator.presets import PRESETS
 from simulator.run import run
 from simulator.workload import Arrival
+from slo.batching import STEP_TOKENS
 from slo.preemption import PreemptionRules
 from slo.tiers import CLIENT_TIERS, Tier
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
-LONG_S = HARDWARE.cost.prefill_s(20_000)
+LONG_TOKENS = STEP_TOKENS  # one step
+LONG_S = HARDWARE.cost.prefill_s(LONG_TOKENS)
+SOON_S = 0.2
 URGENT_S = HARDWARE.cost.prefill_s(200)
 EVERY_ARM = sorted({*PAPER_ARMS, *ABORT_ARMS, *TIER_ARMS})
 MIX = PRESETS["flowprefill-8b"].workload
@@ -32,7 +35,7 @@ def arrival(number, at_s, tokens, ttft_s, tier=Tier.STANDARD, blocks=()):
     return Arrival(number, at_s, "kind", tokens, 1, ttft_s, tier, blocks)
 
 
-OVERTAKING = [arrival(0, 0.0, 20_000, 30.0), arrival(1, 0.5, 200, 0.25, Tier.PREMIUM)]
+OVERTAKING = [arrival(0, 0.0, LONG_TOKENS, 30.0), arrival(1, SOON_S, 200, 0.25, Tier.PREMIUM)]
 
 
 def served(arm, arrivals=OVERTAKING, setting=None, **about):
@@ -63,7 +66,7 @@ def test_alone_each_request_takes_its_own_time_in_every_arm(arm):
 @pytest.mark.parametrize("arm", ["fcfs", "sedf", "slackserve-off", "abort-conservative", "tier-order"])
 def test_without_preemption_an_urgent_request_waits_for_the_whole_pass(arm):
     long, urgent = served(arm).jobs
-    assert urgent.ttft_s == pytest.approx(LONG_S - 0.5 + URGENT_S)
+    assert urgent.ttft_s == pytest.approx(LONG_S - SOON_S + URGENT_S)
     assert not urgent.is_on_time
     assert long.preemptions == 0
 
@@ -90,8 +93,8 @@ def test_aborted_it_starts_over(arm):
     long, urgent = served(arm).jobs
     assert urgent.is_on_time
     assert long.preemptions == 1
-    assert long.lost_s == pytest.approx(0.5, rel=0.1)
-    assert long.ttft_s == pytest.approx(LONG_S + 0.5 + URGENT_S, rel=0.05)
+    assert long.lost_s == pytest.approx(SOON_S, rel=0.1)
+    assert long.ttft_s == pytest.approx(LONG_S + SOON_S + URGENT_S, rel=0.05)
 
 
 def test_finer_boundaries_stop_sooner():
