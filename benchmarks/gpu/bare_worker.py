@@ -1,0 +1,9 @@
+"""The GPU's prefill worker, whose boundaries can be taken out and put back."""
+
+from bareable import Bareable
+
+from prefill_node.worker_cuda import YieldingGPUWorker
+
+
+class BareableGPUWorker(Bareable, YieldingGPUWorker):
+    """Runs with its boundaries, or as the same engine without them."""

@@ -1,0 +1,339 @@
+"""Preemption in a stock vLLM engine on one GPU, without Ray: one process for each arm, one after the other.
+
+Three parts. `urgent`: a short prompt arrives while a long one is computed. `idle`: what boundaries cost that
+never stop, in pairs on one engine. `load`: two minutes of FlowPrefill's mix at each rate. The weights are
+dummies of Llama-3-8B's shape. Each part is written as soon as it is measured.
+
+    PYTHONPATH=.:benchmarks python -m gpu.engine                                   # all arms and parts
+    PYTHONPATH=.:benchmarks python -m gpu.engine --arm slackserve --part urgent    # one of each
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from report import quantiles
+
+from gpu.device import Device
+from gpu.findings import Findings, print_table
+from gpu.replica import Arm, Replica, replica, write_model
+from prefill_node.engine_setup import EngineSetup
+from simulator.operators import LLAMA_3_8B, ModelShape
+from simulator.presets import qwen_trace_like
+from telemetry.catalogue import (
+    PREEMPTION_ORDER_TO_STOP,
+    PREEMPTION_RESUME_OVERHEAD,
+    PREEMPTION_STOP_TO_SERVICE,
+    PREEMPTIONS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.workload import Arrival
+
+URGENT_P99_MS: Final = 8.0
+IDLE_OVERHEAD: Final = 0.005
+LLAMA_3_8B_OBJECTIVES_S: Final = (0.25, 0.5, 4.0, 6.0)
+"""For the first token of text, image, search and file (FlowPrefill, arXiv 2602.16603)."""
+PARTS: Final = ("urgent", "idle", "load")
+ARMS: Final = ("fcfs", "chunked", "slackserve")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        longest: Longest prompt.
+        tokens: Length of the prompt that is computed when an urgent one arrives.
+        urgent_ttft: The urgent prompt's objective, in times of what it takes alone.
+        chunk_tokens: Of chunked prefill.
+        length_scale: Factor on the prompts of the load.
+        objective_scale: Factor on its objectives.
+        grace_s: How long the load's last requests are waited for.
+    """
+
+    shape: ModelShape = LLAMA_3_8B
+    vocabulary: int = 128_256
+    longest: int = 32_768
+    warm_up_tokens: tuple[int, ...] = (64, 512, 2048, 8192, 16_384)
+    tokens: int = 8192
+    urgent_tokens: int = 64
+    urgent_ttft: float = 4.0
+    repeats: int = 100
+    pairs: int = 40
+    chunk_tokens: int = 2048
+    rates_rps: tuple[float, ...] = (12.0, 24.0)
+    seconds: float = 120.0
+    length_scale: float = 1.0
+    objective_scale: float = 1.0
+    grace_s: float = 10.0
+
+
+FULL: Final = Plan()
+TINY: Final = replace(
+    FULL,
+    shape=ModelShape(layers=8, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),
+    vocabulary=256,
+    longest=2048,
+    warm_up_tokens=(16, 512, 1536),
+    tokens=1536,
+    urgent_tokens=16,
+    repeats=4,
+    pairs=2,
+    chunk_tokens=256,
+    rates_rps=(8.0,),
+    seconds=2.0,
+    length_scale=0.05,
+    objective_scale=4.0,
+    grace_s=5.0,
+)
+
+
+def arm_of(name: str, plan: Plan) -> Arm:
+    """An arm by its name."""
+    chunk = plan.chunk_tokens if name == "chunked" else None
+    return Arm(name, chunk, is_ours=name == "slackserve")
+
+
+async def urgent(running: Replica, plan: Plan, rng: random.Random) -> dict[str, Any]:
+    """First tokens of a short prompt, alone and during a long prefill."""
+    alone = [await running.prefill(plan.urgent_tokens) for _ in range(plan.repeats)]
+    victim_s = statistics.median([await running.prefill(plan.tokens) for _ in range(3)])
+    before = _counted(running)
+    objective_s = plan.urgent_ttft * statistics.median(alone)
+    during, victims = [], []
+    for _ in range(plan.repeats):
+        victim = asyncio.create_task(running.prefill(plan.tokens))
+        await asyncio.sleep(rng.uniform(0.05, 0.9) * victim_s)
+        during.append(await running.prefill(plan.urgent_tokens, objective_s))
+        victims.append(await victim)
+    running.collect()
+    preemptions, stops = _counted(running) - before, running.tally.values
+    return {
+        "arm": running.arm.name,
+        "tokens": plan.tokens,
+        "urgent_tokens": plan.urgent_tokens,
+        "objective_ms": objective_s * 1e3,
+        "victim_alone_ms": victim_s * 1e3,
+        "alone_ms": _summary(alone),
+        "during_ms": _summary(during),
+        "added_p99_ms": _summary(during)["p99"] - _summary(alone)["p99"],
+        "victim_ms": _summary(victims),
+        "preemptions": preemptions,
+        "order_to_stop_ms": _summary(stops[PREEMPTION_ORDER_TO_STOP.name]),
+        "stop_to_service_ms": _summary(stops[PREEMPTION_STOP_TO_SERVICE.name]),
+        "resume_overhead_ms": _summary(stops[PREEMPTION_RESUME_OVERHEAD.name]),
+    }
+
+
+async def idle(running: Replica, plan: Plan) -> dict[str, Any]:
+    """The long prompt with and without boundaries on one engine, in pairs, in alternating order."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(plan.pairs + 1):
+        for on in (True, False) if number % 2 else (False, True):
+            await running.engine.collective_rpc("with_boundaries", args=(on,))
+            seconds = await running.prefill(plan.tokens)
+            if number:
+                times[on].append(seconds)
+    await running.engine.collective_rpc("with_boundaries", args=(True,))
+    ratios = sorted(mine / bare for mine, bare in zip(times[True], times[False], strict=True))
+    return {
+        "arm": running.arm.name,
+        "tokens": plan.tokens,
+        "pairs": len(ratios),
+        "without_ms": statistics.median(times[False]) * 1e3,
+        "with_ms": statistics.median(times[True]) * 1e3,
+        "overhead": statistics.median(ratios) - 1,
+        "quartiles": [ratios[len(ratios) // 4] - 1, ratios[3 * len(ratios) // 4] - 1],
+    }
+
+
+async def load(running: Replica, plan: Plan, rate_rps: float, seed: int) -> dict[str, Any]:
+    """A stream of FlowPrefill's mix at a rate: who had the first token in time."""
+    mix = qwen_trace_like([objective * plan.objective_scale for objective in LLAMA_3_8B_OBJECTIVES_S])
+    arrivals = mix.stream(rate_rps, max(1, round(rate_rps * plan.seconds)), seed)
+    before, started_s = _counted(running), time.monotonic()
+    tasks = [asyncio.create_task(_arrive(running, plan, arrival, started_s)) for arrival in arrivals]
+    await asyncio.wait(tasks, timeout=arrivals[-1].at_s + plan.grace_s)
+    ttfts = [task.result() if task.done() else None for task in tasks]
+    for task in tasks:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    running.collect()
+    pairs = list(zip(arrivals, ttfts, strict=True))
+    kinds = sorted({arrival.kind for arrival in arrivals})
+    return {
+        "arm": running.arm.name,
+        "rate_rps": rate_rps,
+        "seed": seed,
+        "seconds": plan.seconds,
+        "requests": len(arrivals),
+        "on_time": _on_time(pairs),
+        "on_time_by_kind": {
+            kind: _on_time([pair for pair in pairs if pair[0].kind == kind]) for kind in kinds
+        },
+        "unfinished": sum(ttft is None for ttft in ttfts),
+        "ttft_ms": _summary([ttft for ttft in ttfts if ttft is not None]),
+        "preemptions": _counted(running) - before,
+    }
+
+
+async def _arrive(running: Replica, plan: Plan, arrival: Arrival, started_s: float) -> float:
+    await asyncio.sleep(started_s + arrival.at_s - time.monotonic())
+    tokens = min(max(1, round(arrival.tokens * plan.length_scale)), plan.longest - 1)
+    return await running.prefill(tokens, arrival.ttft_s)
+
+
+def _on_time(pairs: Sequence[tuple[Arrival, float | None]]) -> float:
+    met = sum(ttft is not None and ttft <= (arrival.ttft_s or float("inf")) for arrival, ttft in pairs)
+    return met / len(pairs)
+
+
+def _counted(running: Replica) -> float:
+    """Stops so far."""
+    running.collect()
+    return sum(value for name, value in running.tally.counts.items() if name.startswith(PREEMPTIONS.name))
+
+
+def _summary(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    points = quantiles([second * 1e3 for second in seconds], 50, 90, 99)
+    return {"count": len(seconds), **points, "max": max(seconds) * 1e3}
+
+
+async def measure(
+    name: str, parts: Sequence[str], plan: Plan, setup: EngineSetup, out: Path, seed: int
+) -> Findings:
+    """All parts of one arm; results are in `engine-ARM.json`."""
+    import vllm
+
+    device = Device.found()
+    about = {"device": device.about(), "seed": seed, "arm": name, "vllm": vllm.__version__}
+    findings = Findings(out / f"engine-{name}.json", about | {"setup": asdict(setup)})
+    arm = arm_of(name, plan)
+    worker = None
+    if arm.is_ours:
+        worker = "gpu.bare_worker.BareableGPUWorker" if device.is_gpu else "bare_worker.BareableCPUWorker"
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_model(Path(directory), plan.shape, plan.vocabulary, plan.longest)
+        async with replica(arm, model, setup, plan.warm_up_tokens, seed=seed, worker_cls=worker) as running:
+            findings.add(
+                "engine",
+                {
+                    "model_runner": running.model_runner,
+                    "governed": running.is_governed,
+                    "granularity": running.granularity,
+                    "per_token_ms": running.predictor.per_token_s * 1e3,
+                    "fixed_ms": running.predictor.fixed_s * 1e3,
+                },
+            )
+            rng = random.Random(f"{seed} urgent")  # noqa: S311 - reproducible, not secret
+            if "urgent" in parts:
+                findings.add("urgent", await urgent(running, plan, rng))
+            if "idle" in parts and arm.is_ours:
+                findings.add("idle", await idle(running, plan))
+            if "load" in parts:
+                for rate_rps in plan.rates_rps:
+                    findings.add("load", await load(running, plan, rate_rps, seed))
+            if arm.is_ours and not running.is_governed:
+                raise RuntimeError(
+                    "the governor has failed; what was measured after that is without preemption"
+                )
+    show(findings)
+    return findings
+
+
+def show(findings: Findings) -> None:
+    """What was measured, as tables."""
+    found = findings.results
+    print(f"\n{findings.about['arm']}: vLLM {findings.about['vllm']}, {found['engine'][0]}")
+    is_gpu = findings.about["device"]["is_gpu"]
+    for row in found.get("urgent", []):
+        met = _verdict(row["added_p99_ms"] <= URGENT_P99_MS, is_gpu=is_gpu)
+        print_table(
+            f"{row['urgent_tokens']} tokens during {row['tokens']}, ms",
+            ["", "p50", "p99", "max"],
+            [
+                [label, *(f"{row[key].get(point, 0.0):.2f}" for point in ("p50", "p99", "max"))]
+                for label, key in (
+                    ("alone", "alone_ms"),
+                    ("during", "during_ms"),
+                    ("order to stop", "order_to_stop_ms"),
+                )
+            ],
+        )
+        print(
+            f"added at p99: {row['added_p99_ms']:+.2f} ms, target +{URGENT_P99_MS:g} ms: {met}; "
+            f"{row['preemptions']:.0f} stops in {row['during_ms']['count']} tries"
+        )
+    for row in found.get("idle", []):
+        met = _verdict(row["overhead"] <= IDLE_OVERHEAD, is_gpu=is_gpu)
+        print(f"idle overhead {row['overhead']:+.2%} of {row['without_ms']:.1f} ms, target 0.5 %: {met}")
+    for row in found.get("load", []):
+        print(
+            f"{row['rate_rps']:g} requests/s: {row['on_time']:.1%} in time, {row['preemptions']:.0f} stops, "
+            f"{row['unfinished']} unfinished of {row['requests']}"
+        )
+
+
+def _verdict(reached: bool, *, is_gpu: bool) -> str:  # noqa: FBT001 - a word for a truth
+    if not is_gpu:
+        return "no GPU, says nothing"
+    return "met" if reached else "MISSED"
+
+
+def main() -> None:
+    """Measure one arm here, or each in a process of its own."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arm", choices=ARMS, action="append", help="may be repeated; all by default")
+    parser.add_argument("--part", choices=PARTS, action="append", help="likewise")
+    parser.add_argument("--rate", type=float, action="append", help="requests per second, likewise")
+    parser.add_argument("--seconds", type=float, help="of load at each rate")
+    parser.add_argument("--granularity", default="sublayer", help="where passes of ours can stop")
+    parser.add_argument("--launch-ahead", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
+    arguments = parser.parse_args()
+    arms, parts = arguments.arm or ARMS, arguments.part or PARTS
+    if len(arms) > 1:
+        for arm in arms:
+            command = [sys.executable, "-m", "gpu.engine", *_without_arms(sys.argv[1:]), "--arm", arm]
+            subprocess.run(command, check=True)  # noqa: S603
+        return
+    plan = TINY if arguments.tiny else FULL
+    if arguments.rate:
+        plan = replace(plan, rates_rps=tuple(arguments.rate))
+    if arguments.seconds:
+        plan = replace(plan, seconds=arguments.seconds)
+    setup = EngineSetup(mode="resume", granularity=arguments.granularity, launch_ahead=arguments.launch_ahead)
+    findings = asyncio.run(measure(arms[0], parts, plan, setup, arguments.out, arguments.seed))
+    print(findings.path)
+
+
+def _without_arms(given: Sequence[str]) -> list[str]:
+    """The command's other arguments."""
+    others = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    others.add_argument("--arm", action="append")
+    return others.parse_known_args(given)[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""A prefill replica without Ray: a vLLM engine in a process of its own, and before it, here, the governor.
+
+Owns what `prefill_node.server` does around an engine, as far as prefills go: the ledger, the board, the
+watch. A stock engine is the same without them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import time
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from prefill_node.board import Board
+from prefill_node.governor import ForwardProfile, Governor
+from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.preemption_record import PreemptionRecord
+from prefill_node.watch import Watch
+from slo.order import QueueOrder
+from slo.predictor import PrefillPredictor, Sample, fit
+from slo.preemption import PreemptionRules
+from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG, JobId
+from slo.slack import NO_DEADLINE
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from prefill_node.engine_setup import EngineSetup
+    from simulator.operators import ModelShape
+    from telemetry.catalogue import Metric
+
+ENVIRONMENT: Final = {
+    # The servers' engines run vLLM's first model runner; all that are compared do.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+HOST_ENVIRONMENT: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""What the servers set for engines without a GPU."""
+_WEIGHT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to serve.
+
+    Attributes:
+        chunk_tokens: Most tokens of a pass; None for a whole prompt, however long.
+        is_ours: SlackServe's scheduler, worker and governor; else stock vLLM, first come first served.
+    """
+
+    name: str
+    chunk_tokens: int | None = None
+    is_ours: bool = False
+
+
+class Tally:
+    """Metrics of `prefill_node.preemption_record`, kept as numbers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+        self.counts: dict[str, float] = defaultdict(float)
+
+    def count(self, metric: Metric, value: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        self.counts[".".join((metric.name, *labels.values()))] += value
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:  # noqa: ARG002 - as Instruments
+        """Keep a value."""
+        self.values[metric.name].append(value)
+
+    def set(self, metric: Metric, value: float, **labels: str) -> None:
+        """Gauges are not kept."""
+
+
+class Replica:
+    """An engine that prefills, and what it knows about itself."""
+
+    def __init__(self, engine: Any, arm: Arm, vocabulary: int, seed: int) -> None:
+        self.engine = engine
+        self.arm = arm
+        self.tally = Tally()
+        self.governor: Governor | None = None
+        self.granularity = ""
+        self.predictor = PrefillPredictor(0.0, 0.0)
+        self._watch: Watch | None = None
+        self._record: PreemptionRecord | None = None
+        self._numbers = itertools.count(1)
+        self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self._vocabulary = vocabulary
+
+    @property
+    def model_runner(self) -> str:
+        """Which of vLLM's model runners it has."""
+        return "V2" if self.engine.vllm_config.use_v2_model_runner else "V1"
+
+    async def prefill(self, tokens: int, ttft_s: float | None = None) -> float:
+        """Seconds from here to the first token of a random prompt.
+
+        Args:
+            tokens: Its length.
+            ttft_s: Its objective; None for none.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=self._rng.choices(range(self._vocabulary), k=tokens))
+        job = JobId(f"job-{next(self._numbers)}")
+        arrived_s = time.monotonic()
+        deadline_s = NO_DEADLINE if ttft_s is None else arrived_s + ttft_s
+        sampling = SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=self._arguments(job, deadline_s),
+        )
+        self._accept(job, tokens, deadline_s, arrived_s)
+        try:
+            async for _ in self.engine.generate(prompt, sampling, job):
+                pass
+            return time.monotonic() - arrived_s
+        finally:
+            self._end(job)
+
+    async def measure(self, lengths: tuple[int, ...]) -> PrefillPredictor:
+        """What a prefill takes, as a server measures it: after one of each length, the shorter of two."""
+        samples = []
+        for tokens in lengths:
+            await self.prefill(tokens)
+        for tokens in lengths:
+            seconds = min(await self.prefill(tokens), await self.prefill(tokens))
+            samples.append(Sample(tokens, seconds))
+        self.predictor = fit(samples).predictor
+        return self.predictor
+
+    async def govern(self, board: Board, setup: EngineSetup, hidden_bytes: int, *, on_host: bool) -> None:
+        """Put the governor before the engine.
+
+        Raises:
+            RuntimeError: when the engine's passes cannot stop.
+        """
+        (places, granularity, refusal), *_ = await self.engine.collective_rpc("preemption_support")
+        if not places:
+            raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
+        rows = 2 if granularity == "layer" else 3
+        profile = ForwardProfile(places, rows * hidden_bytes, 0 if on_host else setup.launch_ahead)
+        ledger = PrefillLedger(self.predictor)
+        self.governor = Governor(
+            ledger,
+            dict.fromkeys(Tier, _WEIGHT),
+            PreemptionRules(),
+            QueueOrder(setup.order),
+            profile,
+        )
+        self._record = PreemptionRecord(self.tally, ledger)  # type: ignore[arg-type] # it has what is used
+        self._watch = Watch(board, self.governor, self._record)
+        self.granularity = str(granularity)
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether stops are decided and the governor has not failed."""
+        return self._watch is not None and self._watch.is_up
+
+    def collect(self) -> None:
+        """Take in what the engine has reported."""
+        if self._watch is not None:
+            self._watch.collect()
+
+    def close(self) -> None:
+        """Stop the governor."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _arguments(self, job: JobId, deadline_s: float) -> dict[str, Any]:
+        line = self.predictor
+        arguments: dict[str, Any] = {
+            JOB_XARG: job,
+            WEIGHT_XARG: _WEIGHT,
+            PREDICTOR_XARG: [line.per_token_s, line.fixed_s, line.handoff_s, line.per_pair_s],
+        }
+        return arguments if deadline_s == NO_DEADLINE else arguments | {DEADLINE_XARG: deadline_s}
+
+    def _accept(self, job: JobId, tokens: int, deadline_s: float, now_s: float) -> None:
+        if self.governor is not None and self._watch is not None and self._record is not None:
+            self.governor.arrived(Accepted(job, Tier.STANDARD, tokens, deadline_s, now_s))
+            self._record.follow(job)
+            self._watch.changed()
+
+    def _end(self, job: JobId) -> None:
+        if self.governor is not None and self._watch is not None and self._record is not None:
+            self.governor.ledger.ended(job)
+            self._watch.changed()
+            self._record.leave(job)
+
+
+@asynccontextmanager
+async def replica(
+    arm: Arm,
+    model: Path,
+    setup: EngineSetup,
+    warm_up_tokens: tuple[int, ...],
+    *,
+    seed: int = 0,
+    worker_cls: str | None = None,
+    **options: Any,
+) -> AsyncIterator[Replica]:
+    """Start an engine with dummy weights, measure it, and govern it if it is ours.
+
+    Args:
+        arm: How it serves.
+        model: Directory with a `config.json`.
+        setup: Preemption inside the engine.
+        warm_up_tokens: Prompt lengths that are measured at start.
+        seed: Draws the prompts.
+        worker_cls: Ours, by default the one for the machine's device.
+        options: Further engine arguments.
+    """
+    import torch
+
+    on_host = not torch.cuda.is_available()
+    os.environ |= ENVIRONMENT | (HOST_ENVIRONMENT if on_host else {})
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    config = json.loads((model / "config.json").read_text())
+    longest = config["max_position_embeddings"]
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "max_model_len": longest,
+        "max_num_batched_tokens": arm.chunk_tokens or longest,
+        "dtype": "float32" if on_host else "bfloat16",
+    }
+    board = Board.create(1) if arm.is_ours else None
+    if board is not None:
+        where = "cpu.YieldingCPUWorker" if on_host else "cuda.YieldingGPUWorker"
+        arguments |= {
+            "scheduler_cls": "prefill_node.scheduler.SlackScheduler",
+            "worker_cls": worker_cls or f"prefill_node.worker_{where}",
+            "additional_config": replace(setup, board=str(board.path)).encode(),
+        }
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
+    running = Replica(engine, arm, config["vocab_size"], seed)
+    try:
+        await running.measure(warm_up_tokens)
+        if board is not None:
+            board.unlink()
+            hidden_bytes = config["hidden_size"] * (4 if on_host else 2)
+            await running.govern(board, setup, hidden_bytes, on_host=on_host)
+        yield running
+    finally:
+        running.close()
+        engine.shutdown()
+        if board is not None and running.governor is None:
+            board.close()
+
+
+def write_model(directory: Path, shape: ModelShape, vocabulary: int, longest: int) -> Path:
+    """The `config.json` of a Llama of some shape; its weights are dummies."""
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": longest,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(values, indent=2))
+    return directory

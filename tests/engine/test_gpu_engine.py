@@ -1,0 +1,63 @@
+"""The GPU benchmark's engine with a tiny model on the host: it stops prefills and says what it did."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(out, *arguments):
+    """Run it as a person would, and return what it has written."""
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "gpu.engine", "--tiny", "--out", str(out), *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (written,) = out.glob("engine-*.json")
+    return json.loads(written.read_text())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("out"), "--arm", "slackserve")
+
+
+def test_it_says_what_ran(found):
+    (engine,) = found["results"]["engine"]
+    assert engine["model_runner"] == "V1"
+    assert engine["governed"] is True
+    assert engine["granularity"] == "sublayer"
+    assert found["about"]["vllm"]
+    assert found["about"]["device"]["is_gpu"] is False
+
+
+def test_long_prefills_make_way_for_urgent_ones(found):
+    (row,) = found["results"]["urgent"]
+    assert row["preemptions"] > 0
+    assert row["order_to_stop_ms"]["count"] == row["preemptions"]
+    assert row["during_ms"]["count"] == row["alone_ms"]["count"] == row["victim_ms"]["count"]
+
+
+def test_the_same_engine_runs_with_and_without_boundaries(found):
+    (row,) = found["results"]["idle"]
+    assert row["pairs"] == 2
+    assert row["with_ms"] > 0
+    assert row["without_ms"] > 0
+
+
+def test_every_request_of_the_load_is_on_time_late_or_unfinished(found):
+    (row,) = found["results"]["load"]
+    assert row["requests"] == 16
+    assert row["ttft_ms"]["count"] + row["unfinished"] == row["requests"]
+    assert 0 <= row["on_time"] <= 1
+    assert row["on_time_by_kind"]
