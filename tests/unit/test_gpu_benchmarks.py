@@ -1,10 +1,13 @@
 """The GPU benchmark with a small model on the host: what it finds is true, and others can read it."""
 
+import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ from gpu.decoder import KVCache, random_decoder
 from gpu.device import Device
 from gpu.mechanism import SMALL, TINY, measure, variants, verdicts
 from gpu.operator_times import write_operators
+from gpu.pack import pack, unpack
 from gpu.variants import Bench, Variant
+from gpu.vllm_fit import missing
 
 from prefill_node.board import Board
 from prefill_node.boundary import Granularity
@@ -140,6 +145,7 @@ def test_the_decoder_without_boundaries_is_left_as_it_was(bench):
     assert torch.equal(bench.decoder(prompt.tokens, prompt.cache), before)
 
 
+@pytest.mark.slow
 def test_the_decoder_computes_what_transformers_computes():
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -229,6 +235,46 @@ def test_it_needs_neither_vllm_nor_ray_nor_what_the_servers_need():
     code = f"import sys; sys.modules |= dict.fromkeys({absent}); import gpu.mechanism"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT, timeout=60)
+
+
+def test_the_installed_vllm_has_what_is_built_on():
+    package = Path(importlib.util.find_spec("vllm").origin).parent
+    assert missing(package) == []
+
+
+def test_a_vllm_that_lacks_something_is_told(tmp_path):
+    package = Path(importlib.util.find_spec("vllm").origin).parent
+    for name in ("v1", "config", "distributed", "model_executor"):
+        (tmp_path / name).symlink_to(package / name)
+    assert missing(tmp_path) == []
+    (tmp_path / "v1").unlink()
+    shutil.copytree(package / "v1" / "core", tmp_path / "v1" / "core")
+    scheduler = tmp_path / "v1" / "core" / "sched" / "scheduler.py"
+    scheduler.write_text(scheduler.read_text().replace("timestamp: float", "at: float"))
+    problems = missing(tmp_path)
+    assert "v1/core/sched/scheduler.py: Scheduler: _preempt_request takes no timestamp" in problems
+    assert "there is no v1/request.py" in problems
+
+
+def test_a_wheel_in_pieces_is_put_together_without_what_is_left_out(tmp_path):
+    wheel = tmp_path / "vllm.whl"
+    kept = {"vllm/__init__.py": b"x = 1\n", "vllm/_C.abi3.so": random.Random(1).randbytes(50_000)}
+    dropped = {"vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so": b"1", "vllm/vllm-rs": b"2"}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in (kept | dropped).items():
+            archive.writestr(name, content)
+    pieces = pack(wheel, tmp_path / "pieces", piece_bytes=20_000)
+    assert len(pieces) == 3
+    assert max(piece.stat().st_size for piece in pieces) == 20_000
+    other = tmp_path / "other"
+    other.mkdir()
+    pieces[1].rename(other / pieces[1].name)
+    with pytest.raises(SystemExit, match="missing"):
+        unpack([other], tmp_path / "site")
+    unpack([tmp_path / "pieces", other], tmp_path / "site")
+    found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.*")}
+    assert found == {*kept}
+    assert all((tmp_path / "site" / name).read_bytes() == content for name, content in kept.items())
 
 
 @pytest.mark.gpu
