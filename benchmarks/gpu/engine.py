@@ -31,6 +31,7 @@ from gpu.replica import Arm, Replica, replica, write_model
 from prefill_node.engine_setup import EngineSetup
 from simulator.operators import LLAMA_3_8B, ModelShape
 from simulator.presets import qwen_trace_like
+from slo.batching import STEP_TOKENS
 from telemetry.catalogue import (
     PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_RESUME_OVERHEAD,
@@ -104,8 +105,8 @@ TINY: Final = replace(
 
 def arm_of(name: str, plan: Plan) -> Arm:
     """An arm by its name."""
-    chunk = plan.chunk_tokens if name == "chunked" else None
-    return Arm(name, chunk, is_ours=name == "slackserve")
+    chunks = {"chunked": plan.chunk_tokens, "slackserve": STEP_TOKENS}
+    return Arm(name, chunks.get(name), is_ours=name == "slackserve")
 
 
 async def urgent(running: Replica, plan: Plan, rng: random.Random) -> dict[str, Any]:
@@ -238,6 +239,7 @@ async def measure(
                     "model_runner": running.model_runner,
                     "governed": running.is_governed,
                     "granularity": running.granularity,
+                    "chunk_tokens": arm.chunk_tokens,
                     "per_token_ms": running.predictor.per_token_s * 1e3,
                     "fixed_ms": running.predictor.fixed_s * 1e3,
                 },

@@ -24,7 +24,15 @@ from prefill_node.watch import Watch
 from slo.order import QueueOrder
 from slo.predictor import PrefillPredictor, Sample, fit
 from slo.preemption import PreemptionRules
-from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG, JobId
+from slo.request import (
+    ARRIVED_XARG,
+    DEADLINE_XARG,
+    JOB_XARG,
+    PREDICTOR_XARG,
+    TIER_XARG,
+    WEIGHT_XARG,
+    JobId,
+)
 from slo.slack import NO_DEADLINE
 from slo.tiers import Tier
 
@@ -121,7 +129,7 @@ class Replica:
             temperature=0,
             ignore_eos=True,
             detokenize=False,
-            extra_args=self._arguments(job, deadline_s),
+            extra_args=self._arguments(job, deadline_s, arrived_s),
         )
         self._accept(job, tokens, deadline_s, arrived_s)
         try:
@@ -180,12 +188,14 @@ class Replica:
         if self._watch is not None:
             self._watch.close()
 
-    def _arguments(self, job: JobId, deadline_s: float) -> dict[str, Any]:
-        line = self.predictor
+    def _arguments(self, job: JobId, deadline_s: float, arrived_s: float) -> dict[str, Any]:
+        curve = self.predictor
         arguments: dict[str, Any] = {
             JOB_XARG: job,
             WEIGHT_XARG: _WEIGHT,
-            PREDICTOR_XARG: [line.per_token_s, line.fixed_s, line.handoff_s, line.per_pair_s],
+            TIER_XARG: Tier.STANDARD.value,
+            ARRIVED_XARG: arrived_s,
+            PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
         }
         return arguments if deadline_s == NO_DEADLINE else arguments | {DEADLINE_XARG: deadline_s}
 
@@ -241,7 +251,7 @@ async def replica(
         "async_scheduling": False,
         "disable_log_stats": True,
         "max_model_len": longest,
-        "max_num_batched_tokens": arm.chunk_tokens or longest,
+        "max_num_batched_tokens": min(longest, arm.chunk_tokens or longest),
         "dtype": "float32" if on_host else "bfloat16",
     }
     board = Board.create(1) if arm.is_ours else None
