@@ -5,16 +5,26 @@ Travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from slo.ageing import Ageing
+from slo.fairness import Fairness, FairnessRules
 from slo.order import DEFAULT_ORDER
 from slo.preemption import Limits
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vllm.config import VllmConfig
 
 _KEY: Final = "slackserve"
+
+
+def shares_of(policies: Mapping[Tier, TierPolicy]) -> dict[str, tuple[float, float]]:
+    """Weight and share by the name of the tier."""
+    return {tier.value: (policy.weight, policy.share) for tier, policy in policies.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,8 @@ class EngineSetup:
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
         max_suspended_s: Total seconds that a request may be suspended before it goes first.
+        shares: Weight and share of each tier by name.
+        ageing_per_s: The fields of `slo.ageing.Ageing` and `slo.fairness.FairnessRules`, as the next four.
     """
 
     board: str = ""
@@ -42,6 +54,21 @@ class EngineSetup:
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05
     max_suspended_s: float = Limits().max_suspended_s
+    shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
+    ageing_per_s: float = Ageing().per_s
+    ageing_most: float = Ageing().most
+    deficit_gain: float = Ageing().deficit_gain
+    patience_s: float = FairnessRules().patience_s
+    share_memory_s: float = FairnessRules().memory_s
+
+    def fairness(self) -> Fairness:
+        """What the queue owes to those that it would leave behind, with nothing served yet."""
+        policies = {
+            Tier(name): TierPolicy(None, None, sheddable=False, weight=weight, share=share)
+            for name, (weight, share) in self.shares.items()
+        }
+        ageing = Ageing(self.ageing_per_s, self.ageing_most, self.deficit_gain)
+        return Fairness(policies, FairnessRules(ageing, self.patience_s, self.share_memory_s))
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _REMEMBER_DONE = 128
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+_TIERS: Mapping[str | None, Tier] = {None: Tier.SYSTEM, **{tier.value: tier for tier in Tier}}
 
 
 class QueueView:
@@ -170,13 +172,17 @@ class QueueView:
 
 def argument(request: Request, name: str) -> Any:
     """One of the arguments that the replica sent along with a request; None when it did not."""
-    sampling = request.sampling_params
-    return None if sampling is None or sampling.extra_args is None else sampling.extra_args.get(name)
+    return _arguments(request).get(name)
 
 
 def tier_of(request: Request) -> Tier:
     """The class of a request; the server's own without one."""
-    return Tier(argument(request, TIER_XARG) or Tier.SYSTEM)
+    return _TIERS[argument(request, TIER_XARG)]
+
+
+def _arguments(request: Request) -> Mapping[str, Any]:
+    sampling = request.sampling_params
+    return _NO_ARGUMENTS if sampling is None else sampling.extra_args or _NO_ARGUMENTS
 
 
 def _left(request: Request) -> tuple[int, int]:
@@ -196,9 +202,10 @@ def _prefill(
     key: str, request: Request, remaining_s: float, account: Account | None, open_s: float = 0.0
 ) -> Prefill:
     """A request by the name `key`; `open_s` is how long it has been suspended this time."""
-    deadline_s = argument(request, DEADLINE_XARG)
-    weight = argument(request, WEIGHT_XARG)
-    arrived_s = argument(request, ARRIVED_XARG)
+    given = _arguments(request)
+    deadline_s = given.get(DEADLINE_XARG)
+    weight = given.get(WEIGHT_XARG)
+    arrived_s = given.get(ARRIVED_XARG)
     return Prefill(
         JobId(key),
         1.0 if weight is None else float(weight),
@@ -207,5 +214,5 @@ def _prefill(
         request.arrival_time if arrived_s is None else float(arrived_s),
         0 if account is None else account.preemptions,
         open_s + (0.0 if account is None else account.suspended_s),
-        tier=tier_of(request),
+        tier=_TIERS[given.get(TIER_XARG)],
     )

@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
@@ -21,7 +21,7 @@ from prefill_node.bulletin import Bulletin
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.kv_commit import CommitOnCompletion
 from prefill_node.notices import Dropped, DropReason, Resumed, Stopped
-from prefill_node.queue_view import QueueView, argument
+from prefill_node.queue_view import QueueView, argument, tier_of
 from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.suspension import SuspendedStep, Suspensions
@@ -39,9 +39,20 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
+    from slo.fairness import Lead
+    from slo.tiers import Tier
+
 RELEASE_PREFIX = "slackserve-release:"
 """An abort of this prefix plus a job id gives up the job, whether it still runs or waits to be pulled."""
 _REMEMBER_JOBS = 8192
+
+
+class _Issued(NamedTuple):
+    """The running step: when it was issued, its tokens by tier, and the class that has it by right."""
+
+    at_s: float
+    tokens: dict[Tier, int]
+    led_by: Tier | None
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
@@ -57,6 +68,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._setup = EngineSetup.of(self.vllm_config)
         self._predictor = PrefillPredictor(0.0, 0.0)
         self._forecast = Forecast()
+        self._fairness = self._setup.fairness()
+        self._issued: _Issued | None = None
         self._jobs: dict[str, str] = {}
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._suspensions = Suspensions(self._setup.max_suspended_s)
@@ -84,10 +97,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         now_s = time.monotonic()
         shown: Sequence[str] = ()
         resumed: SuspendedStep | None = None
+        lead: Lead | None = None
         match choice := self._choose(now_s):
-            case Start(requests=shown):
+            case Start(requests=shown, lead=lead):
                 self._make_room(choice, now_s)
-            case Resume(step=resumed):
+            case Resume(step=resumed, lead=lead):
                 shown = tuple(resumed.members)
             case Wait():
                 pass
@@ -95,7 +109,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
-            self._issue(output, resumed, now_s)
+            self._issue(output, resumed, lead, now_s)
         else:
             StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
             self._bulletin.idle(self._view.published(None))
@@ -107,6 +121,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Take in a step that is complete, or one that stopped."""
         if scheduler_output.total_num_scheduled_tokens:
             self._bulletin.ended()
+            self._account(time.monotonic())
         if isinstance(model_runner_output, PreemptedOutput):
             self._suspend(scheduler_output, model_runner_output)
             # To vLLM it was a step without requests, so that transfers and statistics are still handled.
@@ -193,7 +208,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             free_blocks,
             now_s,
             ChoiceRules(
-                QueueOrder(self._setup.order), self._predictor, self._setup.join_tokens, self._forecast
+                QueueOrder(self._setup.order),
+                self._predictor,
+                self._setup.join_tokens,
+                self._forecast,
+                self._fairness,
             ),
         )
 
@@ -230,7 +249,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             self.running.remove(request)
             self._preempt_request(request, now_s)
 
-    def _issue(self, output: SchedulerOutput, resumed: SuspendedStep | None, now_s: float) -> None:
+    def _issue(
+        self, output: SchedulerOutput, resumed: SuspendedStep | None, lead: Lead | None, now_s: float
+    ) -> None:
         """Give a step its identity; tell the workers how to run it and the governor that it runs."""
         self._step_id += 1
         notice, checkpoint, from_boundary = None, None, 0
@@ -248,8 +269,20 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             pairs=self._pairs(output.num_scheduled_tokens),
             from_boundary=from_boundary,
             started_s=now_s,
+            guard=0.0 if lead is None else lead.guard,
         )
+        tokens: dict[Tier, int] = {}
+        for request_id, new in output.num_scheduled_tokens.items():
+            tier = tier_of(self.requests[request_id])
+            tokens[tier] = tokens.get(tier, 0) + new
+        self._issued = _Issued(now_s, tokens, None if lead is None else lead.tier)
         self._bulletin.issued(self._view.published(step), notice)
+
+    def _account(self, now_s: float) -> None:
+        """Charge a step that has ended or stopped to the classes of its members."""
+        if (issued := self._issued) is not None:
+            self._issued = None
+            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, led_by=issued.led_by)
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from prefill_node.step_choice import ChoiceRules
 from simulator.aborting import AbortingReplica, AbortPolicy, AbortRules
+from simulator.admitting import AdmittingReplica
 from simulator.cost import CostModel, Granularity
 from simulator.engine import EngineLimits, VirtualEngine
 from simulator.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.replica import ReplicaRules, VirtualReplica
 from slo.batching import STEP_TOKENS
+from slo.fairness import Fairness
 from slo.forecast import Forecast
 from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.predictor import Sample, fit
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from simulator.job import Job
     from simulator.loop import EventLoop
     from slo.predictor import PrefillPredictor
+    from slo.tiers import TierPolicy
 
 CHUNKS: Final = (512, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
@@ -56,8 +59,15 @@ TIER_WEIGHTS: Final[Mapping[Tier, float]] = {
 class Replica(Protocol):
     """One prefill replica, whoever's."""
 
-    blocking_s: list[float]
-    busy_s: float
+    @property
+    def blocking_s(self) -> list[float]:
+        """Of each stop, from the decision to standstill."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Device time spent so far."""
+        ...
 
     def arrive(self, job: Job) -> None:
         """Take a request."""
@@ -82,6 +92,13 @@ class Hardware:
     cost: CostModel
     kv_tokens: int = 400_000
     weights: Mapping[Tier, float] = field(default_factory=lambda: TIER_WEIGHTS)
+
+    def policies(self) -> dict[Tier, TierPolicy]:
+        """The default policies with these weights."""
+        return {
+            tier: replace(policy, weight=self.weights.get(tier, policy.weight))
+            for tier, policy in DEFAULT_TIER_POLICIES.items()
+        }
 
     @property
     def checkpoint_bytes_per_token(self) -> int:
@@ -128,6 +145,7 @@ class Scheduling:
     join_tokens: int = JOIN_TOKENS
     step_tokens: int = WHOLE_TOKENS
     foresees: bool = False
+    is_fair: bool = False
 
     def build(
         self,
@@ -146,7 +164,9 @@ class Scheduling:
         )
         forecast = Forecast() if self.foresees else None
         join_tokens = int(setting.get("join_tokens", self.join_tokens))
-        engine = VirtualEngine(cost, ChoiceRules(self.order, predictor, join_tokens, forecast), limits)
+        fairness = Fairness(hardware.policies()) if self.is_fair else None
+        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness)
+        engine = VirtualEngine(cost, choice, limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
         return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
 
@@ -168,6 +188,15 @@ def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     ) -> Replica:
         rules = AbortRules(policy, hardware.predictor(), **lifted)
         return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
+
+    return build
+
+
+def _admitting(arm: Arm) -> Build:
+    def build(
+        loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        return AdmittingReplica(loop, arm, hardware, setting, prefilled)
 
     return build
 
@@ -207,7 +236,20 @@ ABORT_ARMS: Final = (
     "abort-all-lifted",
     "slackserve",
 )
-TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve")
+TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve", "slackserve-admission")
+_SLACKSERVE: Final = Arm(
+    "slackserve",
+    "SlackServe",
+    Scheduling(
+        OURS,
+        DEFAULT_ORDER,
+        Granularity.SUBLAYER,
+        1,
+        step_tokens=STEP_TOKENS,
+        foresees=True,
+        is_fair=True,
+    ).build,
+)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
@@ -215,7 +257,14 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve-off",
             "SlackServe, preemption off",
-            Scheduling(OFF, DEFAULT_ORDER, Granularity.NONE, step_tokens=STEP_TOKENS, foresees=True).build,
+            Scheduling(
+                OFF,
+                DEFAULT_ORDER,
+                Granularity.NONE,
+                step_tokens=STEP_TOKENS,
+                foresees=True,
+                is_fair=True,
+            ).build,
         ),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
@@ -265,12 +314,7 @@ ARMS: Final[Mapping[str, Arm]] = {
             Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.OPERATOR).build,
             _JOINED,
         ),
-        Arm(
-            "slackserve",
-            "SlackServe",
-            Scheduling(
-                OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, step_tokens=STEP_TOKENS, foresees=True
-            ).build,
-        ),
+        _SLACKSERVE,
+        Arm("slackserve-admission", "SlackServe, with admission", _admitting(_SLACKSERVE)),
     )
 }

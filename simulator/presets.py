@@ -214,7 +214,7 @@ def _tiers() -> Preset:
             "token), half "
             "standard (800, 1.5 s) and a quarter background (2,500, 10 s): first come first served, by "
             "tier, by our "
-            "order without preemption, and with it."
+            "order without preemption, with it, and with admission by shares besides."
         ),
         assumptions=(_OPERATORS, model.note, "Prompt lengths are log-normal.", _STEP, _PEERS),
         hardware=model.hardware(),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MEMORY_S: Final = 60.0
 """What was served this long ago counts 1/e of what is served now."""
+_RESCALE_AT: Final = 50.0
 
 
 @dataclass(slots=True)
@@ -33,9 +34,9 @@ class ShareAccount:
 
     shares: Mapping[Tier, float]
     memory_s: float = MEMORY_S
-    _served_s: dict[Tier, float] = field(default_factory=dict)
+    _grown: dict[Tier, float] = field(default_factory=dict)
     _next_lead_s: dict[Tier, float] = field(default_factory=dict)
-    _until_s: float = -math.inf
+    _since_s: float | None = None
 
     def served(self, tier: Tier, seconds: float, now_s: float, *, led: bool = False) -> None:
         """A forward pass has spent time on a class.
@@ -46,21 +47,22 @@ class ShareAccount:
             now_s: When the pass ended; never earlier than in the call before.
             led: Whether the class had the pass by its right to lead.
         """
-        served = self._served_s
-        if now_s > self._until_s:
-            kept = math.exp((self._until_s - now_s) / self.memory_s)
-            for name in served:
-                served[name] *= kept
-            self._until_s = now_s
-        served[tier] = served.get(tier, 0.0) + seconds
+        if self._since_s is None:
+            self._since_s = now_s
+        age = (now_s - self._since_s) / self.memory_s
+        if age > _RESCALE_AT:
+            self._grown = {name: grown * math.exp(-age) for name, grown in self._grown.items()}
+            self._since_s, age = now_s, 0.0
+        # Instead of everything old shrinking at each call, what is new grows.
+        self._grown[tier] = self._grown.get(tier, 0.0) + seconds * math.exp(age)
         if led and (share := self.shares.get(tier, 0.0)) > 0:
             due_s = self._next_lead_s.get(tier, -math.inf)
             self._next_lead_s[tier] = max(due_s, now_s - seconds) + seconds / share
 
     def achieved(self, tier: Tier) -> float:
         """Fraction of what was served lately that a class has had."""
-        total_s = sum(self._served_s.values())
-        return self._served_s.get(tier, 0.0) / total_s if total_s > 0 else 0.0
+        total = sum(self._grown.values())
+        return self._grown.get(tier, 0.0) / total if total > 0 else 0.0
 
     def deficit(self, tier: Tier) -> float:
         """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
