@@ -12,12 +12,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from deployments.admission_config import AdmissionConfig, FairnessConfig, TenantLimitsConfig
 from router.policies import PlacementName
 from simulator.strict_yaml import ClientTier, ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
 from slo.objectives import MAX_OBJECTIVE_MS
 from slo.order import DEFAULT_ORDER, QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.tenancy import KeyRing, Tenant
+from slo.tenant_limits import TenantLimit
 from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -265,6 +267,9 @@ class KeyConfig(Section):
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
     highest_tier: ClientTier = Tier.PREMIUM
+    limits: TenantLimitsConfig | None = Field(
+        None, description="By default those of admission.default_limits."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -310,6 +315,8 @@ class SlackServeConfig(Section):
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    fairness: FairnessConfig = FairnessConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     router: RouterSection = RouterSection()
     limits: LimitsConfig = LimitsConfig()
@@ -360,13 +367,32 @@ class SlackServeConfig(Section):
             )
             raise ValueError(msg)
 
+    def tenant_limits(self) -> dict[str, TenantLimit]:
+        """Limits of the tenants that have some of their own.
+
+        Raises:
+            ConfigError: when the key file cannot be read, or two keys give one tenant different limits.
+        """
+        limits: dict[str, TenantLimit] = {}
+        for key in self._keys():
+            if key.limits is None:
+                continue
+            limit = key.limits.limit()
+            if limits.setdefault(key.tenant, limit) != limit:
+                msg = f"api_keys: the keys of tenant {key.tenant!r} have different limits"
+                raise ConfigError(msg)
+        return limits
+
+    def _keys(self) -> list[KeyConfig]:
+        return [*self.api_keys, *_keys_from(self.api_keys_file)]
+
     def key_ring(self) -> KeyRing:
         """The configured API keys.
 
         Raises:
             ConfigError: when the key file cannot be read, a variable is not set or two keys are equal.
         """
-        keys = [*self.api_keys, *_keys_from(self.api_keys_file)]
+        keys = self._keys()
         secrets = [key.secret() for key in keys]
         if len(set(secrets)) < len(secrets):
             msg = "api_keys: two tenants have the same key"
