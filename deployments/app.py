@@ -28,7 +28,7 @@ from deployments.ingress import IngressConfig
 from deployments.launcher import PREFILL_PREFIX, ROUTER_NAME
 from deployments.model_store import ModelStore, ResolvedModel
 from kv_transfer.connector import KVRole, kv_transfer_config
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.server import PrefillNodeConfig, PrefillServer
 from router.core import RouterLimits
 from router.deployment import RouterConfig, SlackRouter
@@ -117,7 +117,7 @@ def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfi
     if predictor is not None and predictor.handoff_s > 0:
         handoff_s = predictor.handoff_s
     preemption = config.preemption
-    rules = preemption.rules()
+    rules, fairness, policies = preemption.rules(), config.fairness.rules(), config.tiers.policies()
     setup = EngineSetup(
         mode=preemption.mode.value,
         order=preemption.order.value,
@@ -126,8 +126,14 @@ def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfi
         vote_timeout_s=preemption.vote_timeout_s,
         join_tokens=preemption.join_tokens,
         max_suspended_s=rules.limits.max_suspended_s,
+        shares=shares_of(policies),
+        ageing_per_s=fairness.ageing.per_s,
+        ageing_most=fairness.ageing.most,
+        deficit_gain=fairness.ageing.deficit_gain,
+        patience_s=fairness.patience_s,
+        share_memory_s=fairness.memory_s,
     )
-    weights = {tier: policy.weight for tier, policy in config.tiers.policies().items()}
+    weights = {tier: policy.weight for tier, policy in policies.items()}
     return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, weights, rules, setup, cores.prefill)
 
 
