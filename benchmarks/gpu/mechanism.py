@@ -16,6 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,11 +53,12 @@ class Plan:
     Attributes:
         model: Its name in the table of operator times.
         tokens: Length of the prompt that is stopped.
-        moments: Stops of the variants that matter; others get a third.
+        other_tokens: Further lengths, for the two variants that matter most.
+        moments: Stops of the variants that matter; others get a third, and half the time.
         row_s: Seconds for the stops of one variant.
         longest_delay_s: A stop is ordered within so long after a pass has begun or gone on: several layers.
         idle_tokens: Prompt lengths of the idle overhead, the first in any case.
-        idle_s: Seconds for each.
+        idle_s: Seconds for the first, and for all variants at that length; others get a third.
         exact_tokens: Prompt that is stopped at every boundary, or at `exact_most` of them.
         operator_tokens: Lengths of the profiles.
         limit_s: After so many seconds no further part is begun.
@@ -65,15 +67,15 @@ class Plan:
     shape: ModelShape = LLAMA_3_8B
     vocabulary: int = 128_256
     model: str = "Meta-Llama-3-8B"
-    dtype: torch.dtype = torch.bfloat16
     tokens: int = 8192
+    other_tokens: tuple[int, ...] = (2048, 16_384)
     urgent_tokens: int = 64
     moments: int = 500
-    row_s: float = 20.0
+    row_s: float = 16.0
     longest_delay_s: float = 0.040
     idle_tokens: tuple[int, ...] = (8192, 2048, 512, 16_384)
     idle_rounds: int = 40
-    idle_s: float = 25.0
+    idle_s: float = 30.0
     exact_tokens: int = 2048
     exact_most: int = 64
     resume_repeats: int = 15
@@ -88,6 +90,7 @@ QUICK: Final = replace(
     FULL,
     moments=100,
     row_s=4.0,
+    other_tokens=(),
     idle_tokens=(8192, 512),
     idle_rounds=8,
     idle_s=10.0,
@@ -102,8 +105,8 @@ TINY: Final = replace(
     shape=SMALL,
     vocabulary=256,
     model="small",
-    dtype=torch.float32,
     tokens=256,
+    other_tokens=(128,),
     urgent_tokens=16,
     moments=6,
     row_s=0.3,
@@ -161,15 +164,22 @@ class Mechanism:
     def _measure(self) -> None:
         plan, bench = self.plan, self.bench
         self._stage("warm up", self._warm_up)
-        self._stage("exactness", lambda: self._exactness(self.most_important[:2]))
+        main, ours = self.most_important, self.most_important[:2]
+        others, third = self.fitted[4:], plan.moments // 3
+        self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_most))
         with Signaller(self.board) as signaller:
-            self._stage("stops", lambda: self._stops(signaller, self.most_important, plan.moments))
-            self._stage("idle", lambda: self._idle(plan.idle_tokens[0]))
-            self._stage("resume", lambda: self._resume(self.most_important[:2]))
+            stops = partial(self._stops, signaller)
+            self._stage("stops", lambda: stops(main, plan.tokens, plan.moments, plan.row_s))
+            self._stage("idle", lambda: self._idle(plan.idle_tokens[0], main, plan.idle_s))
+            self._stage("resume", lambda: self._resume(ours))
             self._stage("profiles", self._profiles)
-            self._stage("more stops", lambda: self._stops(signaller, self.fitted[4:], plan.moments // 3))
+            self._stage("stops, others", lambda: stops(others, plan.tokens, third, plan.row_s / 2))
+            for tokens in plan.other_tokens:
+                self._stage(f"stops at {tokens}", partial(stops, ours, tokens, third, plan.row_s / 2))
         for tokens in plan.idle_tokens[1:]:
-            self._stage(f"idle at {tokens}", lambda tokens=tokens: self._idle(tokens))
+            self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
+        self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_most // 8))
+        self._stage("idle, others", lambda: self._idle(plan.idle_tokens[0], others, plan.idle_s))
         bench.use(None)
 
     def _stage(self, name: str, work: Callable[[], None]) -> None:
@@ -184,9 +194,9 @@ class Mechanism:
         self.bench.warm_up(self.fitted, self.bench.prompt("warm-up", self.plan.tokens))
         self.bench.warm_up([], self.bench.prompt("warm-up", max(self.plan.idle_tokens)))
 
-    def _exactness(self, chosen: Sequence[Fitted]) -> None:
-        prompt, rng = self.bench.prompt("exact", self.plan.exact_tokens), self._rng("exact")
-        most, rows = self.plan.exact_most, []
+    def _exactness(self, chosen: Sequence[Fitted], tokens: int, most: int) -> None:
+        prompt, rng = self.bench.prompt("exact", tokens), self._rng(f"exact {tokens}")
+        rows = []
         for fitted in chosen:
             rows.append(exactness(self.bench, fitted, prompt, self.urgent, most, rng))
             self.findings.add("exactness", rows[-1])
@@ -206,19 +216,21 @@ class Mechanism:
             ],
         )
 
-    def _stops(self, signaller: Signaller, chosen: Sequence[Fitted], moments: int) -> None:
-        victim, rng, rows = self.bench.prompt("victim", self.plan.tokens), self._rng("stops"), []
+    def _stops(
+        self, signaller: Signaller, chosen: Sequence[Fitted], tokens: int, moments: int, limit_s: float
+    ) -> None:
+        victim, rng, rows = self.bench.prompt("victim", tokens), self._rng(f"stops {tokens}"), []
         for fitted in chosen:
             if time.monotonic() > self.until_s:
                 break
             alone = urgent_alone(self.bench, fitted, self.urgent, 20)
-            when = Moments(moments, self.plan.row_s, self.plan.longest_delay_s, rng)
+            when = Moments(moments, limit_s, self.plan.longest_delay_s, rng)
             times = stop_latencies(self.bench, fitted, signaller, victim, self.urgent, when)
             row = {"variant": fitted.variant.name, "tokens": len(victim)} | times.row()
             rows.append(row | {"urgent_alone_ms": alone})
             self.findings.add("stops", rows[-1])
         print_table(
-            f"Signal to idle device at {self.plan.tokens} tokens, ms; then the urgent prompt",
+            f"Signal to idle device at {tokens} tokens, ms; then the urgent prompt",
             ["variant", "n", "p50", "p90", "p99", "max", "1st kernel p50", "urgent p50", "p99", "alone p50"],
             [
                 [
@@ -234,10 +246,10 @@ class Mechanism:
             ],
         )
 
-    def _idle(self, tokens: int) -> None:
-        prompt, plan = self.bench.prompt("idle", tokens), self.plan
+    def _idle(self, tokens: int, chosen: Sequence[Fitted], limit_s: float) -> None:
+        prompt = self.bench.prompt("idle", tokens)
         rng = self._rng(f"idle {tokens}")
-        rows = idle_overhead(self.bench, self.fitted, prompt, plan.idle_rounds, plan.idle_s, rng)
+        rows = idle_overhead(self.bench, chosen, prompt, self.plan.idle_rounds, limit_s, rng)
         self.findings.add("idle", *rows)
         print_table(
             f"Boundaries that never stop, {tokens} tokens",
@@ -300,6 +312,7 @@ def _times_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     """Of our variant that stops soonest."""
     rows = []
     stops = [row for row in results.get("stops", []) if "ahead" in row["variant"] and row["idle_ms"]]
+    stops = [row for row in stops if row["tokens"] == stops[0]["tokens"]]
     if stops:
         best = min(stops, key=lambda row: row["idle_ms"]["p99"])
         for point, target in (("p50", STOP_P50_MS), ("p99", STOP_P99_MS)):
@@ -362,7 +375,8 @@ def measure(plan: Plan, device: Device, out: Path, seed: int) -> Findings:
     with ExitStack() as stack, torch.inference_mode():
         board = stack.enter_context(Board.create(1))
         group = stack.enter_context(lone_group(device))
-        decoder = random_decoder(plan.shape, plan.vocabulary, plan.dtype, device.torch, seed)
+        dtype = torch.bfloat16 if device.is_gpu else torch.float32
+        decoder = random_decoder(plan.shape, plan.vocabulary, dtype, device.torch, seed)
         Mechanism(plan, Bench(decoder, device, board, group, seed), board, findings, seed).run()
     rows = verdicts(findings.results, is_gpu=device.is_gpu)
     findings.add(

@@ -6,6 +6,7 @@ checkpoint. Between, sometimes, an urgent prompt runs: as in a replica, and nobo
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gpu.signaller import Signaller
     from gpu.variants import Bench, Fitted, Prompt
 
-URGENT_EVERY = 4
+URGENT_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Moments:
     """When a pass is stopped.
 
     Attributes:
-        count: So many times.
+        count: So many times; the urgent prompt's turns come on top.
         limit_s: No stop is tried after so many seconds.
         longest_delay_s: Each within so long after the pass has begun or gone on, evenly.
         rng: Draws them.
@@ -56,15 +57,10 @@ class Times:
     urgent: list[float] = field(default_factory=list)
     unnoticed: int = 0
 
-    @property
-    def moments(self) -> int:
-        """Orders that were given while a pass ran."""
-        return len(self.idle) + len(self.urgent)
-
     def row(self) -> dict[str, Any]:
         """For the record."""
         return {
-            "moments": self.moments,
+            "moments": len(self.idle),
             "unnoticed": self.unnoticed,
             "decided_ms": summary(self.decided),
             "idle_ms": summary(self.idle),
@@ -92,15 +88,16 @@ def stop_latencies(
     bench.use(fitted)
     rows = ((victim.name, len(victim)),)
     times, resume, until_s = Times(), None, time.monotonic() + moments.limit_s
-    while times.moments < moments.count and time.monotonic() < until_s:
-        with_urgent = times.moments % URGENT_EVERY == URGENT_EVERY - 1
+    for turn in itertools.count(1):
+        if len(times.idle) >= moments.count or time.monotonic() > until_s:
+            break
         step_id = next(bench.steps)
         signaller.order(step_id, moments.rng.uniform(0.0, moments.longest_delay_s))
         fitted.forward.begin(step_id, lambda: rows, resume)
         bench.decoder(victim.tokens, victim.cache)
         stop = fitted.forward.end()
         resume = None if stop is None else stop.checkpoint
-        if stop is not None and with_urgent:
+        if stop is not None and turn % URGENT_EVERY == 0:
             token_s = _run_urgent(bench, fitted, urgent, times)
             ordered_s = signaller.ordered_s()
             times.urgent.append((token_s - ordered_s) * 1e3)

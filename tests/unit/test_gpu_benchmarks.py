@@ -64,16 +64,18 @@ def bench():
 def test_every_resumed_pass_ends_as_it_would_have(run):
     _, found = run
     rows = found["results"]["exactness"]
-    assert len(rows) == 2
+    assert {row["tokens"] for row in rows} == {TINY.exact_tokens, TINY.tokens}
     for row in rows:
-        assert row["bitwise_equal"] == row["stopped_at"] == row["boundaries"] > 0
+        assert row["bitwise_equal"] == row["stopped_at"] > 0
         assert row["differing"] == []
 
 
 def test_between_layers_a_checkpoint_is_two_rows(run):
     _, found = run
-    (row,) = (row for row in found["results"]["exactness"] if row["variant"] == "layer, ahead 2")
-    assert row["checkpoint_bytes"] == row["two_rows_bytes"] == 2 * TINY.exact_tokens * SMALL.hidden * 4
+    rows = [row for row in found["results"]["exactness"] if row["variant"] == "layer, ahead 2"]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["checkpoint_bytes"] == row["two_rows_bytes"] == 2 * row["tokens"] * SMALL.hidden * 4
 
 
 def test_stopping_adds_no_error_against_float64(run):
