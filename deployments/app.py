@@ -108,7 +108,16 @@ def _router(config: SlackServeConfig) -> DeploymentHandle:
         graceful_shutdown_wait_loop_s=0.1,
     )
     limits = RouterLimits(stale_after_s=config.router.stale_after_s, stretch=config.router.stretch)
-    return deployment.bind(RouterConfig(config.tiers.policies(), config.router.placement, limits))
+    return deployment.bind(
+        RouterConfig(
+            config.tiers.policies(),
+            config.router.placement,
+            limits,
+            config.admission.rules(),
+            config.tenant_limits(),
+            config.admission.default_limits.limit(),
+        )
+    )
 
 
 def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfig:

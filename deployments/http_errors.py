@@ -7,12 +7,12 @@ spelt as the client spelt it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse
 
 from slo.errors import RejectionReason
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,32 +87,52 @@ def unknown_model(model: str, known: list[str]) -> HTTPError:
 
 
 def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
-    """429 for a deadline that nobody can meet, 503 when there is nobody; `headers` say what was asked."""
+    """503 when there is no replica, else 429; `code` is the reason, `headers` say what was asked.
+
+    The type is `rate_limit_error` for what its tenant's own limits refuse, `overloaded_error` for what the
+    fleet cannot serve.
+    """
+    reason = decision.reason
     retry_after = {**headers, "retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
-    if decision.reason is RejectionReason.NO_REPLICA:
-        message = "no replica is ready to take the request"
-        return HTTPError(
-            503,
-            message,
-            kind="service_unavailable",
-            code=decision.reason.value,
-            headers=retry_after,
-            outcome=Outcome.SHED,
-        )
-    assert decision.predicted_ttft_s is not None
-    assert decision.ttft_budget_s is not None
-    message = (
-        f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
-        f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer x-slo-ttft-ms"
-    )
+    is_limit = outcome_of(reason) is Outcome.REJECTED
+    status, kind = 429, "rate_limit_error" if is_limit else "overloaded_error"
+    if reason in (RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED):
+        status, kind = 503, "service_unavailable"
     return HTTPError(
-        429,
-        message,
-        kind="overloaded_error",
-        code=decision.reason.value,
+        status,
+        _why_refused(decision),
+        kind=kind,
+        code=reason.value,
         headers=retry_after,
-        outcome=Outcome.SHED,
+        outcome=outcome_of(reason),
     )
+
+
+def _why_refused(decision: Rejected) -> str:
+    if decision.reason is RejectionReason.DEADLINE_INFEASIBLE:
+        assert decision.predicted_ttft_s is not None
+        assert decision.ttft_budget_s is not None
+        return (
+            f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
+            f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer x-slo-ttft-ms"
+        )
+    return _REFUSALS[decision.reason]
+
+
+_REFUSALS: Final[Mapping[RejectionReason, str]] = {
+    RejectionReason.NO_REPLICA: "no replica is ready to take the request",
+    RejectionReason.NOT_SETTLED: "the server has just started and takes no requests yet",
+    RejectionReason.OVER_SHARE: "the server is busy, and this tier asks for more than its share; retry later",
+    RejectionReason.RESERVED: "the server is busy, and what is left is kept for premium; retry later",
+    RejectionReason.TENANT_SHARE: (
+        "the server is busy, and this tenant asks for more than its part of the tier; retry later"
+    ),
+    RejectionReason.BACKLOG: "this tier has too much in the queue; retry later",
+    RejectionReason.SHED_BY_POLICY: "this tier is being shed for more valuable ones; retry later",
+    RejectionReason.REQUEST_RATE: "this tenant sends more requests per second than it may",
+    RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
+    RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
+}
 
 
 def engine_error(error: Any) -> HTTPError:

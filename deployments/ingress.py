@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from ray.serve.handle import DeploymentHandle
+    from starlette.datastructures import State
 
     from slo.objectives import Objective
     from slo.tiers import Tier, TierPolicy
@@ -113,7 +114,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         record = RequestRecord(
             self._instruments, job_id, state.request_id, objective, arrived_s, self._placement.job_ended
         )
-        context = await self._admit(body, objective, record, state.headers, arrived_s)
+        context = await self._admit(body, objective, record, state, arrived_s)
         body.request_id = state.request_id
         headers = _response_headers(objective, record)
         return await self._answer(self._generate(body, method, context, record), record, headers)
@@ -127,7 +128,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         body: Any,
         objective: Objective,
         record: RequestRecord,
-        headers: list[tuple[str, str]],
+        state: State,
         arrived_s: float,
     ) -> RequestContext:
         """Get a place for the request, or raise the refusal."""
@@ -137,10 +138,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 PlacementRequested(
                     job_id=record.job_id,
                     objective=objective,
-                    explicit_deadline=any(name in TTFT_HEADERS for name, _ in headers),
+                    explicit_deadline=any(name in TTFT_HEADERS for name, _ in state.headers),
                     prompt_tokens=size.tokens,
                     prompt_bytes=size.text_bytes,
                     elapsed_s=time.monotonic() - arrived_s,
+                    tenant=state.tenant.name,
                 )
             )
         except (asyncio.CancelledError, TaskCancelledError):

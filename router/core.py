@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from router.decisions import Placed, PlacementRequested, Rejected
 from router.decode import DecodeReplica, KvLink, choose_decode, link_to
 from router.fleet import PlacedJob, PrefillReplica
+from router.gate import Gate
 from router.placement import PlacementPolicy, Prefill
 from slo.errors import RejectionReason
 from slo.prompt_length import PromptLengthEstimator
@@ -58,6 +59,7 @@ class RouterCore:
         started_s: When the router starts.
         link: What KV moves over, which makes the handoff a matter of the prompt's length; None for one
             number.
+        gate: Lets requests in or refuses them; None lets everybody in.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RouterCore:
         limits: RouterLimits | None = None,
         started_s: float = -math.inf,
         link: KvLink | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.prefill: dict[ReplicaId, PrefillReplica] = {}
         self.decode: dict[ReplicaId, DecodeReplica] = {}
@@ -77,6 +80,7 @@ class RouterCore:
         self._limits = limits or RouterLimits()
         self._started_s = started_s
         self._link = link
+        self._gate = gate or Gate()
         self._swept_at_s = started_s
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
@@ -94,6 +98,7 @@ class RouterCore:
         replica.predictor = event.predictor
         replica.reported_at_s = now_s
         replica.kv_usage = event.kv_usage
+        self._gate.served(event.ended)
         gone = set(event.ended)
         jobs = [self._reported_job(job, replica.jobs.get(job.job_id), now_s) for job in event.jobs]
         known = {job.job_id for job in jobs}
@@ -131,6 +136,7 @@ class RouterCore:
 
     def job_ended(self, job_id: JobId, now_s: float) -> None:
         """Forget a request that ended before or after its replica knew of it."""
+        self._gate.ended(job_id, now_s)
         for replica in self.prefill.values():
             if replica.remove(job_id, now_s) is not None:
                 return
@@ -148,6 +154,8 @@ class RouterCore:
             settled = now_s - self._started_s >= self._limits.settle_s
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
+        if (refused := self._gate.refusal(request, tokens, replicas, now_s)) is not None:
+            return refused
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         budget_s = request.objective.ttft_budget_s(idle.prefill_s(tokens))
         arrived_s = now_s - request.elapsed_s
@@ -165,6 +173,7 @@ class RouterCore:
                 allowed_s = max(budget_s, self._limits.stretch * alone_s)
             late_s = predicted_s - allowed_s
             if late_s > 0:
+                self._gate.ended(request.job_id, now_s)
                 return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, allowed_s + late_s, budget_s)
         choice.replica.add(
             PlacedJob(request.job_id, request.objective.tier, tokens, prefill.deadline_s, now_s), now_s

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slo.tenancy import ANONYMOUS
+
 if TYPE_CHECKING:
     from router.placement import PlacementReason
     from slo.errors import RejectionReason
@@ -27,6 +29,7 @@ class PlacementRequested:
         elapsed_s: What it has already spent of its budget.
         prefix_hashes: Of the prompt's leading blocks, each standing for all of the prompt up to its end.
         hash_block: Size of a block: tokens when `prompt_tokens` is known, else bytes; 0 without hashes.
+        tenant: Who sends it.
     """
 
     job_id: JobId
@@ -37,6 +40,7 @@ class PlacementRequested:
     elapsed_s: float = 0.0
     prefix_hashes: tuple[int, ...] = ()
     hash_block: int = 0
+    tenant: str = ANONYMOUS.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class Rejected:
 
     Attributes:
         retry_after_s: When trying again has a chance.
-        predicted_ttft_s: The best that any replica could do; None when there is no replica.
+        predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
+            request is refused whatever they could do.
         ttft_budget_s: The budget that could not be met.
     """
 

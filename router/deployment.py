@@ -6,18 +6,24 @@ question about a request and never sees the request's text or its tokens.
 
 from __future__ import annotations
 
+import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 from router.core import RouterCore, RouterLimits
 from router.decisions import Placed, PlacementRequested, Rejected
+from router.gate import Gate
 from router.policies import POLICIES
+from slo.admission import AdmissionController, AdmissionRules
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
 from telemetry import logs
 from telemetry.catalogue import (
     BYTES_PER_TOKEN,
     DECISION,
+    FLEET_BACKLOG,
+    FLEET_LOAD,
     PLACEMENTS,
     PROMPT_LENGTH_ERROR,
     SLACK_AT_DISPATCH,
@@ -39,17 +45,36 @@ class RouterConfig:
     policies: Mapping[Tier, TierPolicy]
     placement: str
     limits: RouterLimits
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    tenants: Mapping[str, TenantLimit] = field(default_factory=dict)
+    default_limit: TenantLimit = NO_LIMIT
+
+    def controller(self) -> AdmissionController:
+        """Admission with nothing let in yet."""
+        gates = TenantGates(self.tenants, self.default_limit)
+        return AdmissionController(self.policies, self.admission, gates, random.Random())  # noqa: S311 - no secret
 
 
 class SlackRouter:
     """Places requests, keeps the view of the fleet."""
 
     def __init__(self, config: RouterConfig) -> None:
+        self._admission = config.controller()
         self._core = RouterCore(
-            config.policies, POLICIES[config.placement](), config.limits, time.monotonic()
+            config.policies,
+            POLICIES[config.placement](),
+            config.limits,
+            time.monotonic(),
+            gate=Gate(self._admission),
         )
         self._instruments = Instruments(
-            PLACEMENTS, DECISION, SLACK_AT_DISPATCH, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN
+            PLACEMENTS,
+            DECISION,
+            SLACK_AT_DISPATCH,
+            PROMPT_LENGTH_ERROR,
+            BYTES_PER_TOKEN,
+            FLEET_LOAD,
+            FLEET_BACKLOG,
         )
 
     async def place(self, request: PlacementRequested) -> Placed | Rejected:
@@ -58,6 +83,7 @@ class SlackRouter:
         decision = self._core.place(request, started_s)
         self._instruments.observe(DECISION, time.monotonic() - started_s)
         tier = request.objective.tier.value
+        self._show_load(request.objective.tier, started_s)
         if isinstance(decision, Placed):
             self._instruments.count(PLACEMENTS, tier=tier, reason=decision.reason.value)
             if decision.ttft_budget_s is not None:
@@ -65,6 +91,10 @@ class SlackRouter:
         event = "request_placed" if isinstance(decision, Placed) else "request_rejected"
         logs.event(event, job_id=request.job_id, tier=tier, **asdict(decision))
         return decision
+
+    def _show_load(self, tier: Tier, now_s: float) -> None:
+        self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
+        self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier.value)
 
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""

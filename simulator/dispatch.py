@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.core import RouterCore, RouterLimits
 from router.decisions import Placed, PlacementRequested, Rejected
+from router.gate import Gate
 from router.policies import POLICIES
 from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from simulator.loop import EventLoop
     from simulator.workload import Arrival
+    from slo.admission import AdmissionController
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier, TierPolicy
 
@@ -42,6 +44,7 @@ class Dispatch:
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.
         report_s: A report's way to the router.
+        admission: Refuses requests before they are placed; None refuses nobody.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class Dispatch:
         *,
         informs: bool,
         report_s: float,
+        admission: AdmissionController | None = None,
     ) -> None:
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
         chosen = placement or (INFORMED if informs else BLIND)
-        self._core = RouterCore(policies, POLICIES[chosen](), limits if informs else _WITHOUT_REPORTS)
+        self._core = RouterCore(
+            policies, POLICIES[chosen](), limits if informs else _WITHOUT_REPORTS, gate=Gate(admission)
+        )
         self._loop = loop
         self._policies = policies
         self._informs = informs

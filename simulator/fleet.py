@@ -72,6 +72,7 @@ class _Fleet:
             setup.limits,
             informs=self._places[0].informs,
             report_s=setup.delays.report_s,
+            admission=setup.controller(),
         )
         if setup.length_sigma is not None:
             self._write_texts(setup.length_sigma)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from router.core import RouterLimits
 from simulator.decode import INSTANT_DECODE, DecodeModel
 from simulator.link import Link
+from slo.admission import AdmissionController
+from slo.tenant_limits import TenantGates
 from slo.tiers import DEFAULT_TIER_POLICIES
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from simulator.arms import Arm, Hardware
     from simulator.workload import Arrival
+    from slo.admission import AdmissionRules
     from slo.tiers import Tier, TierPolicy
 
 _USUAL_BATCH: Final = 32
@@ -81,7 +85,8 @@ class FleetSetup:
             prompts.
         length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
             lets the router know lengths exactly.
-        seed: For the bytes per token.
+        admission: Rules by which the router refuses requests before it places them; None refuses nobody.
+        seed: For the bytes per token, and for refusals with a probability.
     """
 
     arm: Arm
@@ -98,6 +103,7 @@ class FleetSetup:
     handoff_s: float | None = None
     explicit_deadlines: bool = True
     length_sigma: float | None = None
+    admission: AdmissionRules | None = None
     seed: int = 0
 
     def usual_handoff_s(self, arrivals: Sequence[Arrival]) -> float:
@@ -110,6 +116,13 @@ class FleetSetup:
         tokens = sum(arrival.tokens for arrival in arrivals) / len(arrivals)
         transfer_s = self.link.alone_s(tokens * self.hardware.cost.shape.kv_bytes_per_token)
         return transfer_s + 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
+
+    def controller(self) -> AdmissionController | None:
+        """Admission with nothing let in yet."""
+        if self.admission is None:
+            return None
+        dice = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
+        return AdmissionController(self.policies_as_weighed(), self.admission, TenantGates({}), dice)
 
     def policies_as_weighed(self) -> dict[Tier, TierPolicy]:
         """The policies with the worth that the replicas reckon with."""

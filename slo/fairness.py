@@ -4,13 +4,20 @@ Owns who leads the queue by right, and by whom a lead may be stopped; keeps the 
 served (`slo.shares`). Among what is late or has no deadline, the order follows the effective tier
 (`slo.ageing`).
 
-No class starves. A request that leads its class, has waited for `patience_s` and belongs to a class that has
-had less than its share leads the queue, but for prefills of a higher worth that are on time; only those stop
-it. After twice `patience_s` it leads before all and nothing stops it. So the oldest waiting request of a
-class with the share `s` starts within `2 * patience_s + r` seconds of its arrival, or, if that is later,
-within `w / s + r` of the start of the request of its class before it: `w` is that one's work, `r` what
-remains of the running step and one lead of each other class. In return, the classes above lose at most `s`
-of any long span of time, and nothing while nobody has waited for that long.
+Nobody starves. Three steps lead out of the queue, each for the oldest waiting request of its class, the head:
+
+- After `patience_s`, if its class has had less than its share, it leads the queue, but for prefills of a
+  higher worth that are on time; only those stop it.
+- After twice that, if its class has had less than its share, it leads before all and nothing stops it.
+- After four times that, whatever its class has had, it goes before all that are worth no more than it: before
+  younger requests of its class that are still on time, above all.
+
+A class leads for at most its share of the time (`slo.shares`). So the head of a class with the share `s`
+starts within `2 * patience_s + r` seconds of its arrival while its class is below its share, and otherwise
+takes the next turn of its class after `4 * patience_s`; or, if that is later, within `w / s + r` of the start
+of the head before it. `w` is that one's work, `r` what remains of the running step and one lead of each other
+class. In return, the classes above lose at most `s` of any long span of time, and nothing while nobody has
+waited for that long.
 """
 
 from __future__ import annotations
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 PATIENCE_S: Final = 30.0
+_AT_ONCE: Final = 2
+_BEFORE_ITS_LIKE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,8 @@ class FairnessRules:
     """How long anybody is left behind.
 
     Attributes:
-        patience_s: How long the head of a class below its share waits before it leads; twice as long, and it
-            is stopped by nobody. Infinite: never.
+        patience_s: How long the head of a class below its share waits before it leads; the unit of the three
+            steps above. Infinite: never.
         memory_s: Time constant of the account of what was served.
     """
 
@@ -87,8 +96,8 @@ class Fairness:
         for tier, count in tokens.items():
             self.account.served(tier, seconds * count / total, now_s, led=tier is led_by)
 
-    def leads(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
-        """The heads of classes that have the right to lead, the one that has waited longest first."""
+    def leads(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, float]]:
+        """The heads of classes that have the right to lead, with their guards (`Lead.guard`)."""
         since_s = now_s - self._rules.patience_s
         old = [prefill for prefill in prefills if prefill.arrived_s < since_s]
         if not old:
@@ -98,36 +107,31 @@ class Fairness:
             head = heads.get(prefill.tier)
             if head is None or prefill.arrived_s < head.arrived_s:
                 heads[prefill.tier] = prefill
-        entitled = [head for tier, head in heads.items() if self.account.may_lead(tier, now_s)]
-        return sorted(entitled, key=lambda head: head.arrived_s)
+        guarded = ((head, self._guard(head, now_s)) for head in heads.values())
+        return [(head, guard) for head, guard in guarded if guard is not None]
 
     def lead_of(self, prefill: Prefill, now_s: float) -> Lead | None:
         """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
-        if now_s - prefill.arrived_s <= self._rules.patience_s or not self.account.may_lead(
-            prefill.tier, now_s
-        ):
-            return None
-        return Lead(prefill.tier, self._guard(prefill, now_s))
+        guard = self._guard(prefill, now_s)
+        return None if guard is None else Lead(prefill.tier, guard)
 
     def led(
-        self, ordered: Sequence[Prefill], leads: Sequence[Prefill], start_s: float, now_s: float
+        self, ordered: Sequence[Prefill], leads: Sequence[tuple[Prefill, float]], start_s: float
     ) -> list[Prefill]:
         """The queue with leads where they belong.
 
         Args:
             ordered: The queue without regard to them.
-            leads: Some of it, see `leads`; at least one.
+            leads: Some of it and their guards, see `leads`.
             start_s: When the first of the queue can start.
-            now_s: The time.
         """
-        guards = {lead.job_id: self._guard(lead, now_s) for lead in leads}
-        at_once = [lead for lead in leads if guards[lead.job_id] == math.inf]
-        queue = [prefill for prefill in ordered if prefill.job_id not in guards]
-        start_s += sum(lead.remaining_s for lead in at_once)
-        for lead in sorted(leads, key=lambda lead: (guards[lead.job_id], -lead.arrived_s)):
-            if (guard := guards[lead.job_id]) < math.inf:
-                queue = _behind_the_worthier(lead, guard, queue, start_s)
-        return at_once + queue
+        leading = {lead.job_id for lead, _ in leads}
+        queue = [prefill for prefill in ordered if prefill.job_id not in leading]
+        start_s += sum(lead.remaining_s for lead, guard in leads if guard == math.inf)
+        # The one with the highest guard, and of several the oldest, is put in last and so goes first.
+        for lead, guard in sorted(leads, key=lambda one: (one[1], -one[0].arrived_s)):
+            queue = _behind_the_worthier(lead, guard, queue, start_s)
+        return queue
 
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         """Those that are late or have no deadline: the stopped ones, then by effective tier, then by age."""
@@ -141,11 +145,17 @@ class Fairness:
 
         return sorted(prefills, key=key)
 
-    def _guard(self, lead: Prefill, now_s: float) -> float:
-        waited_s = now_s - lead.arrived_s
-        if waited_s > 2 * self._rules.patience_s:
-            return math.inf
-        return worth_of(self._rules.ageing.effective_tier(lead.tier, waited_s), self._weights)
+    def _guard(self, prefill: Prefill, now_s: float) -> float | None:
+        """The guard of a prefill if it leads; None when it does not."""
+        patience_s = self._rules.patience_s
+        waited_s = now_s - prefill.arrived_s
+        if waited_s <= patience_s or not self.account.is_paced(prefill.tier, now_s):
+            return None
+        if self.account.deficit(prefill.tier) > 0:
+            if waited_s > _AT_ONCE * patience_s:
+                return math.inf
+            return worth_of(self._rules.ageing.effective_tier(prefill.tier, waited_s), self._weights)
+        return self._weights[prefill.tier] if waited_s > _BEFORE_ITS_LIKE * patience_s else None
 
 
 def _behind_the_worthier(

@@ -79,7 +79,7 @@ def order(
         case _:
             assert_never(kind)
     if fairness is not None and (leads := fairness.leads(prefills, now_s)):
-        ordered = fairness.led(ordered, leads, start_s, now_s)
+        ordered = fairness.led(ordered, leads, start_s)
     return overdue + ordered if overdue else ordered
 
 

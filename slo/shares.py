@@ -68,6 +68,6 @@ class ShareAccount:
         """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
         return max(0.0, self.shares.get(tier, 0.0) - self.achieved(tier))
 
-    def may_lead(self, tier: Tier, now_s: float) -> bool:
-        """Whether a class that waits has the right to the next pass."""
-        return self.deficit(tier) > 0 and now_s >= self._next_lead_s.get(tier, -math.inf)
+    def is_paced(self, tier: Tier, now_s: float) -> bool:
+        """Whether a class has led for no more than its share of the time, and may lead again."""
+        return now_s >= self._next_lead_s.get(tier, -math.inf)

@@ -85,6 +85,14 @@ DECISION: Final = Metric(
     "slackserve_router_decision_seconds", Kind.HISTOGRAM, "seconds", (),
     "Time that the router takes to decide on one request.", _DECISION_S,
 )  # fmt: skip
+FLEET_LOAD: Final = Metric(
+    "slackserve_fleet_load_ratio", Kind.GAUGE, "ratio", (),
+    "Prefill work that arrives per second, over what the fleet can do in a second.",
+)  # fmt: skip
+FLEET_BACKLOG: Final = Metric(
+    "slackserve_fleet_backlog_seconds", Kind.GAUGE, "seconds", ("tier",),
+    "Predicted prefill work that was let in and is not done.",
+)  # fmt: skip
 PROMPT_LENGTH_ERROR: Final = Metric(
     "slackserve_prompt_length_error_ratio", Kind.HISTOGRAM, "ratio", ("sign",),
     "Estimated minus actual prompt tokens, over the actual.", _RATIO,
@@ -192,7 +200,8 @@ GOVERNOR_DECISION: Final = Metric(
 
 ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
-    TTFT_PREDICTION_ERROR, ROUTER_FALLBACKS, PLACEMENTS, DECISION, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
+    TTFT_PREDICTION_ERROR, ROUTER_FALLBACKS, PLACEMENTS, DECISION, FLEET_LOAD, FLEET_BACKLOG,
+    PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,

@@ -112,6 +112,21 @@ def test_a_class_that_has_its_share_does_not_lead():
     assert fairness.lead_of(queue[2], 1000.0) is None
 
 
+def test_after_four_times_the_patience_the_oldest_goes_before_its_like():
+    late = job("late", Tier.STANDARD, due_s=10.0, arrived_s=0.0)
+    on_time = [
+        job("background", Tier.BACKGROUND, due_s=300.0, arrived_s=99.0),
+        job("standard", Tier.STANDARD, due_s=400.0, arrived_s=99.0),
+        job("premium", Tier.PREMIUM, due_s=500.0, arrived_s=99.0),
+    ]
+    fairness = busy(fair(), Tier.STANDARD)
+    behind = [prefill.job_id for prefill in on_time]
+    assert names([late, *on_time], 4 * PATIENCE_S - 1, fairness) == [*behind, "late"]
+    expected = ["premium", "late", "background", "standard"]
+    assert names([late, *on_time], 4 * PATIENCE_S + 1, fairness) == expected
+    assert fairness.lead_of(late, 4 * PATIENCE_S + 1).guard == late.weight
+
+
 def test_with_infinite_patience_nobody_leads():
     queue = waiting_behind(900.0)
     assert names(queue, 1000.0, busy(fair(patience_s=NEVER)))[0] == "standard"

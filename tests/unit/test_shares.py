@@ -43,16 +43,9 @@ def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(Tier.PREMIUM, 1000.0, 99.0)
     paced.served(Tier.BACKGROUND, 1.5, 101.5, led=True)
-    assert not paced.may_lead(Tier.BACKGROUND, 109.9)
-    assert paced.may_lead(Tier.BACKGROUND, 110.0)
-    assert paced.may_lead(Tier.STANDARD, 101.5)
-
-
-def test_a_class_that_has_its_share_does_not_lead():
-    served = account()
-    served.served(Tier.PREMIUM, 3.0, 3.0)
-    assert not served.may_lead(Tier.PREMIUM, 4.0)
-    assert not served.may_lead(Tier.SYSTEM, 4.0)
+    assert not paced.is_paced(Tier.BACKGROUND, 109.9)
+    assert paced.is_paced(Tier.BACKGROUND, 110.0)
+    assert paced.is_paced(Tier.STANDARD, 101.5)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 9.0), st.floats(0.0, 20.0)), min_size=1, max_size=60))
