@@ -28,6 +28,7 @@ from report import quantiles
 from gpu.device import Device
 from gpu.findings import Findings, print_table
 from gpu.replica import Arm, Replica, replica, write_model
+from prefill_node.boundary import Granularity
 from prefill_node.engine_setup import EngineSetup
 from simulator.operators import LLAMA_3_8B, ModelShape
 from simulator.presets import qwen_trace_like
@@ -48,6 +49,7 @@ URGENT_P99_MS: Final = 8.0
 IDLE_OVERHEAD: Final = 0.005
 LLAMA_3_8B_OBJECTIVES_S: Final = (0.25, 0.5, 4.0, 6.0)
 """For the first token of text, image, search and file (FlowPrefill, arXiv 2602.16603)."""
+FINEST: Final = list(Granularity)[-1].value
 PARTS: Final = ("urgent", "idle", "load")
 ARMS: Final = ("fcfs", "chunked", "slackserve")
 
@@ -59,7 +61,8 @@ class Plan:
     Attributes:
         longest: Longest prompt.
         tokens: Length of the prompt that is computed when an urgent one arrives.
-        urgent_ttft: The urgent prompt's objective, in times of what it takes alone.
+        urgent_ttft: The urgent prompt's objective, in times of what it takes alone. Nothing is stopped for a
+            prompt that can wait, so a looser one is met later.
         chunk_tokens: Of chunked prefill.
         length_scale: Factor on the prompts of the load.
         objective_scale: Factor on its objectives.
@@ -72,7 +75,7 @@ class Plan:
     warm_up_tokens: tuple[int, ...] = (64, 512, 2048, 8192, 16_384)
     tokens: int = 8192
     urgent_tokens: int = 64
-    urgent_ttft: float = 4.0
+    urgent_ttft: float = 2.0
     repeats: int = 100
     pairs: int = 40
     chunk_tokens: int = 2048
@@ -92,6 +95,7 @@ TINY: Final = replace(
     warm_up_tokens=(16, 512, 1536),
     tokens=1536,
     urgent_tokens=16,
+    urgent_ttft=4.0,
     repeats=4,
     pairs=2,
     chunk_tokens=256,
@@ -308,7 +312,9 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="likewise")
     parser.add_argument("--rate", type=float, action="append", help="requests per second, likewise")
     parser.add_argument("--seconds", type=float, help="of load at each rate")
-    parser.add_argument("--granularity", default="sublayer", help="where passes of ours can stop")
+    parser.add_argument(
+        "--granularity", default=FINEST, help=f"where our passes can stop, by default {FINEST}"
+    )
     parser.add_argument("--launch-ahead", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
     parser.add_argument("--seed", type=int, default=0)

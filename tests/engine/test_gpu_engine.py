@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from prefill_node.boundary import Granularity
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,7 +38,7 @@ def test_it_says_what_ran(found):
     (engine,) = found["results"]["engine"]
     assert engine["model_runner"] == "V1"
     assert engine["governed"] is True
-    assert engine["granularity"] == "sublayer"
+    assert engine["granularity"] == list(Granularity)[-1].value
     assert found["about"]["vllm"]
     assert found["about"]["device"]["is_gpu"] is False
 
