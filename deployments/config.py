@@ -190,8 +190,9 @@ class PreemptionConfig(Section):
         description="How much more urgent a waiter must be, or how far predictions are trusted.",
     )
     order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
-    granularity: Literal["layer", "sublayer"] = Field(
-        "layer", description="Where a forward pass can stop: before each layer, or also before each MLP."
+    granularity: Literal["layer", "sublayer", "operator"] = Field(
+        "operator",
+        description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",
     )
     launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
         2, description="On an accelerator, boundaries that may be launched before the first of them is done."

@@ -2,8 +2,9 @@
 
 Owns how decoder layers are found and wrapped. A model's forward hands what a layer returns to the next
 layer, so a pass goes on at layer k when every layer before k returns what layer k - 1 had returned. Within
-a layer, likewise, the submodules that had run return what they had returned. Nothing is assumed of a model
-but that it calls a list of equal decoder layers in order and computes nothing between two of them.
+a layer, likewise, the submodules that had run return what they had returned; a submodule that was left in the
+middle runs again. Nothing is assumed of a model but that it calls a list of equal decoder layers in order and
+computes nothing between two of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+
+from prefill_node.operator_work import work
+from prefill_node.pass_shape import PassShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +30,19 @@ class Granularity(enum.StrEnum):
 
     LAYER = "layer"
     SUBLAYER = "sublayer"
+    OPERATOR = "operator"
 
 
 REPLAYABLE_LAYERS: Final = frozenset(
     f"{family}DecoderLayer"
     for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe")
 )
-"""Decoder layers of vLLM that compute nothing in place between their submodules, by reading their code.
+"""Decoder layers of vLLM that can be entered again in the middle, by reading their code.
 
-A layer that adds in place to what a submodule has returned would add again when the reply is repeated.
+Behind each norm they use nothing older than what it has returned. They compute nothing in place between their
+submodules: a layer that adds in place to what a submodule has returned would add again when the reply is
+repeated. And their attention and MLP write over nothing that enters them, so that one that was left in the
+middle can run again.
 """
 
 
@@ -47,12 +55,29 @@ class Boundaries:
     """The boundaries of a model.
 
     Attributes:
-        count: Boundaries of one forward pass.
-        granularity: Where they are; `LAYER` when a finer one was asked for and the layers have none.
+        shape: How many one forward pass has, and how much of it lies before each.
+        granularity: Where they are.
+        why_not_finer: What keeps the model from stopping wherever it was asked to; empty for nothing.
     """
 
-    count: int
+    shape: PassShape
     granularity: Granularity
+    why_not_finer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A boundary of a layer.
+
+    Attributes:
+        module: What runs next; the layer itself at its entry.
+        resumes_back: How many boundaries before this one a pass goes on that stopped here.
+        work: What runs before the next boundary, see `prefill_node.operator_work`.
+    """
+
+    module: nn.Module
+    resumes_back: int
+    work: float
 
 
 def install(model: nn.Module, granularity: Granularity, forward: Forward) -> Boundaries:
@@ -62,18 +87,13 @@ def install(model: nn.Module, granularity: Granularity, forward: Forward) -> Bou
         NoBoundariesError: when it has no uniform list of decoder layers.
     """
     layers = decoder_layers(model)
-    feed_forwards = [_feed_forward(layer) for layer in layers]
-    replayable = type(layers[0]).__name__ in REPLAYABLE_LAYERS
-    if granularity is Granularity.LAYER or None in feed_forwards or not replayable:
-        for number, layer in enumerate(layers):
-            _wrap_layer(layer, range(number, number + 1), forward)
-        return Boundaries(len(layers), Granularity.LAYER)
-    for number, layer in enumerate(layers):
-        within = 2 * number + 1
-        _wrap_layer(layer, range(2 * number, within + 1), forward)
-        for child in layer.children():
-            _wrap_child(child, within if child is feed_forwards[number] else None, forward)
-    return Boundaries(2 * len(layers), Granularity.SUBLAYER)
+    granularity, why_not_finer = _finest(layers, granularity)
+    stretches: list[float] = []
+    for layer in layers:
+        places = _places(layer, granularity)
+        _wrap(layer, places, len(stretches), granularity, forward)
+        stretches += [place.work for place in places]
+    return Boundaries(PassShape.of(stretches), granularity, why_not_finer)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -109,14 +129,76 @@ def _is_attention(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("get_attn_backend", "get_kv_cache_spec"))
 
 
-def _feed_forward(layer: nn.Module) -> nn.Module | None:
-    """The layer's MLP or mixture of experts: its only submodule with parts of its own and no attention.
+def _finest(layers: list[nn.Module], asked: Granularity) -> tuple[Granularity, str]:
+    """How finely all of these layers can stop, up to what is asked for, and why not finer."""
+    if asked is Granularity.LAYER:
+        return asked, ""
+    kind = type(layers[0]).__name__
+    if kind not in REPLAYABLE_LAYERS:
+        return Granularity.LAYER, f"it is not known whether {kind} can be entered in the middle"
+    halves = [_halves(layer) for layer in layers]
+    if None in halves:
+        return Granularity.LAYER, f"{kind} is not one attention and one MLP"
+    if asked is Granularity.OPERATOR and not all(half and _operators(half[0]) for half in halves):
+        return Granularity.SUBLAYER, f"the attention of {kind} has no operators of known names"
+    return asked, ""
+
+
+def _halves(layer: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """The layer's attention, and its MLP or mixture of experts: its only submodules with parts of their own.
 
     Norms have no parts. Parameters do not tell: vLLM repacks them for some devices and leaves them empty.
     """
     heavy = [child for child in layer.children() if any(True for _ in child.children())]
-    without = [child for child in heavy if not _attentions(child)]
-    return without[0] if len(heavy) == 2 and len(without) == 1 else None  # noqa: PLR2004 - attention and this
+    attentions = [child for child in heavy if _attentions(child)]
+    others = [child for child in heavy if not _attentions(child)]
+    return (attentions[0], others[0]) if len(attentions) == len(others) == 1 else None
+
+
+def _operators(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """The attention proper and the projection behind it, by the names that vLLM's models have for them."""
+    kernel, projection = getattr(attention, "attn", None), getattr(attention, "o_proj", None)
+    return (kernel, projection) if kernel is not None and projection is not None else None
+
+
+def _places(layer: nn.Module, granularity: Granularity) -> list[_Place]:
+    """The boundaries of a layer, in the order in which it gets to them."""
+    halves = _halves(layer)
+    if granularity is Granularity.LAYER or halves is None:
+        return [_Place(layer, 0, work(layer))]
+    attention, feed_forward = halves
+    operators = _operators(attention) if granularity is Granularity.OPERATOR else None
+    if operators is None:
+        return [_Place(layer, 0, work(attention)), _Place(feed_forward, 0, work(feed_forward))]
+    kernel, projection = operators
+    into_heads = work(attention) - work(kernel) - work(projection)
+    places = [
+        _Place(layer, 0, into_heads),
+        _Place(kernel, 1, work(kernel)),
+        _Place(projection, 2, work(projection)),
+    ]
+    activation, down = getattr(feed_forward, "act_fn", None), getattr(feed_forward, "down_proj", None)
+    if activation is None or down is None:  # a mixture of experts is one operator
+        return [*places, _Place(feed_forward, 0, work(feed_forward))]
+    up = _Place(feed_forward, 0, work(feed_forward) - work(down))
+    return [*places, up, _Place(activation, 1, work(down))]
+
+
+def _wrap(
+    layer: nn.Module, places: list[_Place], first: int, granularity: Granularity, forward: Forward
+) -> None:
+    """Have a layer, its submodules and their operators ask `forward`; its boundaries begin at `first`."""
+    _wrap_layer(layer, range(first, first + len(places)), forward)
+    if granularity is Granularity.LAYER:
+        return
+    number_of = {id(place.module): first + number for number, place in enumerate(places)}
+    children = list(layer.children())
+    for child in children:
+        _wrap_child(child, number_of.get(id(child)), forward)
+    for place in places[1:]:
+        if place.module not in children:
+            boundary = number_of[id(place.module)]
+            _wrap_operator(place.module, boundary, boundary - place.resumes_back, forward)
 
 
 def _wrap_layer(layer: nn.Module, span: range, forward: Forward) -> None:
@@ -141,6 +223,18 @@ def _wrap_child(child: nn.Module, boundary: int | None, forward: Forward) -> Non
         return forward.child(boundary, lambda: original(*args, **kwargs))
 
     child.forward = run
+
+
+def _wrap_operator(operator: nn.Module, boundary: int, resumes_at: int, forward: Forward) -> None:
+    """Have the pass stop just before an operator within a submodule, to go on at `resumes_at`."""
+    original: Callable[..., Any] = operator.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if forward.active:
+            forward.operator(boundary, resumes_at)
+        return original(*args, **kwargs)
+
+    operator.forward = run
 
 
 def _rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_NAN: Final = float("nan")
 Rows: TypeAlias = "tuple[tuple[str, int], ...]"
 """(request id, tokens) of each request of a step, in the order of the batch; its rows are contiguous."""
 
@@ -27,8 +28,8 @@ class Checkpoint:
         rows: Whose hidden states the rows are.
         entering: What the decoder layer before the boundary's layer returned: any nesting of tuples of
             tensors, each of shape [tokens, …]; None at the first layer.
-        replies: What the submodules of the boundary's own layer have returned so far, in order of call;
-            empty at a layer's entry.
+        replies: What the submodules of the boundary's own layer have returned so far, in order of call; all
+            but the last, and then also `entering`, are `hollow`. Empty at a layer's entry.
     """
 
     boundary: int
@@ -66,6 +67,8 @@ class Checkpoint:
         def pick(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dim() == 0 or tensor.shape[0] != total:
                 raise _NotRowsError
+            if tensor.stride(0) == 0:
+                return tensor[: sum(tokens for _, tokens in rows)]
             return torch.cat([tensor[slice(*spans[request])] for request, _ in rows])
 
         try:
@@ -81,6 +84,11 @@ class Checkpoint:
 
 class _NotRowsError(Exception):
     """A tensor is not laid out by token."""
+
+
+def hollow(value: Any) -> Any:
+    """The same nesting with tensors of the same shapes that take no memory; NaN to whoever reads them."""
+    return map_tensors(value, lambda tensor: tensor.new_full((1,) * tensor.dim(), _NAN).expand_as(tensor))
 
 
 def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> Any:

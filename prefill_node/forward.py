@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prefill_node.checkpoint import Checkpoint, Rows, map_tensors
+from prefill_node.checkpoint import Checkpoint, Rows, hollow, map_tensors
 from prefill_node.vote import VoteTimeoutError
 
 if TYPE_CHECKING:
@@ -47,8 +47,15 @@ class Signal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A forward pass that stopped: its checkpoint and when."""
+    """A forward pass that stopped.
 
+    Attributes:
+        boundary: Where it stopped: where its checkpoint goes on, or at an operator behind that.
+        checkpoint: What is kept.
+        stopped_s: When, CLOCK_MONOTONIC.
+    """
+
+    boundary: int
     checkpoint: Checkpoint
     stopped_s: float
 
@@ -152,6 +159,18 @@ class Forward:
         self._replies.append(reply)
         return reply
 
+    def operator(self, boundary: int, resumes_at: int) -> None:
+        """An operator within a submodule is next.
+
+        Args:
+            boundary: Its boundary.
+            resumes_at: That of the half layer that it is in, where a pass that stops here goes on.
+
+        Raises:
+            ForwardStopped: when the pass stops here.
+        """
+        self._at(boundary, resumes_at)
+
     def _start(self) -> None:
         """The first layer is reached: the batch is known."""
         self._started = True
@@ -165,12 +184,12 @@ class Forward:
     def _enter(self, span: range) -> None:
         self._replies.clear()
         resume, self._resume = self._resume, None
-        if resume is not None and resume.boundary > span.start:
+        if resume is not None:
             self._replay.extend(resume.replies)
-        else:
+        if resume is None or resume.boundary == span.start:
             self._at(span.start)
 
-    def _at(self, boundary: int) -> None:
+    def _at(self, boundary: int, resumes_at: int | None = None) -> None:
         """Go on, or stop together with all ranks."""
         self.launch_ahead.reach()
         self.signal.reach(self.rank, self._step_id, boundary)
@@ -181,9 +200,21 @@ class Forward:
             self.signal.vote_timed_out(self.rank)
             raise
         if stops:
-            checkpoint = Checkpoint(boundary, self._rows(), self._entering, tuple(self._replies))
-            self._stop = Stop(checkpoint, time.monotonic())
+            checkpoint = self._checkpoint(boundary if resumes_at is None else resumes_at)
+            self._stop = Stop(boundary, checkpoint, time.monotonic())
             raise ForwardStopped
+
+    def _checkpoint(self, resumes_at: int) -> Checkpoint:
+        """What is needed to go on there: the last reply within the layer, or else what entered it.
+
+        The layer's own code runs again and hands what is older to submodules that do not look at it.
+        """
+        replies = (*self._replies, *self._replay)
+        if not replies:
+            return Checkpoint(resumes_at, self._rows(), self._entering)
+        return Checkpoint(
+            resumes_at, self._rows(), hollow(self._entering), (*hollow(replies[:-1]), replies[-1])
+        )
 
     def _zeros(self, tokens_of: Callable[[], torch.Tensor]) -> Any:
         rows = tokens_of().shape[0]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from prefill_node.ledger import Accepted, PrefillLedger
+    from prefill_node.pass_shape import PassShape
     from prefill_node.views import SchedulerView, StepView, SuspendedView
     from slo.predictor import PrefillPredictor
     from slo.tiers import Tier
@@ -52,14 +53,25 @@ class ForwardProfile:
     """What a replica knows about its engine's forward pass.
 
     Attributes:
-        boundaries: Places where it can stop; 0 when it cannot.
+        shape: Where it can stop; without boundaries when it cannot.
         checkpoint_bytes_per_token: What stopping keeps, on each rank.
         ahead: Boundaries that are launched on an accelerator before the one that it is at.
+        longest_stop: The largest fraction of it that runs between an order and the stop.
     """
 
-    boundaries: int
+    shape: PassShape
     checkpoint_bytes_per_token: int
     ahead: int = 0
+    longest_stop: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out what does not change."""
+        object.__setattr__(self, "longest_stop", self.shape.longest(self.ahead))
+
+    @property
+    def boundaries(self) -> int:
+        """Places where it can stop; 0 when it cannot."""
+        return self.shape.boundaries
 
 
 @dataclass(slots=True)
@@ -129,10 +141,7 @@ class Governor:
 
     def progress(self, step: StepView, reached: tuple[int, int]) -> float:
         """The fraction of a running step's forward pass that is done."""
-        if self.profile.boundaries == 0:
-            return 0.0
-        boundary = reached[1] if reached[0] == step.step_id else step.from_boundary
-        return boundary / self.profile.boundaries
+        return self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
 
     def yields_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
         """How soon the running step would make way for somebody more urgent; None when it would not."""
@@ -187,7 +196,7 @@ class Governor:
             progress=self.progress(step, reached),
             stoppable=step.stoppable and bool(step.jobs),
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
-            boundary_s=total_s / self.profile.boundaries * (1 + self.profile.ahead),
+            boundary_s=total_s * self.profile.longest_stop,
             guard=step.guard,
         )
 

@@ -28,6 +28,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         reason: A value of `slo.preemption.PreemptReason`.
         boundary: Where it stopped.
         boundaries: Boundaries of a whole forward pass.
+        computed: The fraction of the pass that lies before `boundary`.
+        done: The fraction before the boundary where it goes on if it is kept.
         tokens: Prompt tokens of the step.
         checkpoint_bytes: What each rank keeps; 0 when the work is lost.
         ordered_s: When the governor ordered it.
@@ -40,6 +42,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     reason: str
     boundary: int
     boundaries: int
+    computed: float
+    done: float
     tokens: int
     checkpoint_bytes: int
     ordered_s: float
@@ -79,12 +83,18 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """A suspended step lost what it had computed."""
+    """A suspended step lost what it had computed.
+
+    Attributes:
+        jobs: Of whom.
+        reason: A value of `DropReason`.
+        done: The fraction of the step's forward pass that it had computed and kept.
+        tokens: Prompt tokens of those jobs in the step.
+    """
 
     jobs: tuple[str, ...]
     reason: str
-    boundary: int
-    boundaries: int
+    done: float
     tokens: int
 
 

@@ -140,20 +140,22 @@ class PreemptionRecord:
                 self._instruments.observe(PREEMPTION_STOP_TO_SERVICE, waited_s)
                 self._tell("prefill_served", (notice.job,), {"after_stop_s": waited_s})
             case Dropped():
-                lost_s = self._lost(notice.tokens, notice.boundary, notice.boundaries, notice.reason)
+                lost_s = self._lost(notice.tokens, notice.done, notice.reason)
                 self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "lost_s": lost_s})
             case _:
                 assert_never(notice)
 
     def _stopped(self, stop: Stopped) -> None:
-        nothing_lost = stop.checkpoint_bytes or stop.boundary == 0
-        outcome = "abandoned" if not stop.jobs else "kept" if nothing_lost else "recompute"
+        is_kept = stop.checkpoint_bytes or stop.done == 0
+        outcome = "abandoned" if not stop.jobs else "kept" if is_kept else "recompute"
         self._instruments.count(PREEMPTIONS, outcome=outcome, reason=stop.reason)
         self._instruments.observe(PREEMPTION_ORDER_TO_STOP, stop.stopped_s - stop.ordered_s)
         if (arrived_s := self._arrived_s.get(stop.beneficiary)) is not None:
             self._instruments.observe(PREEMPTION_ARRIVAL_TO_STOP, stop.stopped_s - arrived_s)
         if outcome != "kept":
-            self._lost(stop.tokens, stop.boundary, stop.boundaries, outcome)
+            self._lost(stop.tokens, stop.computed, outcome)
+        elif stop.computed > stop.done:
+            self._lost(stop.tokens, stop.computed - stop.done, "operator")
         fields: dict[str, float | str] = {
             "step": stop.step_id,
             "boundary": stop.boundary,
@@ -165,9 +167,9 @@ class PreemptionRecord:
         }
         self._tell("prefill_stopped", stop.jobs, fields)
 
-    def _lost(self, tokens: int, boundary: int, boundaries: int, reason: str) -> float:
+    def _lost(self, tokens: int, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""
-        lost_s = self._ledger.predictor.prefill_s(tokens) * boundary / boundaries
+        lost_s = self._ledger.predictor.prefill_s(tokens) * fraction
         self._instruments.count(WORK_LOST, lost_s, reason=reason)
         return lost_s
 

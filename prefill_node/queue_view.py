@@ -83,7 +83,7 @@ class QueueView:
                 jobs=tuple(self.job_of(request) for request in item.members),
                 tokens=item.tokens,
                 pairs=item.pairs,
-                boundaries=item.boundaries,
+                done=item.done,
                 boundary=item.boundary,
                 checkpoint_bytes=item.checkpoint_bytes,
                 since_s=item.since_s,

@@ -175,8 +175,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         dropped = Dropped(
             jobs=self._jobs_of([request.request_id]),
             reason=reason,
-            boundary=step.boundary,
-            boundaries=step.boundaries,
+            done=step.done,
             tokens=step.members[request.request_id],
         )
         self._suspensions.forget(request.request_id, time.monotonic())
@@ -299,8 +298,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             step_id=self._step_id,
             members=members,
             pairs=pairs,
-            boundary=stopped.boundary if stopped.checkpoint_bytes else 0,
-            boundaries=stopped.boundaries,
+            boundary=stopped.resumes_at if stopped.checkpoint_bytes else 0,
+            done=stopped.done if stopped.checkpoint_bytes else 0.0,
             checkpoint_bytes=stopped.checkpoint_bytes,
             since_s=stopped.stopped_s,
             yielded_to=beneficiary,
@@ -320,6 +319,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 reason="" if order is None else order.reason,
                 boundary=stopped.boundary,
                 boundaries=stopped.boundaries,
+                computed=stopped.computed,
+                done=stopped.done,
                 tokens=scheduled.total_num_scheduled_tokens,
                 checkpoint_bytes=stopped.checkpoint_bytes,
                 ordered_s=stopped.stopped_s if order is None else order.ordered_s,

@@ -25,6 +25,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 from prefill_node.board import Board, BoardUnavailableError
 from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.pass_shape import PassShape
 from prefill_node.preemption_record import METRICS, PreemptionRecord
 from prefill_node.scheduler import RELEASE_PREFIX
 from prefill_node.snapshot import load, snapshot
@@ -188,18 +189,23 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         answers = await client.collective_rpc("preemption_support")
-        boundaries, granularity, refusal = answers[0]
+        done, granularity, why = answers[0]
+        shape = PassShape(tuple(done))
         model = client.model_config
-        tensors = 3 if granularity == "sublayer" else 2
-        per_token = tensors * model.get_hidden_size() * model.dtype.itemsize
+        per_token = 2 * model.get_hidden_size() * model.dtype.itemsize  # hidden states and residual
         if self._node.rules.mode is PreemptionMode.OFF:
             logs.event("preemption_off")
-        elif refusal:
-            logs.event("preemption_refused", level=logging.WARNING, why=refusal)
+        elif not shape.boundaries:
+            logs.event("preemption_refused", level=logging.WARNING, why=why)
         else:
-            logs.event("preemption_ready", boundaries=boundaries, granularity=granularity)
+            logs.event(
+                "preemption_ready",
+                boundaries=shape.boundaries,
+                granularity=granularity,
+                why_not_finer=why or None,
+            )
         on_host = client.vllm_config.device_config.device_type == "cpu"
-        return ForwardProfile(boundaries, per_token, 0 if on_host else self._node.setup.launch_ahead)
+        return ForwardProfile(shape, per_token, 0 if on_host else self._node.setup.launch_ahead)
 
     async def _warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
         """Touch the memory of long prefills, then measure: the first of each length is slow.

@@ -48,11 +48,17 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
     Attributes:
         boundary: Where every rank stopped.
         boundaries: Boundaries of a whole forward pass.
+        computed: The fraction of the pass that lies before `boundary`.
+        resumes_at: The boundary where what is kept goes on: `boundary`, or the start of its half layer.
+        done: The fraction of the pass that lies before `resumes_at`.
         checkpoint_bytes: What each rank keeps; 0 when it keeps nothing.
         stopped_s: When it stopped, CLOCK_MONOTONIC.
     """
 
     boundary: int = 0
     boundaries: int = 0
+    computed: float = 0.0
+    resumes_at: int = 0
+    done: float = 0.0
     checkpoint_bytes: int = 0
     stopped_s: float = 0.0

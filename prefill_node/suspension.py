@@ -17,7 +17,7 @@ class SuspendedStep:
         members: Tokens of the step by engine request id, in the order in which it is issued again.
         pairs: The `slo.predictor.attention_pairs` of the whole step.
         boundary: Where it goes on; 0 without a checkpoint.
-        boundaries: Boundaries of a whole forward pass.
+        done: The fraction of its forward pass that need not be repeated.
         checkpoint_bytes: What each rank keeps of it; 0 for none.
         since_s: When it stopped.
         yielded_to: The job that it made way for, empty for none.
@@ -28,7 +28,7 @@ class SuspendedStep:
     members: dict[str, int]
     pairs: float
     boundary: int
-    boundaries: int
+    done: float
     checkpoint_bytes: int
     since_s: float
     yielded_to: str
@@ -38,11 +38,6 @@ class SuspendedStep:
     def tokens(self) -> int:
         """Prompt tokens that the whole step computes."""
         return sum(self.members.values())
-
-    @property
-    def done(self) -> float:
-        """The fraction of its forward pass that need not be repeated."""
-        return self.boundary / self.boundaries
 
 
 @dataclass(slots=True)

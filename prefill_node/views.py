@@ -39,7 +39,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
         jobs: Job ids of its members.
         tokens: Prompt tokens that the whole step computes.
         pairs: Their `slo.predictor.attention_pairs`.
-        boundaries: Boundaries of one forward pass.
+        done: The fraction of its forward pass that need not be repeated.
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
         since_s: When it stopped.
@@ -50,16 +50,11 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     jobs: tuple[str, ...]
     tokens: int
     pairs: float
-    boundaries: int
+    done: float
     boundary: int
     checkpoint_bytes: int
     since_s: float
     yielded_to: str
-
-    @property
-    def done(self) -> float:
-        """The fraction of its forward pass that need not be repeated."""
-        return self.boundary / self.boundaries
 
 
 class JobAccount(msgspec.Struct, frozen=True, array_like=True):

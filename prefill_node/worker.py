@@ -83,11 +83,12 @@ class YieldingWorker:
             self._refusal = str(error)
             _log.warning("prefills of this replica cannot be preempted: %s", error)
 
-    def preemption_support(self) -> tuple[int, str, str]:
-        """(boundaries of a forward pass, granularity, why none), for the replica to ask after start."""
+    def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
+        """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
         if self._preemption is None:
-            return 0, "", self._refusal
-        return self._preemption.boundaries.count, self._preemption.boundaries.granularity.value, ""
+            return (), "", self._refusal
+        boundaries = self._preemption.boundaries
+        return boundaries.shape.done, boundaries.granularity.value, boundaries.why_not_finer
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -110,12 +111,16 @@ class YieldingWorker:
         runner = self.model_runner
         runner.execute_model_state = None
         report, runner.kv_connector_output = runner.kv_connector_output, None
+        shape = self._preemption.boundaries.shape
         return PreemptedOutput(
             req_ids=[],
             req_id_to_index={},
             kv_connector_output=report,
-            boundary=stop.checkpoint.boundary,
-            boundaries=self._preemption.boundaries.count,
+            boundary=stop.boundary,
+            boundaries=shape.boundaries,
+            computed=shape.at(stop.boundary),
+            resumes_at=stop.checkpoint.boundary,
+            done=shape.at(stop.checkpoint.boundary),
             checkpoint_bytes=self._preemption.keep_checkpoint(step_id, stop),
             stopped_s=stop.stopped_s,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from prefill_node.operator_work import REFERENCE_TOKENS
 from prefill_node.step_choice import ChoiceRules
 from simulator.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.admitting import AdmittingReplica
@@ -168,7 +169,7 @@ class Scheduling:
         choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness)
         engine = VirtualEngine(cost, choice, limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
-        return VirtualReplica(loop, engine, rules, cost.times([(1, 0)]).boundaries, prefilled)
+        return VirtualReplica(loop, engine, rules, cost.times([(REFERENCE_TOKENS, 0)]).shape, prefilled)
 
 
 def _peer(order: PeerOrder, *, chunked: bool) -> Build:
@@ -243,8 +244,8 @@ _SLACKSERVE: Final = Arm(
     Scheduling(
         OURS,
         DEFAULT_ORDER,
-        Granularity.SUBLAYER,
-        1,
+        Granularity.REPLAYED,
+        2,
         step_tokens=STEP_TOKENS,
         foresees=True,
         is_fair=True,

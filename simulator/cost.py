@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+from prefill_node.pass_shape import PassShape
 from simulator.operators import AFTER_ATTENTION, BEFORE_ATTENTION, MLP, OPERATORS
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Granularity(enum.StrEnum):
     """Where a forward pass can stop."""
 
     OPERATOR = "operator"
+    """Before every operator, to go on with it."""
+    REPLAYED = "replayed"
+    """The servers' `operator`: at five places in a layer, to go on from the start of the half layer."""
     SEGMENT = "segment"
     """Before a layer's attention, before its MLP, and between token segments of the MLP."""
     SUBLAYER = "sublayer"
@@ -31,6 +35,7 @@ class Granularity(enum.StrEnum):
     NONE = "none"
 
 
+_REPLAYED_HALF: Final = 3
 _A100_FLOPS: Final = 312e12
 _NVLINK_BYTES_PS: Final = 235e9
 
@@ -61,12 +66,15 @@ class PassTimes:
         layer_s: One layer.
         ends: End of each stretch between two boundaries within a layer, seconds from the layer's start.
         layers: How many layers.
+        half: The boundary within a layer that begins its second half, if a pass that stops within a half
+            does it again; 0 if it goes on where it stopped.
     """
 
     head_s: float
     layer_s: float
     ends: tuple[float, ...]
     layers: int
+    half: int = 0
 
     @property
     def total_s(self) -> float:
@@ -77,6 +85,22 @@ class PassTimes:
     def boundaries(self) -> int:
         """Places where it can stop."""
         return len(self.ends) * self.layers
+
+    @property
+    def shape(self) -> PassShape:
+        """How much of its work lies before each boundary."""
+        return PassShape(tuple(self.done(boundary) for boundary in range(self.boundaries)))
+
+    def done(self, boundary: int) -> float:
+        """The fraction of its work that lies before a boundary."""
+        return (self.at_s(boundary) - self.head_s) / (self.layer_s * self.layers)
+
+    def resumes_at(self, boundary: int) -> int:
+        """Where a pass goes on that stopped at a boundary."""
+        if self.half == 0:
+            return boundary
+        part = boundary % len(self.ends)
+        return boundary - part + (self.half if part >= self.half else 0)
 
     def at_s(self, boundary: int) -> float:
         """When the device reaches a boundary, seconds from the issue."""
@@ -136,7 +160,8 @@ class CostModel:
         attention_s = work * self._attention_s_per_pair()
         parts = self._parts(tokens, times, attention_s, reduce_s)
         ends = tuple(accumulate(part + self.check_s for part in parts))
-        return PassTimes(self.step_s, ends[-1], ends, self.shape.layers)
+        half = _REPLAYED_HALF if self.granularity is Granularity.REPLAYED else 0
+        return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, half)
 
     def _attention_s_per_pair(self) -> float:
         """Seconds per layer for one query to look at one key: 4 FLOPs per element of a head, all heads."""
@@ -169,6 +194,9 @@ class CostModel:
         match self.granularity:
             case Granularity.OPERATOR:
                 return [*before, attention_s, *after, *mlp]
+            case Granularity.REPLAYED:
+                norm_s, up_s, *down_s = mlp
+                return [sum(before), attention_s, sum(after), norm_s + up_s, sum(down_s)]
             case Granularity.SUBLAYER:
                 return [sum(before) + attention_s + sum(after), sum(mlp)]
             case Granularity.SEGMENT:

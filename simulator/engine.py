@@ -196,19 +196,20 @@ class VirtualEngine:
         assert issued is not None
         self._account(issued, now_s)
         times, members = issued.times, {}
+        resumes_at = times.resumes_at(boundary) if keep else 0
+        lost_from_s = times.at_s(resumes_at) if keep else times.head_s
         for job, new in issued.members.items():
             job.num_computed_tokens -= new
             job.preemptions += 1
             job.enter(State.SUSPENDED, now_s)
             members[job.request_id] = new
-            if not keep:
-                job.lost_s += (times.at_s(boundary) - times.head_s) * new / issued.view.tokens
+            job.lost_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
         step = SuspendedStep(
             step_id=issued.view.step_id,
             members=members,
             pairs=issued.view.pairs,
-            boundary=boundary if keep else 0,
-            boundaries=times.boundaries,
+            boundary=resumes_at,
+            done=times.done(resumes_at),
             checkpoint_bytes=issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0,
             since_s=now_s,
             yielded_to=beneficiary,

@@ -18,6 +18,7 @@ from slo.preemption import Keep, Preempt, PreemptionMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from prefill_node.pass_shape import PassShape
     from simulator.engine import Issued, VirtualEngine
     from simulator.job import Job
     from simulator.loop import EventLoop
@@ -52,7 +53,7 @@ class VirtualReplica:
         loop: The time.
         engine: Its engine.
         rules: How it decides.
-        boundaries: Places where a pass of its model can stop.
+        shape: Where a pass of its model can stop.
         prefilled: Called with every request whose prefill is done; `release` must be called for it later.
 
     Attributes:
@@ -65,14 +66,14 @@ class VirtualReplica:
         loop: EventLoop,
         engine: VirtualEngine,
         rules: ReplicaRules,
-        boundaries: int,
+        shape: PassShape,
         prefilled: Callable[[Job], None],
     ) -> None:
         self.blocking_s: list[float] = []
         self.busy_s = 0.0
         self.engine = engine
         self.ledger = PrefillLedger(rules.predictor)
-        profile = ForwardProfile(boundaries, 0, rules.launch_ahead)
+        profile = ForwardProfile(shape, 0, rules.launch_ahead)
         self.governor = Governor(self.ledger, rules.weights, rules.preemption, rules.order, profile)
         self._loop = loop
         self._rules = rules

@@ -44,6 +44,19 @@ def llama_chunked(models):
 
 
 @pytest.fixture(scope="module")
+def llama_operator(models):
+    with engine(models("llama"), setup=EngineSetup(mode="resume", granularity="operator")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def llama_operator_tp2(models):
+    setup = EngineSetup(mode="resume", granularity="operator")
+    with engine(models("llama"), tensor_parallel_size=2, setup=setup) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def llama_sublayer(models):
     with engine(models("llama"), setup=EngineSetup(mode="resume", granularity="sublayer")) as running:
         yield running

@@ -18,6 +18,12 @@ def undisturbed(running, prompt=PROMPT):
     return answer
 
 
+def undisturbed_one(running, name, prompt):
+    answer = running.prefill(name, prompt)
+    running.forget()
+    return answer
+
+
 def stopped(running, boundaries, prompt=PROMPT):
     running.stop_at(*boundaries)
     answer = running.prefill("stopped", prompt)
@@ -27,7 +33,8 @@ def stopped(running, boundaries, prompt=PROMPT):
     return answer
 
 
-ENGINES = ["llama", "llama_tp2", "llama_sublayer", "llama_chunked", "llama_recompute"]
+ENGINES = ["llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute"]
+"""The last two stop between layers."""
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -48,10 +55,31 @@ def test_stopped_at_random_boundaries_many_times(name, request):
         assert stopped(running, boundaries) == expected, f"differs after stops at {boundaries}"
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "qwen3_moe"])
-def test_other_architectures_before_each_layer_and_each_mlp(architecture, models):
-    with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="sublayer")) as running:
-        assert running.rpc("preemption_support") == [(8, "sublayer", "")]
+@pytest.mark.parametrize("name", ["llama_operator", "llama_operator_tp2"])
+def test_several_suspended_at_operators_and_stopped_there_again(name, request):
+    running = request.getfixturevalue(name)
+    prompts = {f"prompt-{number}": random_prompt(300 + 100 * number, seed=number) for number in range(3)}
+    expected = {job: undisturbed_one(running, job, prompt) for job, prompt in prompts.items()}
+    for shift in range(5):
+        for number, (job, prompt) in enumerate(prompts.items()):
+            running.add(job, prompt)
+            running.stop_at(5 + 5 * number + shift)
+            running.order_stop(f"prompt-{number + 1}")
+            assert running.step() == []
+        running.stop_at(16, 17, 17, 19, 19)
+        running.finish()
+        assert running.rpc("stops_left")[0] == 0
+        assert running.answers == expected
+        running.check_at_rest()
+        running.forget()
+
+
+@pytest.mark.parametrize(("architecture", "per_layer"), [("qwen2", 5), ("qwen3", 5), ("qwen3_moe", 4)])
+def test_other_architectures_before_each_operator(architecture, per_layer, models):
+    with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="operator")) as running:
+        ((done, granularity, why_not_finer),) = running.rpc("preemption_support")
+        assert (len(done), granularity, why_not_finer) == (4 * per_layer, "operator", "")
+        assert done[::per_layer] == pytest.approx((0, 0.25, 0.5, 0.75))
         expected = undisturbed(running)
         for boundary in range(running.boundaries):
             assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"

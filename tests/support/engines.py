@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def boundaries(self):
-        return self.rpc("preemption_support")[0][0]
+        return len(self.rpc("preemption_support")[0][0])
 
     def rpc(self, method, *args):
         """What each worker's `method` returns."""

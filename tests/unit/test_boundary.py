@@ -31,42 +31,89 @@ class SelfAttention(nn.Module):
     def __init__(self, attentions=1):
         super().__init__()
         self.qkv = nn.Linear(WIDTH, WIDTH)
+        self.o_proj = nn.Linear(WIDTH, WIDTH)
         self.attns = [Attention() for _ in range(attentions)]
         for number, attention in enumerate(self.attns):
-            self.add_module(f"attn_{number}", attention)
+            self.add_module("attn" if number == 0 else f"attn_{number}", attention)
 
     def forward(self, hidden):
         hidden = self.qkv(hidden)
         for attention in self.attns:
             hidden = attention(hidden)
-        return hidden
+        return self.o_proj(hidden)
 
 
 class MLP(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down_proj = nn.Linear(3 * WIDTH, WIDTH)
+        self.gate_up_proj = nn.Linear(WIDTH, 3 * WIDTH)
+        self.act_fn = nn.Tanh()
 
     def forward(self, hidden):
-        return torch.tanh(self.up(hidden))
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
+
+
+class Mixture(nn.Module):
+    """A mixture of experts, one operator however it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.expert = MLP()
+
+    def forward(self, hidden):
+        return self.expert(hidden)
+
+
+class UnknownAttention(SelfAttention):
+    """One that calls its projection something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = self.o_proj
+        del self.o_proj
+
+    def forward(self, hidden):
+        return self.out(self.attn(self.qkv(hidden)))
+
+
+class AddAndNorm(nn.Module):
+    """vLLM's norm, which adds the residual first."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.functional.layer_norm
+
+    def forward(self, hidden, residual=None):
+        if residual is None:
+            return self.norm(hidden, (WIDTH,))
+        residual = residual + hidden
+        return self.norm(residual, (WIDTH,)), residual
 
 
 class LlamaDecoderLayer(nn.Module):
     """Named like one of vLLM's whose submodules can be repeated."""
 
-    def __init__(self, attentions=1, feed_forwards=("mlp",)):
+    def __init__(self, attentions=1, feed_forwards=("mlp",), make_mlp=MLP, attention=None):
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.self_attn = SelfAttention(attentions)
+        self.norm = AddAndNorm()
+        self.self_attn = attention or SelfAttention(attentions)
         for name in feed_forwards:
-            self.add_module(name, MLP())
+            self.add_module(name, make_mlp())
+        self.second_norm = AddAndNorm()
 
-    def forward(self, positions, hidden, residual=None):
-        hidden = hidden + self.self_attn(self.norm(hidden))
+    def forward(self, positions, hidden, residual):
+        if residual is None:
+            residual = hidden
+            hidden = self.norm(hidden)
+        else:
+            hidden, residual = self.norm(hidden, residual)
+        hidden = self.self_attn(hidden)
+        hidden, residual = self.second_norm(hidden, residual)
         for name, child in self.named_children():
             if name.startswith("mlp"):
-                hidden = hidden + child(hidden)
-        return hidden
+                hidden = child(hidden)
+        return hidden, residual
 
 
 class OtherLayer(LlamaDecoderLayer):
@@ -81,8 +128,8 @@ class FlatLayer(nn.Module):
         self.attn = Attention()
         self.mlp = mlp()
 
-    def forward(self, positions, hidden):
-        return hidden + self.mlp(self.attn(hidden))
+    def forward(self, positions, hidden, residual):
+        return hidden + self.mlp(self.attn(hidden)), residual
 
 
 class Model(nn.Module):
@@ -95,9 +142,10 @@ class Model(nn.Module):
 
     def forward(self, hidden):
         positions = torch.arange(len(hidden))
+        residual = None
         for layer in self.list_0:
-            hidden = layer(positions, hidden=hidden)
-        return self.final(hidden)
+            hidden, residual = layer(positions, hidden=hidden, residual=residual)
+        return self.final(hidden if residual is None else hidden + residual)
 
 
 class Board:
@@ -118,6 +166,14 @@ class Board:
 @pytest.fixture
 def forward():
     return Forward(0, Board(), SoleVote(), HostOnly())
+
+
+def mixture():
+    return LlamaDecoderLayer(make_mlp=Mixture)
+
+
+def unknown_attention():
+    return LlamaDecoderLayer(attention=UnknownAttention())
 
 
 def decoder():
@@ -172,21 +228,31 @@ def test_lists_within_the_layers_do_not_count():
 @pytest.mark.parametrize(
     ("make", "asked", "expected"),
     [
-        (LlamaDecoderLayer, Granularity.LAYER, Boundaries(3, Granularity.LAYER)),
-        (LlamaDecoderLayer, Granularity.SUBLAYER, Boundaries(6, Granularity.SUBLAYER)),
-        (FlatLayer, Granularity.SUBLAYER, Boundaries(3, Granularity.LAYER)),
-        (lambda: FlatLayer(MLP), Granularity.SUBLAYER, Boundaries(3, Granularity.LAYER)),
+        (LlamaDecoderLayer, Granularity.LAYER, (3, Granularity.LAYER)),
+        (LlamaDecoderLayer, Granularity.SUBLAYER, (6, Granularity.SUBLAYER)),
+        (LlamaDecoderLayer, Granularity.OPERATOR, (15, Granularity.OPERATOR)),
+        (mixture, Granularity.OPERATOR, (12, Granularity.OPERATOR)),
+        (unknown_attention, Granularity.OPERATOR, (6, Granularity.SUBLAYER)),
+        (OtherLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
+        (FlatLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
+        (FlatLayer, Granularity.SUBLAYER, (3, Granularity.LAYER)),
+        (lambda: FlatLayer(MLP), Granularity.SUBLAYER, (3, Granularity.LAYER)),
         (
             lambda: LlamaDecoderLayer(feed_forwards=("mlp_1", "mlp_2")),
             Granularity.SUBLAYER,
-            Boundaries(3, Granularity.LAYER),
+            (3, Granularity.LAYER),
         ),
-        (OtherLayer, Granularity.SUBLAYER, Boundaries(3, Granularity.LAYER)),
-        (lambda: LlamaDecoderLayer(feed_forwards=()), Granularity.SUBLAYER, Boundaries(3, Granularity.LAYER)),
+        (OtherLayer, Granularity.SUBLAYER, (3, Granularity.LAYER)),
+        (lambda: LlamaDecoderLayer(feed_forwards=()), Granularity.SUBLAYER, (3, Granularity.LAYER)),
     ],
     ids=[
         "layers",
         "and MLPs",
+        "and operators",
+        "operators and mixtures of experts",
+        "an attention whose operators have other names",
+        "operators of a layer that is not known",
+        "operators of a layer without parts",
         "an MLP without parts",
         "attention without parts",
         "two MLPs",
@@ -196,17 +262,51 @@ def test_lists_within_the_layers_do_not_count():
 )
 def test_it_stops_as_finely_as_asked_for_if_the_layers_allow(make, asked, expected, forward):
     model = Model([make] * 3)
-    assert install(model, asked, forward) == expected
+    count, granularity = expected
+    boundaries = install(model, asked, forward)
+    assert (boundaries.shape.boundaries, boundaries.granularity) == expected
+    assert bool(boundaries.why_not_finer) == (granularity is not asked), "and it says why not finer"
     forward.begin(1, lambda: ROWS, None)
     model(torch.ones(5, WIDTH))
     forward.end()
-    assert forward.signal.reached == [*range(expected.count)]
+    assert forward.signal.reached == [*range(count)]
 
 
 def test_one_layer_that_cannot_stop_within_makes_all_stop_between_layers(forward):
     model = decoder()
     model.list_0[1].extra = MLP()
-    assert install(model, Granularity.SUBLAYER, forward) == Boundaries(3, Granularity.LAYER)
+    boundaries = install(model, Granularity.OPERATOR, forward)
+    assert (boundaries.shape.boundaries, boundaries.granularity) == (3, Granularity.LAYER)
+
+
+def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_in_its_own_way(forward):
+    model = Model([LlamaDecoderLayer, mixture, LlamaDecoderLayer])
+    boundaries = install(model, Granularity.OPERATOR, forward)
+    assert boundaries == Boundaries(boundaries.shape, Granularity.OPERATOR)
+    assert boundaries.shape.boundaries == 5 + 4 + 5
+    forward.begin(1, lambda: ROWS, None)
+    model(torch.ones(5, WIDTH))
+    forward.end()
+    assert forward.signal.reached == [*range(14)]
+
+
+# How far
+
+
+def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
+    shape = install(decoder(), Granularity.OPERATOR, forward).shape
+    layer = 1 + 0 + 1 + 3 + 3  # in squares of the width: before attention, attention, behind it, up, down
+    within = [0, 1, 1, 2, 5]
+    assert shape.done == pytest.approx(
+        [(number * layer + before) / (3 * layer) for number in range(3) for before in within]
+    )
+
+
+@pytest.mark.parametrize("granularity", Granularity)
+def test_the_entry_of_a_layer_is_as_far_however_finely_it_can_stop(granularity, forward):
+    shape = install(decoder(), granularity, forward).shape
+    per_layer = shape.boundaries // 3
+    assert shape.done[::per_layer] == pytest.approx([0, 1 / 3, 2 / 3])
 
 
 # Wrapped
@@ -218,7 +318,7 @@ def test_stopped_and_resumed_a_wrapped_model_gives_what_it_gave_before(granulari
     expected = model(given)
     boundaries = install(model, granularity, forward)
     steps = iter(range(1, 100))
-    for boundary in [None, *range(boundaries.count)]:
+    for boundary in [None, *range(boundaries.shape.boundaries)]:
         forward.signal.stop_at = boundary
         forward.begin(next(steps), lambda: ROWS, None)
         output = model(given)
@@ -229,7 +329,10 @@ def test_stopped_and_resumed_a_wrapped_model_gives_what_it_gave_before(granulari
             forward.begin(next(steps), lambda: ROWS, stop.checkpoint)
             output = model(given)
             assert forward.end() is None
-            assert forward.resumed_from == boundary
+            within = {"layer": [0], "sublayer": [0, 1], "operator": [0, 0, 0, 3, 3]}[granularity]
+            assert stop.boundary == boundary
+            layer, place = divmod(boundary, len(within))
+            assert forward.resumed_from == layer * len(within) + within[place]
         assert torch.equal(output, expected), f"differs after a stop at {boundary}"
 
 

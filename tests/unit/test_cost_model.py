@@ -142,3 +142,21 @@ def test_the_finer_the_boundaries_the_sooner_a_prefill_stands_still():
     assert places["chunks of 512"].cost_percent > places["chunks of 4096"].cost_percent > 0
     for place in places.values():
         assert 0 < place.mean_ms < place.p99_ms
+
+
+def test_the_servers_do_the_half_layer_again_in_which_they_stopped():
+    times = cost(Granularity.REPLAYED).times([(3000, 0)])
+    halves = cost(Granularity.SUBLAYER).times([(3000, 0)])
+    assert [times.resumes_at(boundary) for boundary in range(10)] == [0, 0, 0, 3, 3, 5, 5, 5, 8, 8]
+    assert times.at_s(3) == pytest.approx(halves.at_s(1))
+    at_operators = cost(Granularity.OPERATOR).times([(3000, 0)])
+    assert [at_operators.resumes_at(boundary) for boundary in range(10)] == [*range(10)]
+
+
+@pytest.mark.parametrize("granularity", [g for g in Granularity if g is not Granularity.NONE])
+def test_what_is_done_at_a_boundary_is_the_time_until_there(granularity):
+    times = cost(granularity).times([(3000, 0)])
+    work_s = times.total_s - times.head_s
+    assert times.shape.done == pytest.approx(
+        [(times.at_s(boundary) - times.head_s) / work_s for boundary in range(times.boundaries)]
+    )

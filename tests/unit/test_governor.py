@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prefill_node.governor import NOBODY, ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.pass_shape import PassShape
 from prefill_node.views import JobAccount, SchedulerView, StepView, SuspendedView
 from slo.order import QueueOrder
 from slo.predictor import PrefillPredictor
@@ -35,7 +36,9 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=Que
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, order, ForwardProfile(boundaries, BYTES_PER_TOKEN))
+    return Governor(
+        ledger, WEIGHTS, rules, order, ForwardProfile(PassShape.even(boundaries), BYTES_PER_TOKEN)
+    )
 
 
 def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
@@ -43,7 +46,7 @@ def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
 
 
 def suspended(*jobs, tokens=1000, boundary=5, yielded_to="", since_s=0.0):
-    return SuspendedView(jobs, tokens, 0.0, BOUNDARIES, boundary, 500, since_s, yielded_to)
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, since_s, yielded_to)
 
 
 def view(step=None, *stopped, **accounts):

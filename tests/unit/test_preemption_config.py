@@ -114,7 +114,7 @@ def test_the_engine_starts_from_the_same_defaults():
         ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
         ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'on_time_set'"),
         ({"order": "fifo"}, "preemption.order", "sedf"),
-        ({"granularity": "operator"}, "preemption.granularity", "'layer' or 'sublayer'"),
+        ({"granularity": "token"}, "preemption.granularity", "'layer', 'sublayer' or 'operator'"),
         ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),
         ({"margin": float("inf")}, "preemption.margin", "finite number"),
         ({"margin": float("nan")}, "preemption.margin", "finite number"),

@@ -92,7 +92,9 @@ def followed(record, *jobs):
     return spans
 
 
-def stopped(jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary=3, reason="rescue"):
+def stopped(
+    jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary=3, done=0.25, reason="rescue"
+):
     return Stopped(
         step_id=7,
         jobs=jobs,
@@ -100,6 +102,8 @@ def stopped(jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary
         reason=reason,
         boundary=boundary,
         boundaries=12,
+        computed=boundary / 12,
+        done=done,
         tokens=1000,
         checkpoint_bytes=checkpoint_bytes,
         ordered_s=4.5,
@@ -109,7 +113,7 @@ def stopped(jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary
 
 RESUMED = Resumed(("long",), 3, suspended_s=2.0, issued_s=7.0, first_operator_s=7.25)
 SERVED = Served("urgent", stopped_s=5.0, first_operator_s=5.125)
-DROPPED = Dropped(("long",), "memory", boundary=3, boundaries=12, tokens=1000)
+DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000)
 
 METRICS_OF = {
     "kept": (
@@ -127,6 +131,24 @@ METRICS_OF = {
             ("preemption_order_to_stop", 0.5),
             ("preemption_arrival_to_stop", 1.0),
             ("prefill_work_lost", 0.25, "recompute"),
+        ],
+    ),
+    "within a half layer": (
+        stopped(boundary=4),
+        [
+            ("preemptions", 1, "kept", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+            ("prefill_work_lost", 1 / 12, "operator"),
+        ],
+    ),
+    "within the first half layer, which starts over": (
+        stopped(boundary=1, done=0.0, checkpoint_bytes=0),
+        [
+            ("preemptions", 1, "kept", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+            ("prefill_work_lost", 1 / 12, "operator"),
         ],
     ),
     "for nobody": (
@@ -222,8 +244,8 @@ def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, inst
             SchedulerView(
                 None,
                 (
-                    SuspendedView(("a",), 100, 0.0, 12, 3, 500, 0.0, ""),
-                    SuspendedView(("b", "c"), 100, 0.0, 12, 3, 250, 0.0, ""),
+                    SuspendedView(("a",), 100, 0.0, 0.25, 3, 500, 0.0, ""),
+                    SuspendedView(("b", "c"), 100, 0.0, 0.25, 3, 250, 0.0, ""),
                 ),
                 {},
             ),

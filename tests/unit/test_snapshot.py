@@ -6,6 +6,7 @@ import pytest
 
 from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.pass_shape import PassShape
 from prefill_node.snapshot import load, snapshot
 from prefill_node.views import JobAccount, SchedulerView, StepView, SuspendedView
 from slo.order import QueueOrder
@@ -31,7 +32,7 @@ def governor(*jobs, boundaries=BOUNDARIES, **limits):
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(boundaries, 100))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
 
 
 def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
@@ -39,7 +40,7 @@ def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
 
 
 def suspended(*jobs, tokens=1000, boundary=4, yielded_to=""):
-    return SuspendedView(jobs, tokens, 0.0, BOUNDARIES, boundary, 500, 98.0, yielded_to)
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, 98.0, yielded_to)
 
 
 def view(step=None, *stopped, **accounts):

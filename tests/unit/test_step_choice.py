@@ -29,7 +29,7 @@ def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held
 
 
 def step_of(number, since_s=0.0, tokens=100):
-    return SuspendedStep(number, {f"of-{number}": tokens}, 0.0, 5, 10, 1000, since_s, "", 0.0)
+    return SuspendedStep(number, {f"of-{number}": tokens}, 0.0, 5, 0.5, 1000, since_s, "", 0.0)
 
 
 def suspended(
@@ -292,7 +292,7 @@ class Engine:
                 request.stops_left = max(0, request.stops_left - 1)
             beneficiary = others[self.issued % len(others)]
             self.steps.append(
-                SuspendedStep(self.issued, dict(members), 0.0, 5, 10, 1, self.now_s, beneficiary, 0.0)
+                SuspendedStep(self.issued, dict(members), 0.0, 5, 0.5, 1, self.now_s, beneficiary, 0.0)
             )
             return
         for request in requests:
@@ -360,7 +360,7 @@ def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, or
             beneficiary = data.draw(st.sampled_from([*sorted(set(named) - {name}), ""]))
             members = {name: engine._tokens(request)}
             engine.steps.append(
-                SuspendedStep(-len(engine.steps), members, 0.0, 5, 10, 1, 0.0, beneficiary, 0.0)
+                SuspendedStep(-len(engine.steps), members, 0.0, 5, 0.5, 1, 0.0, beneficiary, 0.0)
             )
         else:
             request.computed = request.chunk_end

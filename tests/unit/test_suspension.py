@@ -10,13 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prefill_node.suspension import SuspendedStep, Suspensions
 
 
-def step(step_id, *requests, tokens=100, since_s=0.0, boundary=3, checkpoint_bytes=1000):
+def step(step_id, *requests, tokens=100, since_s=0.0, boundary=3, done=0.25, checkpoint_bytes=1000):
     return SuspendedStep(
         step_id=step_id,
         members=dict.fromkeys(requests, tokens),
         pairs=0.0,
         boundary=boundary,
-        boundaries=12,
+        done=done,
         checkpoint_bytes=checkpoint_bytes,
         since_s=since_s,
         yielded_to="",
@@ -31,11 +31,8 @@ def suspensions(*steps, max_suspended_s=10.0):
     return all_
 
 
-@pytest.mark.parametrize(("boundary", "done"), [(3, 0.25), (0, 0.0)], ids=["kept", "to be repeated whole"])
-def test_what_lies_before_the_boundary_is_done(boundary, done):
-    stopped = step(1, "a", "b", boundary=boundary)
-    assert stopped.done == done
-    assert stopped.tokens == 200
+def test_a_step_has_the_tokens_of_all_its_members():
+    assert step(1, "a", "b").tokens == 200
 
 
 def test_each_stop_and_each_second_counts_for_every_member():
