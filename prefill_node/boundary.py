@@ -64,6 +64,11 @@ class Boundaries:
     granularity: Granularity
     why_not_finer: str = ""
 
+    @property
+    def count(self) -> int:
+        """Boundaries of one forward pass."""
+        return self.shape.boundaries
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
