@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_NAN: Final = float("nan")
 Rows: TypeAlias = "tuple[tuple[str, int], ...]"
 """(request id, tokens) of each request of a step, in the order of the batch; its rows are contiguous."""
 
@@ -43,8 +42,9 @@ class Checkpoint:
         sizes: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            if not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         map_tensors((self.entering, self.replies), note)
@@ -67,8 +67,6 @@ class Checkpoint:
         def pick(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dim() == 0 or tensor.shape[0] != total:
                 raise _NotRowsError
-            if tensor.stride(0) == 0:
-                return tensor[: sum(tokens for _, tokens in rows)]
             return torch.cat([tensor[slice(*spans[request])] for request, _ in rows])
 
         try:
@@ -87,8 +85,8 @@ class _NotRowsError(Exception):
 
 
 def hollow(value: Any) -> Any:
-    """The same nesting with tensors of the same shapes that take no memory; NaN to whoever reads them."""
-    return map_tensors(value, lambda tensor: tensor.new_full((1,) * tensor.dim(), _NAN).expand_as(tensor))
+    """The same nesting with tensors of the same shapes that hold nothing; whoever computes with one fails."""
+    return map_tensors(value, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> Any:

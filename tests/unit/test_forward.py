@@ -510,7 +510,7 @@ def test_a_stop_at_an_operator_keeps_no_more_than_one_at_the_start_of_its_half_l
         kept, at_start = at_operator.checkpoint.size_bytes, at_start.checkpoint.size_bytes
         if boundary % 5 and resumes_at(boundary) == 0:
             at_start += rows * WIDTH * 4  # the norm's reply; a worker keeps nothing of the first attention
-        assert kept == pytest.approx(at_start, abs=32), f"stopped at {boundary}"
+        assert kept == at_start, f"stopped at {boundary}"
 
 
 @pytest.mark.parametrize(
@@ -526,9 +526,9 @@ def test_a_stop_at_an_operator_keeps_no_more_than_one_at_the_start_of_its_half_l
     ],
 )
 def test_a_checkpoint_is_as_large_as_what_enters_its_boundary(in_place, boundary, tensors):
-    """Hidden states and residual, within a layer too; older ones are hollow and take next to nothing."""
+    """Hidden states and residual, within a layer too; older ones are hollow."""
     model = warmed_up(in_place)
     model.board.stop_at = [boundary]
     _, stop = model.run()
     rows = sum(tokens for _, tokens in ROWS)
-    assert stop.checkpoint.size_bytes == pytest.approx(tensors * rows * WIDTH * 4, abs=32)
+    assert stop.checkpoint.size_bytes == tensors * rows * WIDTH * 4

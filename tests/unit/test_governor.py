@@ -140,7 +140,7 @@ def test_a_corrected_predictor_holds_for_those_who_wait_already():
 
 def test_the_chunks_behind_a_suspended_one_are_work_too():
     pairs = 400 * (200 + 200)
-    chunk = SuspendedView(("long",), 400, pairs, BOUNDARIES, 5, 500, 0.0, "")
+    chunk = SuspendedView(("long",), 400, pairs, 0.5, 5, 500, 0.0, "")
     (waiting,) = curved(LONG).waiting(view(None, chunk, long=JobAccount(1, 0.0, 200)), 0.0)
     expected_s = 0.5 * CURVE.prefill_s(400, 200) + CURVE.prefill_s(400, 600)
     assert waiting.remaining_s == pytest.approx(expected_s)
