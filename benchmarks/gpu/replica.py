@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prefill_node.board import Board
 from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.pass_shape import PassShape
 from prefill_node.preemption_record import PreemptionRecord
 from prefill_node.watch import Watch
 from slo.order import QueueOrder
@@ -156,11 +157,11 @@ class Replica:
         Raises:
             RuntimeError: when the engine's passes cannot stop.
         """
-        (places, granularity, refusal), *_ = await self.engine.collective_rpc("preemption_support")
-        if not places:
+        (done, granularity, refusal), *_ = await self.engine.collective_rpc("preemption_support")
+        if not done:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
-        rows = 2 if granularity == "layer" else 3
-        profile = ForwardProfile(places, rows * hidden_bytes, 0 if on_host else setup.launch_ahead)
+        shape = PassShape(tuple(done))
+        profile = ForwardProfile(shape, 2 * hidden_bytes, 0 if on_host else setup.launch_ahead)
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,
