@@ -240,7 +240,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     def _report(self) -> Report:
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
             return ReplicaGone(self._replica_id)
-        return DecodeReported(self._replica_id, self._tap.kv_usage, self._ongoing)
+        tap = self._tap
+        return DecodeReported(self._replica_id, tap.kv_usage, self._ongoing, tap.kv_tokens, tap.tpot_s)
 
 
 def _is_answer(piece: Any) -> bool:

@@ -107,15 +107,22 @@ def _router(config: SlackServeConfig) -> DeploymentHandle:
         logging_config=_logging(config),
         graceful_shutdown_wait_loop_s=0.1,
     )
-    limits = RouterLimits(stale_after_s=config.router.stale_after_s, stretch=config.router.stretch)
+    given = config.router
+    limits = RouterLimits(
+        stale_after_s=given.stale_after_s,
+        stretch=given.stretch,
+        late_binding=given.late_binding,
+        bind_ahead_s=given.bind_ahead_ms / 1e3,
+    )
     return deployment.bind(
         RouterConfig(
             config.tiers.policies(),
-            config.router.placement,
+            given.placement,
             limits,
             config.admission.rules(),
             config.tenant_limits(),
             config.admission.default_limits.limit(),
+            None if config.kv_transfer.link is None else config.kv_transfer.link.link(),
         )
     )
 

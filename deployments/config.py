@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deployments.admission_config import AdmissionConfig, FairnessConfig, TenantLimitsConfig
+from router.decode import KvLink
 from router.policies import PlacementName
 from simulator.strict_yaml import ClientTier, ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
 from slo.objectives import MAX_OBJECTIVE_MS
@@ -225,8 +226,24 @@ class PreemptionConfig(Section):
         return PreemptionRules(self.mode, self.policy, self.margin, limits)
 
 
+class KVLinkConfig(Section):
+    """What KV moves over, as the router reckons with it."""
+
+    bytes_per_token: Annotated[int, Field(ge=1)] = Field(description="KV bytes of one token, all layers.")
+    gigabytes_per_s: Positive = Field(description="Bandwidth into one decode replica, 10^9 bytes per second.")
+    latency_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = 0.0
+
+    def link(self) -> KvLink:
+        """The same in the router's vocabulary."""
+        return KvLink(self.bytes_per_token, self.gigabytes_per_s * 1e9, self.latency_ms / 1e3)
+
+
 class KVTransferConfig(Section):
     """How KV blocks move from prefill to decode."""
+
+    link: KVLinkConfig | None = Field(
+        None, description="Adds the transfer of each prompt's KV to handoff_ms; none leaves it one number."
+    )
 
     buffer_device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where NIXL reads and writes blocks; auto follows the accelerator."
@@ -244,6 +261,12 @@ class RouterSection(Section):
     placement: PlacementName = "least_harm"
     timeout_ms: Positive = Field(
         500.0, description="An ingress that waits longer for a placement places the request itself."
+    )
+    late_binding: bool = Field(
+        default=False, description="Hold requests back until a replica can start them soon."
+    )
+    bind_ahead_ms: Positive = Field(
+        80.0, description="How soon that is, so that no replica idles for want of work."
     )
     stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
     stretch: Annotated[float, Field(ge=1)] = Field(

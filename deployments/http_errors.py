@@ -17,7 +17,7 @@ from slo.outcomes import Outcome, outcome_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.decisions import Rejected
+    from router.decisions import Evicted, Rejected
     from slo.errors import AuthenticationError, FieldError
 
 
@@ -133,6 +133,19 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
     RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
     RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
 }
+
+
+def evicted(decision: Evicted, headers: Mapping[str, str]) -> HTTPError:
+    """429 for a request that was queued until its deadline could not be met any more."""
+    message = f"the request was queued for {decision.waited_s * 1e3:.0f} ms and cannot be in time any more"
+    return HTTPError(
+        429,
+        f"{message}; retry later, or ask for a longer x-slo-ttft-ms",
+        kind="overloaded_error",
+        code=decision.reason.value,
+        headers={**headers, "retry-after": str(max(1, math.ceil(decision.waited_s)))},
+        outcome=Outcome.EVICTED,
+    )
 
 
 def engine_error(error: Any) -> HTTPError:

@@ -25,7 +25,8 @@ from deployments.accounting import RequestRecord, ingress_instruments
 from deployments.http_errors import HTTPError
 from deployments.middleware import REQUEST_ID_HEADER
 from deployments.placement_client import PlacementClient
-from router.decisions import Placed, PlacementRequested, Rejected
+from deployments.prefix_hashes import prefix_hashes
+from router.decisions import Evicted, Placed, PlacementRequested, Rejected
 from slo.objectives import TTFT_HEADERS, resolve
 from slo.outcomes import Outcome
 from slo.request import CONTEXT_HEADER, JobId, RequestContext
@@ -133,6 +134,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     ) -> RequestContext:
         """Get a place for the request, or raise the refusal."""
         size = request_fields.prompt_size(body)
+        prefix = prefix_hashes(body)
         try:
             decision = await self._placement.place(
                 PlacementRequested(
@@ -143,6 +145,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                     prompt_bytes=size.text_bytes,
                     elapsed_s=time.monotonic() - arrived_s,
                     tenant=state.tenant.name,
+                    prefix_hashes=prefix.hashes,
+                    hash_block=prefix.block,
                 )
             )
         except (asyncio.CancelledError, TaskCancelledError):
@@ -151,6 +155,9 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if isinstance(decision, Rejected):
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
             raise http_errors.rejected(decision, _response_headers(objective, record))
+        if isinstance(decision, Evicted):
+            record.placed(decision.ttft_budget_s, None)
+            raise http_errors.evicted(decision, _response_headers(objective, record))
         context = _context(record, objective, size.text_bytes, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
         return context.after(time.monotonic() - arrived_s)
@@ -272,6 +279,7 @@ def _context(
         prefill_replica=placed.prefill_replica,
         decode_replica=placed.decode_replica,
         prompt_bytes=prompt_bytes,
+        cached_tokens=placed.cached_tokens,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 
-from router.decisions import Rejected
+from router.decisions import Held, Rejected
 from slo.errors import RejectionReason
 from telemetry import logs
 from telemetry.background import Background
@@ -18,7 +18,7 @@ from telemetry.catalogue import ROUTER_FALLBACKS
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from router.decisions import Placed, PlacementRequested
+    from router.decisions import Decision, Evicted, Outcome, Placed, PlacementRequested
     from slo.request import JobId
     from telemetry.instruments import Instruments
 
@@ -26,12 +26,16 @@ _PAUSE_S = 1.0
 """After a failure the router is left alone for this long, so that requests do not each wait for it."""
 
 
+_ALIVE_S = 1.0
+"""A router that holds a request says so this often, so that its loss is noticed."""
+
+
 class PlacementClient:
-    """Calls the router within a time limit.
+    """Calls the router, and notices when it does not react.
 
     Args:
         router: Handle of the router deployment.
-        timeout_s: Longest wait for one answer.
+        timeout_s: Longest wait for a sign of life. A request may be held for longer.
         instruments: Where fallbacks are counted.
     """
 
@@ -42,15 +46,19 @@ class PlacementClient:
         self._paused_until_s = 0.0
         self._background = Background()
 
-    async def place(self, request: PlacementRequested) -> Placed | Rejected | None:
+    async def place(self, request: PlacementRequested) -> Placed | Rejected | Evicted | None:
         """The router's decision; None when it gives none and Serve shall choose the replicas."""
         if time.monotonic() < self._paused_until_s:
             self._fall_back("paused")
             return None
         try:
-            decision: Placed | Rejected = await asyncio.wait_for(
+            decision: Decision | Outcome | None = await asyncio.wait_for(
                 self._router.place.remote(request), self._timeout_s
             )
+            while isinstance(decision, Held):
+                decision = await asyncio.wait_for(
+                    self._router.placement.remote(decision.ticket, _ALIVE_S), _ALIVE_S + self._timeout_s
+                )
         except TaskCancelledError:  # the client is gone, nothing ails the router
             raise
         except TimeoutError:
@@ -58,6 +66,9 @@ class PlacementClient:
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
             self._fall_back("error", request, error)
         else:
+            if decision is None:  # it has been started anew since it held the request
+                self._fall_back("ticket_lost", request)
+                return None
             if not (isinstance(decision, Rejected) and decision.reason is RejectionReason.NOT_SETTLED):
                 return decision
             self._fall_back("not_settled", request)

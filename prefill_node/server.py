@@ -322,6 +322,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             kv_usage=self._tap.kv_usage,
             ended=self._ledger.take_ended(),
             learned=learned,
+            kv_tokens=self._tap.kv_tokens,
         )
 
 

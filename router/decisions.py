@@ -6,13 +6,13 @@ Values alone; `router.core` decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from slo.tenancy import ANONYMOUS
 
 if TYPE_CHECKING:
     from router.placement import PlacementReason
-    from slo.errors import RejectionReason
+    from slo.errors import EvictionReason, RejectionReason
     from slo.objectives import Objective
     from slo.request import JobId, ReplicaId
 
@@ -81,3 +81,30 @@ class Rejected:
     retry_after_s: float
     predicted_ttft_s: float | None
     ttft_budget_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request waits in the router; `RouterCore.due` says what becomes of it."""
+
+    ticket: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A held request is given up.
+
+    Attributes:
+        ttft_budget_s: The budget that cannot be met any more; None without one.
+        waited_s: How long it was held.
+    """
+
+    reason: EvictionReason
+    ttft_budget_s: float | None
+    waited_s: float
+
+
+Decision: TypeAlias = "Placed | Rejected | Held"
+"""What the router answers at once."""
+Outcome: TypeAlias = "Placed | Evicted"
+"""What becomes of a held request, unless its client leaves."""

@@ -6,15 +6,18 @@ question about a request and never sees the request's text or its tokens.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 from router.core import RouterCore, RouterLimits
-from router.decisions import Placed, PlacementRequested, Rejected
+from router.decisions import Evicted, Held, Placed, PlacementRequested, Rejected
 from router.gate import Gate
 from router.policies import POLICIES
+from router.tickets import Tickets
 from slo.admission import AdmissionController, AdmissionRules
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
@@ -24,6 +27,7 @@ from telemetry.catalogue import (
     DECISION,
     FLEET_BACKLOG,
     FLEET_LOAD,
+    HELD,
     PLACEMENTS,
     PROMPT_LENGTH_ERROR,
     SLACK_AT_DISPATCH,
@@ -33,6 +37,8 @@ from telemetry.instruments import Instruments
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from router.decisions import Decision, Outcome
+    from router.decode import KvLink
     from slo.reports import Report
     from slo.request import JobId
     from slo.tiers import Tier, TierPolicy
@@ -40,7 +46,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """What the router is started with; `placement` is a key of `router.policies.POLICIES`."""
+    """What the router is started with.
+
+    Attributes:
+        placement: A key of `router.policies.POLICIES`.
+        link: What KV moves over; None for a handoff that does not depend on the prompt's length.
+    """
 
     policies: Mapping[Tier, TierPolicy]
     placement: str
@@ -48,6 +59,7 @@ class RouterConfig:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     tenants: Mapping[str, TenantLimit] = field(default_factory=dict)
     default_limit: TenantLimit = NO_LIMIT
+    link: KvLink | None = None
 
     def controller(self) -> AdmissionController:
         """Admission with nothing let in yet."""
@@ -65,11 +77,13 @@ class SlackRouter:
             POLICIES[config.placement](),
             config.limits,
             time.monotonic(),
-            gate=Gate(self._admission),
+            config.link,
+            Gate(self._admission),
         )
         self._instruments = Instruments(
             PLACEMENTS,
             DECISION,
+            HELD,
             SLACK_AT_DISPATCH,
             PROMPT_LENGTH_ERROR,
             BYTES_PER_TOKEN,
@@ -77,20 +91,34 @@ class SlackRouter:
             FLEET_BACKLOG,
         )
 
-    async def place(self, request: PlacementRequested) -> Placed | Rejected:
-        """Decide on one request."""
+        self._tickets = Tickets()
+        self._tiers: dict[JobId, Tier] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    async def place(self, request: PlacementRequested) -> Decision:
+        """Decide on one request; what becomes of one that is held back, `placement` says."""
         started_s = time.monotonic()
         decision = self._core.place(request, started_s)
         self._instruments.observe(DECISION, time.monotonic() - started_s)
-        tier = request.objective.tier.value
         self._show_load(request.objective.tier, started_s)
-        if isinstance(decision, Placed):
-            self._instruments.count(PLACEMENTS, tier=tier, reason=decision.reason.value)
-            if decision.ttft_budget_s is not None:
-                self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
-        event = "request_placed" if isinstance(decision, Placed) else "request_rejected"
-        logs.event(event, job_id=request.job_id, tier=tier, **asdict(decision))
+        if isinstance(decision, Held):
+            self._tickets.issue(decision.ticket)
+            self._tiers[decision.ticket] = request.objective.tier
+        self._record(request.job_id, request.objective.tier, decision)
+        self._settle()
         return decision
+
+    async def placement(self, ticket: JobId, wait_s: float) -> Outcome | Held | None:
+        """What has become of a held request.
+
+        Args:
+            ticket: As `place` gave it.
+            wait_s: When to answer that it is still held.
+
+        Returns:
+            None when the ticket is not known: the router has been started anew, or the client has left.
+        """
+        return await self._tickets.outcome(ticket, wait_s)
 
     def _show_load(self, tier: Tier, now_s: float) -> None:
         self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
@@ -99,6 +127,9 @@ class SlackRouter:
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""
         self._core.job_ended(job_id, time.monotonic())
+        self._tickets.drop(job_id)
+        self._tiers.pop(job_id, None)
+        self._settle()
 
     async def report(self, report: Report) -> None:
         """Hear from a replica."""
@@ -114,12 +145,44 @@ class SlackRouter:
                 self._core.replica_gone(report)
             case _:
                 assert_never(report)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let those know of whom something has become, and look again when something may."""
+        now_s = time.monotonic()
+        for job_id, outcome in self._core.due(now_s):
+            self._record(job_id, self._tiers.pop(job_id), outcome)
+            self._tickets.settle(job_id, outcome)
+        self._instruments.set(HELD, self._core.held)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if (at_s := self._core.next_look_s(now_s)) < math.inf:
+            self._look = asyncio.get_running_loop().call_later(at_s - now_s, self._settle)
+
+    def _record(self, job_id: JobId, tier: Tier, decision: Decision | Outcome) -> None:
+        match decision:
+            case Placed():
+                event = "request_placed"
+                self._instruments.count(PLACEMENTS, tier=tier.value, reason=decision.reason.value)
+                if decision.ttft_budget_s is not None:
+                    self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier.value)
+            case Rejected():
+                event = "request_rejected"
+            case Held():
+                event = "request_held"
+            case Evicted():
+                event = "request_evicted"
+            case _:
+                assert_never(decision)
+        logs.event(event, job_id=job_id, tier=tier.value, **asdict(decision))
 
     async def fleet(self) -> dict[str, Any]:
         """The state of the fleet as plain data: readiness, and each replica's load."""
         now_s = time.monotonic()
         return {
             "ready": self._core.is_ready(now_s),
+            "held": self._core.held,
             "bytes_per_token": self._core.prompt_length.bytes_per_token,
             "prompt_length_error": self._core.prompt_length.error,
             "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],

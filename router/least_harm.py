@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CANDIDATES: Final = 8
 """Replicas that are predicted in full when the prefill is free nowhere."""
-OWN_WORK: Final = 0.0
+OWN_WORK: Final = 2.0
 """Of the prefill's own work, what counts like seconds until its end where it is free: work that a cached
 prefix saves is time for those to come."""
 

@@ -160,6 +160,13 @@ class DecodeReplica:
         return self._model.kv_tokens
 
     @property
+    def tpot_s(self) -> float | None:
+        """Seconds of a step of the present batch; None of none."""
+        if self._batch.size == 0:
+            return None
+        return self._model.step_s(self._batch.size, self._batch.context_tokens)
+
+    @property
     def kv_usage(self) -> float:
         """Fraction of its KV memory that is reserved."""
         return self._reserved_tokens / self._model.kv_tokens

@@ -60,7 +60,9 @@ class DecodeSite:
 
     def report(self) -> DecodeReported:
         """How full it is; requests whose prefill still runs count as its own, as on a server."""
-        return DecodeReported(self.replica_id, self.replica.kv_usage, self._ongoing)
+        return DecodeReported(
+            self.replica_id, self.replica.kv_usage, self._ongoing, self.replica.kv_tokens, self.replica.tpot_s
+        )
 
     def began(self) -> None:
         """A request was placed here; its prefill comes first."""

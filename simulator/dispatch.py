@@ -11,20 +11,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from router.core import RouterCore, RouterLimits
-from router.decisions import Placed, PlacementRequested, Rejected
+from router.decisions import PlacementRequested
 from router.gate import Gate
 from router.policies import POLICIES
 from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
+    from router.decisions import Decision, Outcome
+    from simulator.fleet_setup import FleetSetup
     from simulator.loop import EventLoop
     from simulator.workload import Arrival
-    from slo.admission import AdmissionController
     from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier, TierPolicy
 
 INFORMED: Final = "least_harm"
 """How our replicas' requests are placed unless said otherwise."""
@@ -38,43 +38,41 @@ class Dispatch:
 
     Args:
         loop: The time.
-        policies: Worth of each tier, and whether it may be shed.
-        placement: A key of `router.policies.POLICIES`; None takes the usual one.
-        limits: How the router treats reports.
+        setup: The fleet.
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.
-        report_s: A report's way to the router.
-        admission: Refuses requests before they are placed; None refuses nobody.
+        settled: Called with what becomes of requests that were held back.
     """
 
     def __init__(
         self,
         loop: EventLoop,
-        policies: Mapping[Tier, TierPolicy],
-        placement: str | None,
-        limits: RouterLimits,
+        setup: FleetSetup,
         *,
         informs: bool,
-        report_s: float,
-        admission: AdmissionController | None = None,
+        settled: Callable[[JobId, Outcome], None],
     ) -> None:
+        policies = setup.policies_as_weighed()
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
-        chosen = placement or (INFORMED if informs else BLIND)
+        chosen = setup.placement or (INFORMED if informs else BLIND)
+        limits = setup.limits if informs else _WITHOUT_REPORTS
         self._core = RouterCore(
-            policies, POLICIES[chosen](), limits if informs else _WITHOUT_REPORTS, gate=Gate(admission)
+            policies, POLICIES[chosen](), limits, link=setup.kv_link(), gate=Gate(setup.controller())
         )
+        self._settled = settled
+        self._look = 0
         self._loop = loop
         self._policies = policies
         self._informs = informs
-        self._report_s = report_s
+        self._report_s = setup.delays.report_s
 
     def place(
         self, job_id: JobId, arrival: Arrival, prompt_bytes: int, *, explicit_deadline: bool
-    ) -> Placed | Rejected:
+    ) -> Decision:
         """Where a request goes; its length is estimated from its bytes, or known when there are none."""
         now_s = self._loop.now_s
-        return self._core.place(
+        decision = self._core.place(
             PlacementRequested(
                 job_id=job_id,
                 objective=Objective(arrival.tier, arrival.ttft_s, self._policies[arrival.tier].tpot_s),
@@ -82,9 +80,13 @@ class Dispatch:
                 prompt_tokens=None if prompt_bytes else arrival.tokens,
                 prompt_bytes=prompt_bytes,
                 elapsed_s=now_s - arrival.at_s,
+                prefix_hashes=arrival.blocks,
+                hash_block=self._block(arrival, prompt_bytes),
             ),
             now_s,
         )
+        self._look_again()
+        return decision
 
     def report(self, report: PrefillReported | DecodeReported) -> None:
         """Hear of a replica after a report's way."""
@@ -96,6 +98,7 @@ class Dispatch:
             self._core.prefill_reported(report, self._loop.now_s)
         else:
             self._core.decode_reported(report, self._loop.now_s)
+        self._settle()
 
     def prefilled(self, job_id: JobId) -> None:
         """A prefill has ended; replicas that report say so themselves."""
@@ -105,3 +108,26 @@ class Dispatch:
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""
         self._core.replica_gone(ReplicaGone(replica_id))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Ask what has become of those held back, and when to ask again."""
+        for job_id, outcome in self._core.due(self._loop.now_s):
+            self._settled(job_id, outcome)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._look += 1
+        if (at_s := self._core.next_look_s(self._loop.now_s)) < math.inf:
+            self._loop.call_at(at_s, self._timer, self._look)
+
+    def _timer(self, look: int) -> None:
+        if look == self._look:
+            self._settle()
+
+    @staticmethod
+    def _block(arrival: Arrival, prompt_bytes: int) -> int:
+        """What a prefix hash stands for: tokens, or, of a text, its bytes."""
+        if prompt_bytes == 0:
+            return arrival.block_tokens
+        return round(arrival.block_tokens * prompt_bytes / arrival.tokens)

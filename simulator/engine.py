@@ -122,6 +122,11 @@ class VirtualEngine:
         self._cache: PrefixCache | None = None
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens that its KV memory holds."""
+        return self._blocks * BLOCK_TOKENS
+
+    @property
     def kv_usage(self) -> float:
         """Fraction of the KV blocks in use."""
         return 1.0 - self._free_blocks / self._blocks
@@ -277,7 +282,7 @@ class VirtualEngine:
         if self._cache is None:
             self._cache = PrefixCache(self._limits.kv_tokens // job.arrival.block_tokens)
         tokens = self._cache.hit_blocks(job.arrival.blocks) * job.arrival.block_tokens
-        job.num_computed_tokens = min(tokens, job.num_tokens - 1)
+        job.hit_tokens = job.num_computed_tokens = min(tokens, job.num_tokens - 1)
 
     def _allocate(self, job: Job, tokens: int) -> bool:
         missing = math.ceil(tokens / BLOCK_TOKENS) - job.blocks

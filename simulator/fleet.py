@@ -11,7 +11,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from router.decisions import Placed, Rejected
+from router.decisions import Evicted, Held, Placed, Rejected
 from simulator.decode_site import DecodeSite
 from simulator.dispatch import Dispatch
 from simulator.fleet_run import FleetRun, Passage
@@ -65,15 +65,8 @@ class _Fleet:
         self._places = [self._new_site(place) for place in range(setup.prefill_replicas)]
         names = [ReplicaId(f"decode-{place}") for place in range(setup.decode_replicas)]
         self._decode = {name: DecodeSite(self._loop, name, setup.decode, setup.link) for name in names}
-        self._dispatch = Dispatch(
-            self._loop,
-            setup.policies_as_weighed(),
-            setup.placement,
-            setup.limits,
-            informs=self._places[0].informs,
-            report_s=setup.delays.report_s,
-            admission=setup.controller(),
-        )
+        informs = self._places[0].informs
+        self._dispatch = Dispatch(self._loop, setup, informs=informs, settled=self._settled)
         if setup.length_sigma is not None:
             self._write_texts(setup.length_sigma)
 
@@ -130,15 +123,29 @@ class _Fleet:
             case Rejected():
                 self._refuse(passage, decision.reason.value, Outcome.SHED)
             case Placed():
-                passage.placements += 1
-                passage.prefill_replica = decision.prefill_replica
-                passage.decode_replica = decision.decode_replica
-                passage.predicted_ttft_s = decision.predicted_ttft_s
-                self._decode[decision.decode_replica].began()
-                delays = self._setup.delays
-                context = self._context(arrival, decision)
-                way_s = delays.wire_s + delays.render_s
-                self._loop.call_at(self._loop.now_s + way_s, self._reach, passage, context)
+                self._send(passage, decision)
+            case Held():
+                pass  # `_settled` will be called
+
+    def _settled(self, job_id: JobId, outcome: Placed | Evicted) -> None:
+        """What has become of a request that was held back."""
+        passage = self._passages[job_id]
+        match outcome:
+            case Placed():
+                self._send(passage, outcome)
+            case Evicted():
+                self._refuse(passage, outcome.reason.value, Outcome.EVICTED)
+
+    def _send(self, passage: Passage, decision: Placed) -> None:
+        passage.placements += 1
+        passage.prefill_replica = decision.prefill_replica
+        passage.decode_replica = decision.decode_replica
+        passage.predicted_ttft_s = decision.predicted_ttft_s
+        self._decode[decision.decode_replica].began()
+        delays = self._setup.delays
+        context = self._context(passage.arrival, decision)
+        way_s = delays.wire_s + delays.render_s
+        self._loop.call_at(self._loop.now_s + way_s, self._reach, passage, context)
 
     def _context(self, arrival: Arrival, placed: Placed) -> RequestContext:
         """What reaches the prefill replica, with what is left of the budget."""

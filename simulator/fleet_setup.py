@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from router.core import RouterLimits
+from router.decode import KvLink
 from simulator.decode import INSTANT_DECODE, DecodeModel
 from simulator.link import Link
 from slo.admission import AdmissionController
@@ -80,7 +81,7 @@ class FleetSetup:
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
         handoff_s: What prefill replicas expect between the end of a prefill and its first token; None
-            derives it from the stream (`usual_handoff_s`).
+            derives it from the stream (`usual_handoff_s`) and the link.
         explicit_deadlines: Whether clients name their objectives; the router stretches others for long
             prompts.
         length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
@@ -107,15 +108,18 @@ class FleetSetup:
     seed: int = 0
 
     def usual_handoff_s(self, arrivals: Sequence[Arrival]) -> float:
-        """What an operator would find on average: the transfer of a mean prompt, 1.5 steps of a usual batch.
-
-        The router is told one number for all lengths.
-        """
+        """What follows a prefill besides the transfer of its KV: 1.5 decode steps of a usual batch."""
         if not arrivals:
             return 0.0
         tokens = sum(arrival.tokens for arrival in arrivals) / len(arrivals)
-        transfer_s = self.link.alone_s(tokens * self.hardware.cost.shape.kv_bytes_per_token)
-        return transfer_s + 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
+        return 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
+
+    def kv_link(self) -> KvLink | None:
+        """What the router is told of the link, unless it is given one number for all lengths."""
+        if self.handoff_s is not None:
+            return None
+        size = self.hardware.cost.shape.kv_bytes_per_token
+        return KvLink(size, self.link.bytes_ps, self.link.latency_s)
 
     def controller(self) -> AdmissionController | None:
         """Admission with nothing let in yet."""

@@ -29,6 +29,7 @@ class Job:
         deadline_s: When its prefill must end; infinite for never.
         handoff_s: From the end of prefill to the first token, as predicted.
         cached_tokens: Prompt tokens that the prefix cache is expected to hold when it starts.
+        hit_tokens: Prompt tokens that it held.
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
         blocks: KV blocks that it holds.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
@@ -44,6 +45,7 @@ class Job:
     job_id: JobId = field(init=False)
     sampling_params: Sampling = field(init=False)
     cached_tokens: int = 0
+    hit_tokens: int = 0
     num_computed_tokens: int = 0
     blocks: int = 0
     started: bool = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulator.arms import Replica
     from simulator.job import Job
     from slo.predictor import PrefillPredictor
-    from slo.request import ReplicaId
+    from slo.request import JobId, ReplicaId
 
 
 class Life(EventLoop):
@@ -81,6 +81,7 @@ class PrefillSite:
         self._handoff_s = handoff_s
         self._reporter: VirtualReporter | None = None
         self._learned: list[tuple[int, int]] = []
+        self._hits: list[tuple[JobId, int]] = []
 
     @property
     def is_alive(self) -> bool:
@@ -127,6 +128,7 @@ class PrefillSite:
         assert isinstance(replica, VirtualReplica)
         work = load(replica.governor, replica.engine.view(), replica.reached(), self._life.now_s)
         learned, self._learned = tuple(self._learned), []
+        hits, self._hits = tuple(self._hits), []
         return PrefillReported(
             replica_id=self.replica_id,
             predictor=replace(replica.ledger.predictor, handoff_s=self._handoff_s),
@@ -137,6 +139,8 @@ class PrefillSite:
             kv_usage=replica.engine.kv_usage,
             ended=replica.ledger.take_ended(),
             learned=learned,
+            kv_tokens=replica.engine.kv_tokens,
+            hits=hits,
         )
 
     def first_report(self, predictor: PrefillPredictor) -> PrefillReported:
@@ -144,6 +148,7 @@ class PrefillSite:
         return PrefillReported(self.replica_id, replace(predictor, handoff_s=self._handoff_s), (), None, 0.0)
 
     def _done(self, job: Job) -> None:
+        self._hits.append((job.job_id, job.hit_tokens))
         self._prefilled(self, job)
         self._changed()
 

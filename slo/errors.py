@@ -47,5 +47,12 @@ class RejectionReason(enum.StrEnum):
     """The router has just started and has not heard of the replicas; nobody is refused for this."""
 
 
+class EvictionReason(enum.StrEnum):
+    """Why a request was given up after it was queued in the router; the values label metrics."""
+
+    DEADLINE_PASSED = "deadline_passed"
+    """It cannot be in time any more."""
+
+
 class AuthenticationError(Exception):
     """The request carries no API key, or none that is known."""

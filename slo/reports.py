@@ -44,6 +44,9 @@ class PrefillReported:
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
         learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
+        kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
+        hits: (job, prompt tokens that its prefix cache held) of prefills that started or ended since the last
+            report.
     """
 
     replica_id: ReplicaId
@@ -55,6 +58,8 @@ class PrefillReported:
     kv_usage: float = 0.0
     ended: tuple[JobId, ...] = ()
     learned: tuple[tuple[int, int], ...] = ()
+    kv_tokens: int = 0
+    hits: tuple[tuple[JobId, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Listens to a vLLM engine's own statistics: KV use and finished KV transfers.
+"""Listens to a vLLM engine's own statistics: KV memory, pace, and finished KV transfers.
 
 Owns the conversion of vLLM's per-step statistics, which vLLM does not promise to keep stable, into the
 few numbers that SlackServe needs.
@@ -6,7 +6,7 @@ few numbers that SlackServe needs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -16,18 +16,29 @@ if TYPE_CHECKING:
     from telemetry.instruments import Instruments
 
 
+_NEWEST: Final = 0.2
+"""Weight of the newest step in the pace."""
+
+
 class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for it
-    """Holds the latest KV use of one engine and counts its KV transfers.
+    """Holds the latest KV use and pace of one engine and counts its KV transfers.
 
     Args:
         role: "prefill" or "decode", a metric label.
         instruments: Where the KV metrics are recorded.
+
+    Attributes:
+        kv_usage: Fraction of its KV blocks in use.
+        kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
+        tpot_s: Time per output token of late; None before the second token of a first request.
     """
 
     METRICS = (KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE)
 
     def __init__(self, role: str, instruments: Instruments) -> None:
         self.kv_usage = 0.0
+        self.kv_tokens = 0
+        self.tpot_s: float | None = None
         self._role = role
         self._instruments = instruments
 
@@ -42,15 +53,20 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
             msg = "the engine keeps no statistics; remove disable_log_stats from its engine arguments"
             raise RuntimeError(msg)
         manager.stat_loggers.append(self)
+        cache = engine._engine_client.vllm_config.cache_config  # noqa: SLF001 - no public way in
+        self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
 
     def record(
         self,
         scheduler_stats: Any,
-        iteration_stats: Any,  # noqa: ARG002 - vLLM's interface
+        iteration_stats: Any,
         mm_cache_stats: Any = None,  # noqa: ARG002 - vLLM's interface
         engine_idx: int = 0,  # noqa: ARG002 - vLLM's interface
     ) -> None:
         """Take one step's statistics, called by vLLM."""
+        for seconds in getattr(iteration_stats, "inter_token_latencies_iter", None) or ():
+            before_s = seconds if self.tpot_s is None else self.tpot_s
+            self.tpot_s = before_s + _NEWEST * (seconds - before_s)
         if scheduler_stats is None:
             return
         self.kv_usage = float(scheduler_stats.kv_cache_usage)

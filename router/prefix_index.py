@@ -1,0 +1,142 @@
+"""Which prompt prefixes each prefill replica's KV cache is expected to hold.
+
+Owns a bounded account per replica, the least recently used blocks forgotten first, as a prefix cache evicts
+them. It is fed by placements and corrected by what replicas say. Hashes are the caller's: each stands for
+all of a prompt up to the end of its block, so that equal hashes are equal prefixes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from slo.request import ReplicaId
+
+DEFAULT_CAPACITY_TOKENS: Final = 100_000
+"""Of a replica that has not said how much its KV memory holds."""
+_LEAST_TRUST: Final = 0.25
+_LESS: Final = 0.95
+_MORE: Final = 1.01
+
+
+@dataclass(slots=True)
+class _Account:
+    """The blocks of one replica with their tokens, the least recently used first.
+
+    Attributes:
+        trust: Of its capacity, the fraction that prefixes are believed to have: running prompts take the
+            rest.
+    """
+
+    capacity_tokens: int = DEFAULT_CAPACITY_TOKENS
+    trust: float = 1.0
+    tokens: float = 0.0
+    blocks: OrderedDict[int, float] = field(default_factory=OrderedDict)
+
+
+class PrefixIndex:
+    """Blocks by replica, and replicas by block."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[ReplicaId, _Account] = {}
+        self._holders: dict[int, set[ReplicaId]] = {}
+
+    def __len__(self) -> int:
+        """Blocks that are known of, each counted once for every replica that has it."""
+        return sum(len(account.blocks) for account in self._accounts.values())
+
+    def tokens_of(self, replica_id: ReplicaId) -> float:
+        """Tokens that a replica is expected to hold; never more than its capacity."""
+        account = self._accounts.get(replica_id)
+        return 0.0 if account is None else account.tokens
+
+    def cached_blocks(self, hashes: Sequence[int]) -> dict[ReplicaId, int]:
+        """How many leading blocks of a prompt each replica holds; those with none are left out."""
+        found: dict[ReplicaId, int] = {}
+        holders: set[ReplicaId] | None = None
+        for count, block in enumerate(hashes):
+            here: set[ReplicaId] = self._holders.get(block, set())
+            remaining = here if holders is None else holders & here
+            if holders is not None and len(remaining) < len(holders):
+                found.update(dict.fromkeys(holders - remaining, count))
+            holders = remaining
+            if not holders:
+                break
+        else:
+            if holders:
+                found.update(dict.fromkeys(holders, len(hashes)))
+        return found
+
+    def placed(self, replica_id: ReplicaId, hashes: Sequence[int], block_tokens: float) -> None:
+        """A prompt will be computed on a replica, which then holds its blocks."""
+        account = self._account(replica_id)
+        for block in reversed(hashes):  # the first blocks are used by most, and go last
+            self._add(replica_id, account, block, block_tokens)
+        self._trim(replica_id, account)
+
+    def stored(self, replica_id: ReplicaId, hashes: Iterable[int], block_tokens: float) -> None:
+        """A replica says that it holds blocks."""
+        self.placed(replica_id, [*hashes], block_tokens)
+
+    def evicted(self, replica_id: ReplicaId, hashes: Iterable[int]) -> None:
+        """A replica says that it holds blocks no longer."""
+        account = self._account(replica_id)
+        for block in hashes:
+            if block in account.blocks:
+                self._drop(replica_id, account, block)
+
+    def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
+        """A prefill has found so many tokens cached where so many were expected.
+
+        A replica that has less than was expected evicts sooner than its account: it is then held to a smaller
+        part of its capacity, which grows back slowly.
+        """
+        account = self._account(replica_id)
+        if cached_tokens < expected_tokens:
+            account.trust = max(_LEAST_TRUST, account.trust * _LESS)
+            self._trim(replica_id, account)
+        else:
+            account.trust = min(1.0, account.trust * _MORE)
+
+    def resize(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
+        """A replica says how much its KV memory holds."""
+        account = self._account(replica_id)
+        if account.capacity_tokens != capacity_tokens:
+            account.capacity_tokens = capacity_tokens
+            self._trim(replica_id, account)
+
+    def forget(self, replica_id: ReplicaId) -> None:
+        """A replica is gone, and its cache with it."""
+        account = self._accounts.pop(replica_id, None)
+        if account is not None:
+            for block in [*account.blocks]:
+                self._drop(replica_id, account, block)
+
+    def _account(self, replica_id: ReplicaId) -> _Account:
+        if replica_id not in self._accounts:
+            self._accounts[replica_id] = _Account()
+        return self._accounts[replica_id]
+
+    def _add(self, replica_id: ReplicaId, account: _Account, block: int, tokens: float) -> None:
+        account.tokens += tokens - account.blocks.get(block, 0.0)
+        account.blocks[block] = tokens
+        account.blocks.move_to_end(block)
+        self._holders.setdefault(block, set()).add(replica_id)
+
+    def _trim(self, replica_id: ReplicaId, account: _Account) -> None:
+        limit = account.capacity_tokens * account.trust
+        while account.tokens > limit and account.blocks:
+            self._drop(replica_id, account, next(iter(account.blocks)))
+
+    def _drop(self, replica_id: ReplicaId, account: _Account, block: int) -> None:
+        account.tokens -= account.blocks.pop(block)
+        if not account.blocks:
+            account.tokens = 0.0
+        holders = self._holders[block]
+        holders.discard(replica_id)
+        if not holders:
+            del self._holders[block]
