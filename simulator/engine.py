@@ -120,6 +120,7 @@ class VirtualEngine:
         self._step_id = 0
         self._led_by: Tier | None = None
         self._cache: PrefixCache | None = None
+        self._view: SchedulerView | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -143,10 +144,13 @@ class VirtualEngine:
 
     def view(self) -> SchedulerView:
         """What the scheduler publishes."""
-        return self._queues.published(None if self.issued is None else self.issued.view)
+        if self._view is None:
+            self._view = self._queues.published(None if self.issued is None else self.issued.view)
+        return self._view
 
     def issue(self, now_s: float) -> Issued | None:
         """Start the next step; None when there is nothing to run."""
+        self._view = None
         match choice := self._choose(now_s):
             case Start():
                 self._make_room(choice, now_s)
@@ -179,6 +183,7 @@ class VirtualEngine:
 
     def complete(self, now_s: float) -> list[Job]:
         """The running step has ended; the requests whose prefill is done."""
+        self._view = None
         issued, self.issued = self.issued, None
         assert issued is not None
         self._account(issued, now_s)
@@ -197,6 +202,7 @@ class VirtualEngine:
 
     def stop(self, now_s: float, boundary: int, beneficiary: str, *, keep: bool) -> None:
         """The running step has stopped at a boundary; `keep` says whether with a checkpoint."""
+        self._view = None
         issued, self.issued = self.issued, None
         assert issued is not None
         self._account(issued, now_s)
@@ -225,6 +231,7 @@ class VirtualEngine:
 
     def release(self, job: Job) -> None:
         """A request's KV blocks are needed no longer: they have been pulled, or nobody wants them."""
+        self._view = None
         self._free_blocks += job.blocks
         job.blocks = 0
         self._suspensions.ended(job.request_id)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MEMORY_S: Final = 30.0
 """What arrived this long ago counts 1/e of what arrives now."""
@@ -20,6 +23,7 @@ _FROM_LOAD: Final = 0.9
 _TO_LOAD: Final = 1.2
 """Nothing is kept free below the one load, `SHARE` above the other; between them proportionally."""
 _MOST: Final = 0.95
+_MOST_MEMORIES: Final = 8.0
 _PER_OCTAVE: Final = 4
 _LOWEST: Final = -10 * _PER_OCTAVE
 _CLASSES: Final = 32 * _PER_OCTAVE
@@ -37,8 +41,12 @@ class Forecast:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self._memory_s = memory_s
         self._work_s = [0.0] * _CLASSES
+        self._all_work_s = 0.0
         self._count = 0.0
-        self._until_s: float | None = None
+        self._since_s: float | None = None
+        """What is filed counts as if it had arrived then: what arrives later is filed as more than it is."""
+        self._kept = 1.0
+        """What remains until the last arrival of what is filed."""
         self._denser: list[float] | None = None
 
     def arrived(self, work_s: float, weight: float, now_s: float) -> None:
@@ -51,45 +59,60 @@ class Forecast:
         """
         if work_s <= 0 or weight <= 0:
             return
-        if self._until_s is not None:
-            kept = math.exp((self._until_s - now_s) / self._memory_s)
-            self._work_s = [work * kept for work in self._work_s]
-            self._count *= kept
-        self._until_s = now_s
-        self._work_s[_class_of(weight / work_s)] += work_s
-        self._count += 1.0
+        if self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s > _MOST_MEMORIES * self._memory_s:
+            self._forget(now_s)
+        grown = math.exp((now_s - self._since_s) / self._memory_s)
+        self._kept = 1.0 / grown
+        self._work_s[_class_of(weight / work_s)] += work_s * grown
+        self._all_work_s += work_s * grown
+        self._count += grown
         self._denser = None
 
     @property
     def load(self) -> float:
         """Work that arrives per second; above 1 a replica cannot do it all."""
-        return self._by_class()[0]
+        return self._all_work_s * self._kept / self._memory_s
 
     @property
     def near_s(self) -> float:
         """The time ahead of which nothing is kept free."""
-        return NEAR * sum(self._work_s) / self._count if self._count else 0.0
+        return NEAR * self._all_work_s / self._count if self._count else 0.0
+
+    @property
+    def pressure(self) -> float:
+        """0 as long as the replica can do everything, 1 when it is overloaded beyond doubt."""
+        return min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
 
     def reserved(self, worth_per_s: float) -> float:
         """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
 
-        0 as long as the replica can do everything, so that nobody is turned away for fear of the future.
+        0 without `pressure`, so that nobody is turned away for fear of the future.
 
         Args:
             worth_per_s: Weight of a request divided by its remaining work.
         """
-        denser = self._by_class()
-        pressure = min(1.0, (denser[0] - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD))
-        if pressure <= 0:
-            return 0.0
-        return min(_MOST, SHARE * pressure * denser[_class_of(worth_per_s) + 1])
+        return self.reserved_for([worth_per_s])[0]
 
-    def _by_class(self) -> list[float]:
-        """Work per second by class, those of denser classes included; one more than there are classes."""
+    def reserved_for(self, worths_per_s: Sequence[float]) -> list[float]:
+        """`reserved` for several."""
+        if (pressure := self.pressure) == 0:
+            return [0.0] * len(worths_per_s)
         if self._denser is None:
             sums = accumulate(reversed(self._work_s), initial=0.0)
-            self._denser = [work / self._memory_s for work in sums][::-1]
-        return self._denser
+            self._denser = [work * self._kept / self._memory_s for work in sums][::-1]
+        share, denser = SHARE * pressure, self._denser
+        return [min(_MOST, share * denser[_class_of(worth) + 1]) for worth in worths_per_s]
+
+    def _forget(self, now_s: float) -> None:
+        """File everything anew as of now, before the numbers grow beyond what can be added to."""
+        assert self._since_s is not None
+        kept = math.exp((self._since_s - now_s) / self._memory_s)
+        self._work_s = [work * kept for work in self._work_s]
+        self._all_work_s *= kept
+        self._count *= kept
+        self._since_s = now_s
 
 
 def _class_of(worth_per_s: float) -> int:

@@ -7,7 +7,6 @@ the preemption that follows from it (`slo.set_preemption`) are built on it.
 from __future__ import annotations
 
 import math
-import operator
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -62,6 +61,10 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
     if not rows:
         return OnTimeSet([], [], rest)
     rows.sort()
+    if forecast is not None and forecast.pressure == 0:
+        forecast = None
+    if forecast is None and _all_fit(rows):
+        return OnTimeSet([row[-1] for row in rows], [], rest)
     deadlines, _, _, works, weights, hopeful = zip(*rows, strict=True)
     given_up = _Choice(works, deadlines, weights, forecast).given_up()
     return OnTimeSet(
@@ -69,6 +72,18 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
         [hopeful[position] for position in sorted(given_up)],
         rest,
     )
+
+
+def _all_fit(rows: Sequence[tuple[float, float, int, float, float, Prefill]]) -> bool:
+    """Whether all are in time, one after the other; with one the question has been asked."""
+    if len(rows) == 1:
+        return True
+    end_s = 0.0
+    for due_s, _, _, work_s, _, _ in rows:
+        end_s += work_s
+        if end_s > due_s:
+            return False
+    return True
 
 
 class _Choice:
@@ -105,15 +120,14 @@ class _Choice:
         self._near_s = 0.0
         """Of the time until a deadline, but the nearest, the fraction that is kept free for those to come."""
         if forecast is not None:
-            self._reserved = [forecast.reserved(worth) for worth in self._worth]
+            self._reserved = forecast.reserved_for(self._worth)
             self._near_s = forecast.near_s
+        self._is_all_free = max(self._reserved) == 0.0
 
     def given_up(self) -> set[int]:
         """The positions to give up."""
         works, weights = self._works, self._weights
-        is_all_free = max(self._reserved) == 0.0
-        if is_all_free and all(map(operator.le, accumulate(works), self._deadlines)):
-            return set()
+        is_all_free = self._is_all_free
         by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
         given_up = self._sweep(sorted(by_work, key=self._worth.__getitem__))
         if is_all_free:
@@ -123,7 +137,7 @@ class _Choice:
 
     def _sweep(self, worst_first: list[int]) -> list[int]:
         """Run along the deadlines; while the work so far ends late, give up the worst of it."""
-        works = self._works
+        works, is_all_free = self._works, self._is_all_free
         rank = [0] * len(works)
         for place, position in enumerate(worst_first):
             rank[position] = place
@@ -135,7 +149,7 @@ class _Choice:
             end_s += work_s
             while candidates:
                 worst = worst_first[candidates[0]]
-                if end_s <= self._usable_s(due_s, worst):
+                if end_s <= (due_s if is_all_free else self._usable_s(due_s, worst)):
                     break
                 heappop(candidates)
                 given_up.append(worst)

@@ -80,23 +80,24 @@ def decide(
     return _Contest(running, now_s, rules).against(state.waiting)
 
 
-def limit_reached(step: RunningStep, state: ReplicaState, rules: PreemptionRules) -> KeepReason | None:
+def limit_reached(  # noqa: PLR0911 - one for each limit
+    step: RunningStep, state: ReplicaState, rules: PreemptionRules
+) -> KeepReason | None:
     """Why `step` cannot be stopped, whoever waits; None when it can."""
     limits, recompute = rules.limits, rules.mode is PreemptionMode.RECOMPUTE
-    stops = max((member.preemptions for member in step.members), default=0)
-    suspended_s = max((member.suspended_s for member in step.members), default=0.0)
-    kept_bytes = 0 if recompute else state.suspended_bytes + step.checkpoint_bytes
-    table = (
-        (not step.stoppable, KeepReason.NOT_STOPPABLE),
-        (step.guard == math.inf, KeepReason.STARVING),
-        (stops >= limits.max_preemptions, KeepReason.MAX_PREEMPTIONS),
-        (suspended_s >= limits.max_suspended_s, KeepReason.MAX_SUSPENDED_TIME),
-        (state.suspended_steps >= limits.max_suspended_steps, KeepReason.SUSPENDED_STEPS),
-        (kept_bytes > limits.max_suspended_bytes, KeepReason.SUSPENDED_BYTES),
-        (recompute and step.progress >= limits.stubborn_after, KeepReason.STUBBORN),
-        (step.remaining_s <= rules.stop_latency_s + step.boundary_s, KeepReason.ENDS_SOONER),
-    )
-    return next((reason for is_reached, reason in table if is_reached), None)
+    if not step.stoppable:
+        return KeepReason.NOT_STOPPABLE
+    if max((member.preemptions for member in step.members), default=0) >= limits.max_preemptions:
+        return KeepReason.MAX_PREEMPTIONS
+    if max((member.suspended_s for member in step.members), default=0.0) >= limits.max_suspended_s:
+        return KeepReason.MAX_SUSPENDED_TIME
+    if state.suspended_steps >= limits.max_suspended_steps:
+        return KeepReason.SUSPENDED_STEPS
+    if not recompute and state.suspended_bytes + step.checkpoint_bytes > limits.max_suspended_bytes:
+        return KeepReason.SUSPENDED_BYTES
+    if recompute and step.progress >= limits.stubborn_after:
+        return KeepReason.STUBBORN
+    return KeepReason.ENDS_SOONER if step.remaining_s <= rules.stop_latency_s + step.boundary_s else None
 
 
 def must_wait(beneficiary: Prefill | None, now_s: float) -> bool:
