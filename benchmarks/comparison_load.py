@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +119,25 @@ async def _ask(arm: Arm, url: str, arrivals: list[Arrival]) -> Offered:
         return await offer(target, arrivals, asking(models[0], Prompts(VOCABULARY)))
 
 
-def alone_ms(arm: Arm, server: Running, lengths: tuple[int, ...]) -> list[float]:
+def alone_ms(
+    arm: Arm, server: Running, lengths: tuple[int, ...], output_tokens: int = 2, pause_s: float = 0.0
+) -> list[float]:
     """TTFT of prompts that have the server to themselves, milliseconds.
+
+    Args:
+        arm: What is asked.
+        server: Where.
+        lengths: Tokens of each prompt.
+        output_tokens: Tokens asked for.
+        pause_s: Before each prompt; a server that has been idle is not as fast as one that has just answered.
 
     Raises:
         RuntimeError: when one is not answered.
     """
     times = []
     for tokens in lengths:
-        request = Arrival(0, 0.0, "alone", tokens, 2, 600.0, Tier.PREMIUM)
+        time.sleep(pause_s)
+        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, Tier.PREMIUM)
         answer = ask(arm, server, [request]).ended[0].answer
         if answer.ttft_s is None or answer.reason:
             raise RuntimeError(f"{arm.name} did not answer a prompt of {tokens} tokens: {answer.reason}")

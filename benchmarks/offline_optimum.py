@@ -6,7 +6,7 @@ its constraints are added as solutions break them. A request's work is what it a
 no batching can do better, behind all of its prefix that any earlier prompt had, as if nothing were ever
 evicted. The result is an upper bound on every arm of the simulator, on the same streams.
 
-    python benchmarks/offline_optimum.py [--requests 400] [--seeds 3] [--trace mooncake_conversation.jsonl]
+    python benchmarks/offline_optimum.py [--preset flowprefill-8b] [--trace mooncake_conversation.jsonl]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulator.presets import PRESETS, on_trace
 if TYPE_CHECKING:
     from simulator.cost import CostModel
 
-PRESET = PRESETS["flowprefill-8b"]
+PRESET = "flowprefill-8b"
 COMPARED = ("sedf-resume", "slackserve")
 LEVELS = (0.9, 0.99)
 MOST_ROUNDS = 400
@@ -165,10 +165,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default=PRESET)
     parser.add_argument("--trace", type=Path)
     arguments = parser.parse_args()
     count, seeds = arguments.requests, range(1, arguments.seeds + 1)
-    preset = PRESET if arguments.trace is None else on_trace(PRESET, arguments.trace)
+    preset = PRESETS[arguments.preset]
+    if arguments.trace is not None:
+        preset = on_trace(preset, arguments.trace)
     experiment = Experiment(preset.hardware, preset.workload, count, (1,))
     capacity_rps = experiment.capacity_rps()
     cases = [(seed, level, capacity_rps) for level in LEVELS for seed in seeds]
@@ -192,8 +195,12 @@ def main() -> None:
         for name in COMPARED:
             parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
             print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
-    name = "offline_optimum" if arguments.trace is None else f"offline_optimum_{arguments.trace.stem}"
-    print(write(name, {"preset": preset.name, "requests": count, "rows": rows}))
+    print(
+        write(
+            f"offline_optimum_{preset.name.replace('@', '_')}",
+            {"preset": preset.name, "requests": count, "rows": rows},
+        )
+    )
 
 
 if __name__ == "__main__":

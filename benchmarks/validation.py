@@ -5,8 +5,8 @@ and simulates the same stream with the times that were measured. The recording i
 results/validation.json, to be simulated again.
 
 What a prompt takes alone is measured before and after the stream, since a shared machine is not always
-equally fast, and the stream asks for one token each: on CPU the decode tier takes from the prefill tier what
-it computes, and that is not simulated.
+equally fast, and after a pause as most requests of the stream find the server. The stream asks for one token
+each: on CPU the decode tier takes from the prefill tier what it computes, and that is not simulated.
 
     python benchmarks/validation.py [--requests 60] [--load 0.4]
 """
@@ -37,9 +37,10 @@ from slo.tiers import Tier
 SEED = 5
 ARM = FIXED["slackserve"]
 ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
-REPEATS = 2
+REPEATS = 3
+PAUSE_S = 0.7
 KINDS = {
-    "short": Kind(0.8, 0, 2.0, Tier.PREMIUM, output_tokens=4, range_tokens=(32, 256), is_uniform=True),
+    "short": Kind(0.8, 0, 2.0, Tier.PREMIUM, output_tokens=4, range_tokens=(64, 512), is_uniform=True),
     "long": Kind(0.2, 0, 20.0, Tier.STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),
 }
 
@@ -55,7 +56,8 @@ def alone(server: Running) -> dict[int, list[float]]:
     """By tokens, seconds to the first token of prompts that have the server to themselves."""
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for _ in range(REPEATS):
-        for tokens, ms in zip(ALONE_TOKENS, load.alone_ms(ARM, server, ALONE_TOKENS), strict=True):
+        measured = load.alone_ms(ARM, server, ALONE_TOKENS, output_tokens=1, pause_s=PAUSE_S)
+        for tokens, ms in zip(ALONE_TOKENS, measured, strict=True):
             times[tokens].append(ms / 1e3)
     return times
 
