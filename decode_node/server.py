@@ -18,6 +18,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
 
+from decode_node.handoff_probe import HandoffProbe
 from decode_node.prefill_wait import NoPrefillReplicaError, PrefillWait
 from decode_node.rendering import Rendered, render
 from slo.reports import DecodeReported, ReplicaGone
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
+    from slo.handoff import HandoffSample
     from slo.reports import Report
 
 SERVICE_UNAVAILABLE = 503
@@ -95,6 +97,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     ) -> AsyncGenerator[Any, None]:
         """Answer a text completion."""
         return self._serve(request, raw_request_info, is_chat=False)
+
+    async def measure_handoff(self, tokens: int) -> HandoffSample:
+        """See `HandoffProbe.measure`."""
+        backend = self._get_connector_backend()
+        probe = HandoffProbe(self.engine, self._llm_config.model_id, self._prefill_handle, backend)
+        return await probe.measure(tokens)
 
     async def _shake_hands(self, expected: int) -> None:
         """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.

@@ -7,6 +7,7 @@ deployments fit together and what each is started with; refuses what cannot work
 import dataclasses
 import difflib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,29 @@ from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.server import DecodeNodeConfig, DecodeServer
-from deployments.calibration import load_profile
 from deployments.config import ConfigError, PoolConfig, SlackServeConfig
 from deployments.cpu_plan import CorePlan, plan_cores
 from deployments.http_app import make_ingress
 from deployments.ingress import IngressConfig
-from deployments.launcher import PREFILL_PREFIX, ROUTER_NAME
+from deployments.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.model_store import ModelStore, ResolvedModel
+from deployments.profile_use import profile_of
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.server import PrefillNodeConfig, PrefillServer
 from router.core import RouterLimits
+from router.decode import KvLink
 from router.deployment import RouterConfig, SlackRouter
 from router.pinning import PinnedDecode, PinnedPrefill
+from simulator.prefill_profile import Profile
 from slo.batching import STEP_TOKENS
 from slo.preemption import PreemptionMode
+from slo.subject import UNKNOWN, Subject
 
 INGRESS_NAME = "Ingress"
-DECODE_PREFIX = "Decode:"
 _SMALL_CPUS = 0.1
+_DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's other names of two kinds of numbers."""
 _SCHEDULER = "prefill_node.scheduler.SlackScheduler"
 _WORKERS = {
     "cpu": "prefill_node.worker_cpu.YieldingCPUWorker",
@@ -56,18 +61,20 @@ def build(config: SlackServeConfig) -> serve.Application:
         ConfigError: when the configuration cannot work, naming the key.
     """
     model = ModelStore().resolve(config.model)
+    subject = _subject(config, model)
+    profile = None if config.profile is None else profile_of(config.profile, subject)
     model = dataclasses.replace(model, model_id=config.model_name or model.model_id)
     _check_engine_kwargs(config)
     _check_model_fits(config, model)
     keys = config.key_ring()
     policies = config.tiers.policies()
     cores = _core_plan(config)
-    router = _router(config)
+    router = _router(config, profile)
     prefill = build_llm_deployment(
         _llm_config(config, model, config.prefill, KVRole.PREFILL),
         name_prefix=PREFILL_PREFIX,
         deployment_cls=PrefillServer,
-        bind_kwargs={"node": _prefill_node(config, cores), "router": router},
+        bind_kwargs={"node": _prefill_node(config, cores, subject, profile), "router": router},
     )
     decode_config = _llm_config(config, model, config.decode, KVRole.DECODE)
     decode = build_llm_deployment(
@@ -97,7 +104,19 @@ def build(config: SlackServeConfig) -> serve.Application:
     )
 
 
-def _router(config: SlackServeConfig) -> DeploymentHandle:
+def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:
+    """What is served, as far as the configuration says."""
+    on_cpu = config.accelerator == "cpu"
+    dtype = config.dtype or ("float32" if on_cpu else None)
+    return Subject(
+        model=model.model_id,
+        accelerator="cpu" if on_cpu else None,
+        tensor_parallel=config.prefill.tensor_parallel_size,
+        dtype=None if dtype == "auto" else _DTYPES.get(dtype or "", dtype),
+    )
+
+
+def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHandle:
     deployment = serve.deployment(
         SlackRouter,
         name=ROUTER_NAME,
@@ -122,16 +141,27 @@ def _router(config: SlackServeConfig) -> DeploymentHandle:
             config.admission.rules(),
             config.tenant_limits(),
             config.admission.default_limits.limit(),
-            None if config.kv_transfer.link is None else config.kv_transfer.link.link(),
+            _link(profile) if config.kv_transfer.link is None else config.kv_transfer.link.link(),
         )
     )
 
 
-def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfig:
-    predictor = None if config.profile is None else load_profile(config.profile)
+def _link(profile: Profile | None) -> KvLink | None:
+    """What grows with the prompt between prefill and first token, as the router reckons with it."""
+    if profile is None or profile.handoff is None:
+        return None
+    handoff, size_bytes = profile.handoff.model(), profile.kv_bytes_per_token
+    bytes_ps = size_bytes / handoff.per_token_s if handoff.per_token_s > 0 else math.inf
+    return KvLink(size_bytes, bytes_ps, handoff.latency_s)
+
+
+def _prefill_node(
+    config: SlackServeConfig, cores: CorePlan, subject: Subject, profile: Profile | None
+) -> PrefillNodeConfig:
+    predictor = None if profile is None else profile.predictor
     handoff_s = config.handoff_ms / 1e3
-    if predictor is not None and predictor.handoff_s > 0:
-        handoff_s = predictor.handoff_s
+    if profile is not None and (profile.handoff is not None or profile.predictor.handoff_s > 0):
+        handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
     rules, fairness, policies = preemption.rules(), config.fairness.rules(), config.tiers.policies()
     setup = EngineSetup(
@@ -150,7 +180,17 @@ def _prefill_node(config: SlackServeConfig, cores: CorePlan) -> PrefillNodeConfi
         share_memory_s=fairness.memory_s,
     )
     weights = {tier: policy.weight for tier, policy in policies.items()}
-    return PrefillNodeConfig(predictor, handoff_s, config.warmup_tokens, weights, rules, setup, cores.prefill)
+    return PrefillNodeConfig(
+        predictor,
+        handoff_s,
+        config.warmup_tokens,
+        weights,
+        rules,
+        setup,
+        cores.prefill,
+        profiled=UNKNOWN if profile is None else profile.subject,
+        subject=subject,
+    )
 
 
 def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole) -> LLMConfig:

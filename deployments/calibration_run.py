@@ -1,37 +1,55 @@
-"""Runs a calibration sweep on the prefill tier of a running deployment."""
+"""Runs measurements on the replicas of a running deployment."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayTaskError
 
-from deployments.calibration import Calibration, sweep
 from deployments.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from ray.serve.handle import DeploymentResponse
 
-    from ray.serve.handle import DeploymentHandle
+    from deployments.running import Running
+    from slo.handoff import HandoffSample
+    from slo.subject import Measurable
 
 
-def measure_with(
-    handle: DeploymentHandle, lengths: Sequence[int], repeats: int, handoff_s: float
-) -> Calibration:
-    """Sweep prompt lengths through `handle` and fit; `handoff_s` is carried into the profile.
+class Measuring:
+    """Asks the replicas of a deployment to measure, one at a time, and waits for each."""
 
-    Raises:
-        ConfigError: when the engine refuses a length.
-    """
+    def __init__(self, running: Running) -> None:
+        assert running.decode is not None
+        self._prefill, self._decode = running.prefill, running.decode
 
-    def measure(tokens: int) -> float:
-        try:
-            return float(handle.measure_prefill.remote(tokens).result())
-        except RayTaskError as error:
-            msg = f"calibrate: a prompt of {tokens} tokens was refused: {error.cause}"
-            raise ConfigError(msg) from None
+    def measurable(self) -> Measurable:
+        """What is measured."""
+        measurable: Measurable = self._prefill.measurable.remote().result()
+        return measurable
 
-    measured = sweep(measure, lengths, repeats)
-    predictor = replace(measured.fit.predictor, handoff_s=handoff_s)
-    return replace(measured, fit=replace(measured.fit, predictor=predictor))
+    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a prefill behind a cached prefix.
+
+        Raises:
+            ConfigError: when the engine refuses the length.
+        """
+        length = f"{tokens} tokens" + (f" behind {context_tokens}" if context_tokens else "")
+        return float(_answer(self._prefill.measure_prefill.remote(tokens, context_tokens), length))
+
+    def handoff(self, tokens: int) -> HandoffSample:
+        """What lies between the end of a prefill and its first token.
+
+        Raises:
+            ConfigError: when an engine refuses the length.
+        """
+        sample: HandoffSample = _answer(self._decode.measure_handoff.remote(tokens), f"{tokens} tokens")
+        return sample
+
+
+def _answer(response: DeploymentResponse, length: str) -> Any:
+    try:
+        return response.result()
+    except RayTaskError as error:
+        msg = f"calibrate: a prompt of {length} was refused: {error.cause}"
+        raise ConfigError(msg) from None

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from deployments.bench_command import bench
 from deployments.bench_errors import BenchError
+from deployments.calibrate_command import calibrate
 from deployments.config import ConfigError, SlackServeConfig, load, parse
 from deployments.model_errors import ModelStoreError
 from deployments.model_progress import rich_progress
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(simulate)
+app.command()(calibrate)
 _console = Console(stderr=True)
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
 # gRPC between replicas this took a quarter off the time to first token of a tiny model.
@@ -84,38 +86,6 @@ def serve(
             signal.signal(number, signal.SIG_IGN)
         killed = deployment.stop()
         _console.print(f"Stopped{f'; {killed} processes had to be killed' if killed else ''}.")
-
-
-@app.command()
-def calibrate(
-    output: Annotated[Path, typer.Option(help="Where to write the profile.")],
-    lengths: Annotated[str, typer.Option(help="Prompt lengths to sweep, tokens.")] = "32,128,512,1024,2048",
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each length.")] = 3,
-    handoff_ms: Annotated[float, typer.Option(min=0, help="Prefill end to first token.")] = 50.0,
-) -> None:
-    """Measure prefill times on the running prefill tier and write a profile."""
-    from deployments.calibration_run import measure_with  # noqa: PLC0415 - imports Ray
-    from deployments.running import NotRunningError, connect  # noqa: PLC0415
-
-    sizes = _lengths(lengths)
-    try:
-        running = connect()
-    except NotRunningError as error:
-        raise ConfigError(f"calibrate: {error}") from None
-    with _console.status("measuring"):
-        calibration = measure_with(running.prefill, sizes, repeats, handoff_ms / 1e3)
-    from deployments.calibration import save_profile  # noqa: PLC0415
-
-    save_profile(output, calibration, {"lengths": sizes, "repeats": repeats})
-    table = Table("tokens", "measured ms", "residual ms")
-    for sample, residual_s in zip(calibration.samples, calibration.fit.residuals_s, strict=True):
-        table.add_row(str(sample.tokens), f"{sample.measured_s * 1e3:.1f}", f"{residual_s * 1e3:+.1f}")
-    _console.print(table)
-    line = calibration.fit.predictor
-    _console.print(
-        f"prefill = {line.per_token_s * 1e3:.4f} ms · tokens + {line.fixed_s * 1e3:.2f} ms, "
-        f"R² {calibration.fit.r_squared:.5f}, MAPE {calibration.fit.mape:.1%}\nwritten to {output}"
-    )
 
 
 @app.command()
@@ -169,17 +139,6 @@ def _settings(path: Path | None, overrides: dict[str, Any]) -> SlackServeConfig:
         settings = load(path)
     given = {name: value for name, value in overrides.items() if value is not None}
     return parse({**settings.model_dump(exclude_unset=True), **given}, "command line")
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if len(set(sizes)) < 2 or min(sizes) < 1:  # noqa: PLR2004 - a line needs two points
-        msg = f"--lengths: {text!r} is not at least two different positive numbers, like 32,512,2048"
-        raise ConfigError(msg)
-    return sizes
 
 
 class _StartProgress:

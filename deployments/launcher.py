@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 APP_NAME: Final = "slackserve"
 ROUTER_NAME: Final = "Router"
 PREFILL_PREFIX: Final = "Prefill:"
+DECODE_PREFIX: Final = "Decode:"
 """What the name of the prefill deployment begins with."""
 _POLL_S: Final = 0.5
 _STOP_TIMEOUT_S: Final = 20.0

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from deployments.launcher import APP_NAME, PREFILL_PREFIX, ROUTER_NAME
+from deployments.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -27,6 +27,7 @@ class Running:
     address: str
     router: DeploymentHandle
     prefill: DeploymentHandle
+    decode: DeploymentHandle | None = None
 
 
 def connect() -> Running:
@@ -49,11 +50,13 @@ def connect() -> Running:
     for application, state in applications.items():
         for name in state.deployments:
             if name.startswith(PREFILL_PREFIX):
-                router, prefill = (
-                    serve.get_deployment_handle(part, application) for part in (ROUTER_NAME, name)
+                model = name.removeprefix(PREFILL_PREFIX)
+                router, prefill, decode = (
+                    serve.get_deployment_handle(part, application)
+                    for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
                 )
                 address = ray.get_runtime_context().gcs_address
-                return Running(name.removeprefix(PREFILL_PREFIX), address, router, prefill)
+                return Running(model, address, router, prefill, decode=decode)
     raise NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"

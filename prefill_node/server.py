@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import tempfile
 import time
 from collections import OrderedDict
@@ -27,11 +26,12 @@ from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
 from prefill_node.pass_shape import PassShape
 from prefill_node.preemption_record import METRICS, PreemptionRecord
+from prefill_node.probe import OtherSubjectError, Probe
 from prefill_node.scheduler import RELEASE_PREFIX
 from prefill_node.snapshot import load, snapshot
 from prefill_node.watch import Watch
 from slo.order import QueueOrder
-from slo.predictor import PrefillPredictor, Sample, fit
+from slo.predictor import PrefillPredictor, fit
 from slo.preemption import PreemptionMode
 from slo.reports import PrefillReported, ReplicaGone
 from slo.request import (
@@ -47,6 +47,7 @@ from slo.request import (
     RequestContext,
 )
 from slo.slack import NO_DEADLINE
+from slo.subject import UNKNOWN, Measurable, Subject
 from telemetry import logs
 from telemetry.background import Background
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
@@ -75,6 +76,8 @@ class PrefillNodeConfig:
 
     Attributes:
         predictor: From a calibration profile; None lets the warm-up measure one.
+        profiled: What that profile was measured on.
+        subject: What is served, as far as the configuration says.
         handoff_s: Predicted seconds from the end of prefill to the first token.
         warmup_tokens: Prompt lengths to prefill before reporting ready, each three times.
         weights: Worth of a request on time, by tier.
@@ -90,6 +93,8 @@ class PrefillNodeConfig:
     rules: PreemptionRules
     setup: EngineSetup
     cores: tuple[str, ...] = ()
+    profiled: Subject = UNKNOWN
+    subject: Subject = UNKNOWN
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -117,7 +122,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._computing: dict[JobId, asyncio.Task[Any]] = {}
         self._learned: list[tuple[int, int]] = []
         self._background = Background()
-        samples = await self._warm_up(node.warmup_tokens)
+        self._probe = Probe(self.engine, self._llm_config.model_id)
+        self._measurable = self._probe.about(node.subject)
+        if differences := node.profiled.differences(self._measurable.subject):
+            raise OtherSubjectError(differences)
+        samples = await self._probe.warm_up(node.warmup_tokens)
         predictor = node.predictor or fit(samples).predictor
         self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._record = PreemptionRecord(self._instruments, self._ledger)
@@ -156,22 +165,23 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         await self._abandon(job_id)
         self._watch.changed()
 
-    async def measure_prefill(self, tokens: int) -> float:
-        """Seconds that the prefill of a random prompt takes, through the engine's own queue.
+    async def measure_prefill(self, tokens: int, context_tokens: int = 0) -> float:
+        """See `Probe.prefill_s`."""
+        return await self._probe.prefill_s(tokens, context_tokens)
 
-        Raises:
-            RuntimeError: when the engine refuses it, for example because it is longer than the model.
+    async def measurable(self) -> Measurable:
+        """What is measured here."""
+        return self._measurable
+
+    async def timed_prefill(self, request: CompletionRequest) -> tuple[dict[str, Any], float] | None:
+        """Prefill for a decode replica that measures the handoff.
+
+        Returns:
+            Where the KV blocks are, and the seconds that it took; None when the engine refuses it.
         """
-        model = self.engine._engine_client.model_config  # noqa: SLF001 - no public way in
-        prompt = random.choices(range(model.get_vocab_size()), k=tokens)  # noqa: S311 - not a secret
-        request = CompletionRequest(
-            model=self._llm_config.model_id, prompt=prompt, max_tokens=1, ignore_eos=True
-        )
         started_s = time.monotonic()
-        async for chunk in self.engine.completions(request, None):
-            if (error := getattr(chunk, "error", None)) is not None:
-                raise RuntimeError(error.message)
-        return time.monotonic() - started_s
+        params = await self.prewarm_prefill(request)
+        return None if params is None else (params, time.monotonic() - started_s)
 
     async def is_up(self) -> bool:
         """Whether this replica can be reached, for those who wait for it."""
@@ -206,20 +216,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             )
         on_host = client.vllm_config.device_config.device_type == "cpu"
         return ForwardProfile(shape, per_token, 0 if on_host else self._node.setup.launch_ahead)
-
-    async def _warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
-        """Touch the memory of long prefills, then measure: the first of each length is slow.
-
-        The shorter of two measurements counts: whatever else the machine does can only lengthen one.
-        """
-        longest = self.engine._engine_client.model_config.max_model_len - 1  # noqa: SLF001
-        fitting = sorted({min(tokens, longest) for tokens in lengths} | {min(lengths[0], longest // 2)})
-        for tokens in fitting:
-            await self.measure_prefill(tokens)
-        return [
-            Sample(tokens, min(await self.measure_prefill(tokens), await self.measure_prefill(tokens)))
-            for tokens in fitting
-        ]
 
     async def _prefill(self, request: CompletionRequest, info: Any) -> AsyncGenerator[Any, None]:
         context = RequestContext.from_headers(info.headers) if info is not None else None

@@ -107,10 +107,9 @@ def cost_model(shape: ModelShape, chip: Chip, tensor_parallel: int) -> CostModel
 
 
 def calibrated_cost_model(shape: ModelShape, predictor: PrefillPredictor) -> CostModel:
-    """Times of prefill passes from a measured line, spread over a layer's operators as on an A100.
+    """Times of prefill passes from a measured curve, its linear part spread over operators as on an A100.
 
-    Attention, all-reduces and host time are in the line, so beyond the longest prompt that was measured it is
-    too short: attention grows with the square of the length.
+    Attention takes what the curve says of pairs; all-reduces and host time are in the linear part.
     """
     at = 2048
     parts = {name: line(at) for name, line in scaled(LLAMA_3_8B_A100, LLAMA_3_8B, shape).items()}
@@ -123,8 +122,10 @@ def calibrated_cost_model(shape: ModelShape, predictor: PrefillPredictor) -> Cos
         )
         for name in OPERATORS
     }
-    free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
-    return CostModel(shape, operators, free, step_s=0.0)
+    flops = 4 * shape.head_dim * shape.heads * shape.layers
+    peak_flops = flops / predictor.per_pair_s if predictor.per_pair_s > 0 else float("inf")
+    measured = Accelerator(peak_flops, 1.0, link_bytes_ps=float("inf"), link_latency_s=0.0)
+    return CostModel(shape, operators, measured, step_s=0.0)
 
 
 def decode_model(

@@ -27,9 +27,10 @@ from simulator.hardware_config import (
     chip_of,
     room_for_kv,
 )
+from simulator.link import Link
 from simulator.operators import ModelShape
 from simulator.plan import Demand
-from simulator.prefill_profile import read_profile
+from simulator.prefill_profile import read_profile, read_whole_profile
 from simulator.strict_yaml import (
     FleetConfigError,
     ObjectiveMs,
@@ -139,7 +140,7 @@ class FleetConfig(Section):
             prefill_replicas=prefill_replicas,
             decode_replicas=decode_replicas,
             decode=self._decode(),
-            link=self.link.link(),
+            link=self._link(),
             policies=policies,
             placement=self.placement,
             handoff_s=None if self.handoff_ms is None else self.handoff_ms / 1e3,
@@ -175,6 +176,13 @@ class FleetConfig(Section):
         if self.profile is not None:
             return calibrated_cost_model(self._shape(), read_profile(self.profile, FleetConfigError))
         return cost_model(self._shape(), self._chip(), self.tensor_parallel)
+
+    def _link(self) -> Link:
+        """What the file says; else what a profile has measured; else the default."""
+        if self.profile is not None and "link" not in self.model_fields_set:
+            profile = read_whole_profile(self.profile, FleetConfigError)
+            return profile.link(self._shape().kv_bytes_per_token) or self.link.link()
+        return self.link.link()
 
     def _decode(self) -> DecodeModel:
         pool = self.decode

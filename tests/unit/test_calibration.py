@@ -9,7 +9,7 @@ from deployments.config import ConfigError
 def test_a_sweep_fits_what_it_measures_and_survives_the_file(tmp_path):
     calls = []
 
-    def measure(tokens):
+    def measure(tokens, _=0):
         calls.append(tokens)
         return 0.03 + 0.0002 * tokens
 

@@ -1,0 +1,55 @@
+"""What measured times hold for: a model on an accelerator, in so many parts, with numbers of one kind.
+
+Owns the comparison. Times of one subject say nothing about another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured, or predicted; what is None is not known and differs from nothing.
+
+    Attributes:
+        model: Its id, as `slackserve serve --model` takes it; of a directory, the name.
+        accelerator: What its driver calls it; "cpu" for none.
+        tensor_parallel: Ranks of a replica.
+        dtype: Of the weights, such as "bfloat16".
+    """
+
+    model: str | None = None
+    accelerator: str | None = None
+    tensor_parallel: int | None = None
+    dtype: str | None = None
+
+    def differences(self, other: Subject) -> tuple[str, ...]:
+        """What differs, such as "dtype float32 is not bfloat16"; this one's value first."""
+        pairs = ((part.name, getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
+        return tuple(
+            f"{name} {mine} is not {its}"
+            for name, mine, its in pairs
+            if mine is not None and its is not None and mine != its
+        )
+
+
+UNKNOWN: Final = Subject()
+
+
+@dataclass(frozen=True, slots=True)
+class Measurable:
+    """What a replica says of itself to whoever measures it.
+
+    Attributes:
+        subject: What is measured.
+        max_model_len: Longest prompt plus output, tokens.
+        block_tokens: Cached prefixes are multiples of this; 0 when prefixes are not cached.
+        kv_bytes_per_token: KV bytes of one token on all ranks together.
+    """
+
+    subject: Subject
+    max_model_len: int
+    block_tokens: int
+    kv_bytes_per_token: int
