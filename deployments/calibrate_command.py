@@ -82,8 +82,10 @@ def _show(calibration: Calibration, about: Measurable) -> None:
     fit, curve = calibration.fit, calibration.fit.predictor
     _console.print(_prefills(calibration.samples, curve))
     lines = [
-        f"prefill = {curve.fixed_s * 1e3:.2f} ms + {curve.per_token_s * 1e3:.4f} ms · tokens "
-        f"+ {curve.per_pair_s * 1e9:.3f} ms · million pairs, R² {fit.r_squared:.5f}, MAPE {fit.mape:.1%}"
+        (
+            f"prefill = {curve.fixed_s * 1e3:.2f} ms + {curve.per_token_s * 1e3:.4f} ms · tokens "
+            f"+ {curve.per_pair_s * 1e9:.3f} ms · million pairs, R² {fit.r_squared:.5f}, MAPE {fit.mape:.1%}"
+        )
     ]
     if (handoff := calibration.handoff_fit) is not None:
         per_token_s, size_bytes = handoff.transfer_per_token_s, about.kv_bytes_per_token
@@ -92,8 +94,10 @@ def _show(calibration: Calibration, about: Measurable) -> None:
         )
         lines += [
             f"KV transfer = {handoff.latency_s * 1e3:.2f} ms + tokens · {size_bytes:,} bytes{rate}",
-            f"first decode step = {handoff.first_step_s * 1e3:.2f} ms "
-            f"+ {handoff.step_per_token_s * 1e3:.4f} ms · tokens",
+            (
+                f"first decode step = {handoff.first_step_s * 1e3:.2f} ms "
+                f"+ {handoff.step_per_token_s * 1e3:.4f} ms · tokens"
+            ),
         ]
     for line in lines:
         _console.print(line, highlight=False, soft_wrap=True)
