@@ -65,12 +65,22 @@ def alone(server: Running) -> dict[int, list[float]]:
 def calibrated(profile: Path) -> dict[int, list[float]]:
     """By tokens, seconds of prefills, as `slackserve calibrate` measures them on the running server."""
     lengths = ",".join(map(str, ALONE_TOKENS))
-    command = [sys.executable, "-m", "deployments.cli", "calibrate", "--output", str(profile)]
+    command = [
+        sys.executable,
+        "-m",
+        "deployments.cli",
+        "calibrate",
+        "--output",
+        str(profile),
+        "--handoff-ms",
+        "0",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     subprocess.run([*command, "--lengths", lengths], check=True, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for sample in json.loads(profile.read_text())["samples"]:
-        times[sample["tokens"]].append(sample["measured_s"])
+        if sample["context_tokens"] == 0:
+            times[sample["tokens"]].append(sample["measured_s"])
     return times
 
 

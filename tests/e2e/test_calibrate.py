@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from deployments.calibration import load_profile
+from deployments.config import ConfigError
+from simulator.prefill_profile import read_whole_profile
 
 pytestmark = pytest.mark.e2e
 
@@ -23,9 +25,30 @@ def test_it_writes_a_profile_and_shows_how_well_it_fits(deployment, tmp_path):
     predictor = load_profile(path)
     assert predictor.per_token_s > 0
     profile = json.loads(path.read_text())
-    assert len(profile["samples"]) == 6
+    assert len([sample for sample in profile["samples"] if sample["context_tokens"] == 0]) == 6
+    assert {sample["context_tokens"] for sample in profile["samples"]} == {0, 640, 1408}, "in blocks of 128"
     assert "residual ms" in run.stderr
     assert f"R² {profile['r_squared']:.5f}" in run.stderr
+    assert profile["about"]["model"] == "tiny"
+    assert profile["about"]["dtype"] == "float32"
+    handoff = read_whole_profile(path, ConfigError).handoff
+    assert handoff is not None
+    assert 0 < handoff.model().handoff_s(1000) < 10
+    assert "KV transfer" in run.stderr
+    assert_it_can_be_checked(path)
+
+
+def assert_it_can_be_checked(path):
+    written = path.read_text()
+    run = calibrate("--check", str(path), "--prompts", "4")
+    assert run.returncode == 0, run.stderr
+    assert "prefill: MAPE" in run.stderr
+    assert "handoff: MAPE" in run.stderr
+    assert path.read_text() == written
+    path.write_text(written.replace('"float32"', '"bfloat16"'))
+    run = calibrate("--check", str(path))
+    assert run.returncode == 2
+    assert "dtype bfloat16 is not float32" in run.stderr.replace("\n", " ")
 
 
 def test_lengths_that_make_no_line_are_refused(deployment, tmp_path):

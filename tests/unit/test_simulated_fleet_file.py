@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from deployments.calibration import Calibration, save_profile
+from deployments.calibration import Calibration, save_profile, sweep, with_handoffs
 from simulator.accelerators import A100, kv_tokens
 from simulator.fleet import simulate
 from simulator.fleet_config import load_fleet, parse_fleet
@@ -13,7 +13,8 @@ from simulator.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.plan import plan
 from simulator.prefill_profile import read_profile
 from simulator.strict_yaml import FleetConfigError
-from slo.predictor import Sample, fit
+from slo.handoff import HandoffSample
+from slo.predictor import PrefillPredictor, Sample, fit
 from slo.tiers import Tier
 
 CHAT = {"share": 1, "mean_tokens": 600, "ttft_ms": 500, "tier": "premium"}
@@ -94,6 +95,21 @@ def test_a_profile_gives_the_prefill_times(tmp_path):
     for tokens in (1, 500, 10_000):
         assert cost.prefill_s(tokens) == pytest.approx(found.predictor.prefill_s(tokens))
     assert simulate(config.setup(), config.demand().stream()[:50]).attainment > 0
+
+
+def test_a_profile_gives_attention_and_the_link_too(tmp_path):
+    curve = PrefillPredictor(0.0002, 0.01, per_pair_s=3e-8)
+    lengths = [32, 512, 2048]
+    found = sweep(curve.prefill_s, lengths, 1, [(64, 1024)])
+    found = with_handoffs(found, lambda n: HandoffSample(n, 0.03 + 2e-6 * n, 0.02), lengths, 1)
+    save_profile(tmp_path / "p.json", found, {}, kv_bytes_per_token=46_080)
+    values = LEAST | {"profile": str(tmp_path / "p.json"), "model": "smollm2-135m"}
+    setup = parse_fleet(values).setup()
+    assert setup.hardware.cost.prefill_s(300, 5000) == pytest.approx(curve.prefill_s(300, 5000))
+    size_bytes = 1000 * setup.hardware.cost.shape.kv_bytes_per_token
+    assert setup.link.alone_s(size_bytes) == pytest.approx(0.01 + 0.002), "the seconds that were measured"
+    given = parse_fleet(values | {"link": {"gb_ps": 50}}).setup()
+    assert given.link.bytes_ps == 50e9, "what the file says goes before"
 
 
 def test_a_trace_lies_beside_the_file(tmp_path):
