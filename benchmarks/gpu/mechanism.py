@@ -2,8 +2,8 @@
 
 Needs PyTorch, NumPy and msgspec, neither vLLM nor Ray. Each part is written as soon as it is measured.
 
-    PYTHONPATH=.:benchmarks python -m gpu.mechanism            # about five minutes
-    PYTHONPATH=.:benchmarks python -m gpu.mechanism --quick    # about one
+    PYTHONPATH=.:benchmarks python -m gpu.mechanism            # bounded for about five minutes
+    PYTHONPATH=.:benchmarks python -m gpu.mechanism --quick    # fewer repetitions
     PYTHONPATH=.:benchmarks python -m gpu.mechanism --tiny     # a small model, also without a GPU
 """
 
