@@ -98,17 +98,18 @@ def exactness(
 
 
 def resume_overhead(
-    bench: Bench, fitted: Fitted, prompt: Prompt, repeats: int, limit_s: float
+    bench: Bench, fitted: Fitted, prompt: Prompt, repeats: int, limit_s: float, rng: random.Random
 ) -> dict[str, Any]:
-    """How much longer a pass takes that stops in its middle and goes on at once, than one that does not."""
+    """How much longer a pass takes that stops at a random boundary and goes on at once, than a whole one."""
     bench.use(fitted)
-    middle, added, until_s = fitted.count // 2, [], time.monotonic() + limit_s
+    added: list[float] = []
+    until_s = time.monotonic() + limit_s
     for done in range(repeats):
         if done and time.monotonic() > until_s:
             break
         whole_s = bench.seconds(fitted, prompt)
         started_s = time.perf_counter()
-        checkpoint = _stop(bench, fitted, prompt, middle)
+        checkpoint = _stop(bench, fitted, prompt, rng.randrange(fitted.count))
         bench.device.wait()
         bench.run(fitted, prompt, checkpoint)
         bench.device.wait()

@@ -268,12 +268,14 @@ class Mechanism:
         )
 
     def _resume(self, chosen: Sequence[Fitted]) -> None:
-        prompt, plan, rows = self.bench.prompt("resumed", self.plan.tokens), self.plan, []
+        prompt, plan, rng = self.bench.prompt("resumed", self.plan.tokens), self.plan, self._rng("resume")
+        rows = []
         for fitted in chosen:
-            rows.append(resume_overhead(self.bench, fitted, prompt, plan.resume_repeats, plan.resume_s))
+            repeats, limit_s = plan.resume_repeats, plan.resume_s
+            rows.append(resume_overhead(self.bench, fitted, prompt, repeats, limit_s, rng))
             self.findings.add("resume", rows[-1])
         print_table(
-            f"Stopped in its middle and resumed at once, {plan.tokens} tokens",
+            f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens",
             ["variant", "repeats", "added ms"],
             [[row["variant"], str(row["repeats"]), f"{row['added_ms']:.3f}"] for row in rows],
         )
