@@ -52,6 +52,7 @@ bench: $(READY) ## Measure the serving path and the router; JSON in benchmarks/r
 bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries, votes, the rules
 	$(BIN)/python benchmarks/preemption.py
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/idle_overhead.py
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/stop_latency.py
 	$(BIN)/python benchmarks/vote.py
 	$(BIN)/python benchmarks/preemption_rules.py
 

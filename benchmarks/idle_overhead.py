@@ -22,6 +22,8 @@ from offline_engine import offline_engine
 from report import write
 from tiny_models import build_tiny
 
+from prefill_node.engine_setup import EngineSetup
+
 TOKENS = (512, 2048)
 
 
@@ -64,7 +66,7 @@ def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def measure_engine(ranks: int, pairs: int) -> list[dict[str, Any]]:
+def measure_engine(ranks: int, pairs: int, granularity: str, lengths: list[int]) -> list[dict[str, Any]]:
     """All prompt lengths on one engine; for a process of its own."""
     rows = []
     with tempfile.TemporaryDirectory() as directory:
@@ -73,11 +75,12 @@ def measure_engine(ranks: int, pairs: int) -> list[dict[str, Any]]:
             model,
             "bare_worker.BareableCPUWorker",
             ranks=ranks,
+            setup=EngineSetup(mode="resume", granularity=granularity),
             max_model_len=4096,
             max_num_batched_tokens=4096,
         ) as (llm, board):
-            for tokens in TOKENS:
-                row = {"ranks": ranks} | measure(llm, board, tokens, pairs)
+            for tokens in lengths:
+                row = {"ranks": ranks, "granularity": granularity} | measure(llm, board, tokens, pairs)
                 rows.append(row)
                 print(
                     f"TP {ranks}, {tokens:5} tokens: {row['without_ms']:7.1f} ms without, "
@@ -92,11 +95,15 @@ def main() -> None:
     """Measure at tensor parallelism 1 and 2."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--granularity", default="operator", help="layer, sublayer or operator")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     arguments = parser.parse_args()
     rows = []
     for ranks in (1, 2):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            rows += process.submit(measure_engine, ranks, arguments.pairs).result()
+            rows += process.submit(
+                measure_engine, ranks, arguments.pairs, arguments.granularity, list(arguments.tokens)
+            ).result()
     print(write("idle_overhead", {"rows": rows}))
 
 
