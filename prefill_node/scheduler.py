@@ -48,11 +48,11 @@ _REMEMBER_JOBS = 8192
 
 
 class _Issued(NamedTuple):
-    """The running step: when it was issued, its tokens by tier, and the class that has it by right."""
+    """The running step: when it was issued, its tokens by tier, and the right that it runs by."""
 
     at_s: float
     tokens: dict[Tier, int]
-    led_by: Tier | None
+    lead: Lead | None
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
@@ -274,14 +274,14 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         for request_id, new in output.num_scheduled_tokens.items():
             tier = tier_of(self.requests[request_id])
             tokens[tier] = tokens.get(tier, 0) + new
-        self._issued = _Issued(now_s, tokens, None if lead is None else lead.tier)
+        self._issued = _Issued(now_s, tokens, lead)
         self._bulletin.issued(self._view.published(step), notice)
 
     def _account(self, now_s: float) -> None:
         """Charge a step that has ended or stopped to the classes of its members."""
         if (issued := self._issued) is not None:
             self._issued = None
-            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, led_by=issued.led_by)
+            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, issued.lead)
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""

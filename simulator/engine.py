@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from simulator.cost import CostModel, PassTimes
     from simulator.job import Job
+    from slo.fairness import Lead
     from slo.tiers import Tier
 
 BLOCK_TOKENS = 16
@@ -118,7 +119,7 @@ class VirtualEngine:
         self._queues = QueueView(self, self._jobs, self._suspensions)
         self._times: dict[int, PassTimes] = {}
         self._step_id = 0
-        self._led_by: Tier | None = None
+        self._lead: Lead | None = None
         self._cache: PrefixCache | None = None
         self._view: SchedulerView | None = None
 
@@ -176,7 +177,7 @@ class VirtualEngine:
         jobs = tuple(job.job_id for job in members)
         origin_s = now_s + times.head_s - times.at_s(from_boundary)
         guard = 0.0 if choice.lead is None else choice.lead.guard
-        self._led_by = None if choice.lead is None else choice.lead.tier
+        self._lead = choice.lead
         view = StepView(self._step_id, jobs, tokens, pairs, from_boundary, now_s, guard=guard)
         self.issued = Issued(view, members, times, origin_s)
         return self.issued
@@ -246,7 +247,7 @@ class VirtualEngine:
         for job, new in issued.members.items():
             tier = job.arrival.tier
             tokens[tier] = tokens.get(tier, 0) + new
-        fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, led_by=self._led_by)
+        fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, self._lead)
 
     def _choose(self, now_s: float) -> Choice:
         return choose(

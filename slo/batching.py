@@ -44,6 +44,10 @@ class StepLimit(enum.StrEnum):
     SLACK = "slack"
 
 
+JOIN_MARGIN: Final = 1.05
+"""How many times its predicted time a shared pass is reckoned with: company is no reason to run a risk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """How many of the first candidates run together, and why no more."""
@@ -61,8 +65,8 @@ def compose_step(
     """Choose the longest prefix of `candidates` in which nobody is made late by the company.
 
     A forward pass ends for all its requests at once, so each further request delays those already in it.
-    One joins only if every member that would be on time without it is still on time with it. The first
-    candidate always runs.
+    One joins only if every member that would be on time without it is still on time with it, should the pass
+    take `JOIN_MARGIN` times its predicted time. The first candidate always runs.
 
     Args:
         candidates: Waiting prefills, most urgent first.
@@ -79,10 +83,10 @@ def compose_step(
             return Step(size, StepLimit.TOKEN_BUDGET)
         tokens += candidate.tokens
         pairs += candidate.pairs
-        end_s = now_s + predictor.pass_s(tokens, pairs)
-        if end_s > earliest_kept_s:
+        pass_s = predictor.pass_s(tokens, pairs)
+        if now_s + JOIN_MARGIN * pass_s > earliest_kept_s:
             return Step(size, StepLimit.SLACK)
-        earliest_kept_s = min(earliest_kept_s, _deadline_to_keep(candidate, end_s))
+        earliest_kept_s = min(earliest_kept_s, _deadline_to_keep(candidate, now_s + pass_s))
     return Step(len(candidates), StepLimit.QUEUE_EMPTY)
 
 

@@ -14,7 +14,7 @@ def test_an_urgent_prefill_is_not_held_up_by_a_long_one():
 
 
 def test_small_ones_share_a_step_while_everybody_stays_on_time():
-    candidates = [Candidate(64, 0.2), Candidate(64, 0.2), Candidate(64, 0.25), Candidate(64, 0.3)]
+    candidates = [Candidate(64, 0.21), Candidate(64, 0.21), Candidate(64, 0.25), Candidate(64, 0.3)]
     assert compose_step(candidates, 0.0, LINE, 8192) == Step(3, StepLimit.SLACK)
 
 

@@ -112,21 +112,6 @@ def test_a_class_that_has_its_share_does_not_lead():
     assert fairness.lead_of(queue[2], 1000.0) is None
 
 
-def test_after_four_times_the_patience_the_oldest_goes_before_its_like():
-    late = job("late", Tier.STANDARD, due_s=10.0, arrived_s=0.0)
-    on_time = [
-        job("background", Tier.BACKGROUND, due_s=300.0, arrived_s=99.0),
-        job("standard", Tier.STANDARD, due_s=400.0, arrived_s=99.0),
-        job("premium", Tier.PREMIUM, due_s=500.0, arrived_s=99.0),
-    ]
-    fairness = busy(fair(), Tier.STANDARD)
-    behind = [prefill.job_id for prefill in on_time]
-    assert names([late, *on_time], 4 * PATIENCE_S - 1, fairness) == [*behind, "late"]
-    expected = ["premium", "late", "background", "standard"]
-    assert names([late, *on_time], 4 * PATIENCE_S + 1, fairness) == expected
-    assert fairness.lead_of(late, 4 * PATIENCE_S + 1).guard == late.weight
-
-
 def test_with_infinite_patience_nobody_leads():
     queue = waiting_behind(900.0)
     assert names(queue, 1000.0, busy(fair(patience_s=NEVER)))[0] == "standard"
@@ -211,7 +196,7 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
         else:
             premium_served_s += premium_s
         now_s += first.remaining_s
-        fairness.step_ended({first.tier: 10}, first.remaining_s, now_s, led_by=lead and lead.tier)
+        fairness.step_ended({first.tier: 10}, first.remaining_s, now_s, lead)
     allowed = sum(shares[tier] for tier in set(tiers[: len(works)]))
     assert led_s <= allowed * now_s + 2 * longest_s
 

@@ -83,12 +83,19 @@ def test_premium_is_on_time(overload):
     assert sum(passage.job.is_on_time for passage in premium) / len(premium) >= 0.99
 
 
+def test_standard_that_is_let_in_is_on_time(overload):
+    run, _, _ = overload
+    served = [p for p in by_tier(run, Tier.STANDARD) if p.outcome is Outcome.FINISHED]
+    assert sum(p.job.is_on_time for p in served) / len(served) >= 0.95
+
+
 def test_nobody_starves(overload):
-    """Each tier is served in every minute, and whoever was let in has its first token in bounded time."""
+    """Each tier is served in every minute; everybody who was let in is, background in bounded time."""
     run, _, arrivals = overload
+    background = [p for p in by_tier(run, Tier.BACKGROUND) if p.outcome is Outcome.FINISHED]
+    assert max(p.job.ttft_s for p in background) < 2 * PATIENCE_S + MAX_BACKLOG_S
     for tier in (Tier.STANDARD, Tier.BACKGROUND):
         served = [p for p in by_tier(run, tier) if p.outcome is Outcome.FINISHED]
-        assert max(p.job.ttft_s for p in served) < 4 * PATIENCE_S + MAX_BACKLOG_S
         minutes = Counter(int(p.job.first_token_s // 60) for p in served)
         assert all(minutes[minute] for minute in range(1, int(arrivals[-1].at_s // 60)))
 
