@@ -80,6 +80,9 @@ class AdmissionConfig(Section):
     reserved: Annotated[float, Field(ge=0, lt=1)] = Field(
         _ADMISSION.reserved, description="Fraction of prefill time that is kept for premium."
     )
+    calm_s: _NotNegative = Field(
+        _ADMISSION.calm_s, description="A class with a shorter queue is not refused for its share."
+    )
     max_backlog_s: Positive = Field(
         _ADMISSION.max_backlog_s, description="A class whose queue would take longer is refused."
     )

@@ -47,6 +47,8 @@ class AdmissionRules:
             arrives per second, over what the fleet can do in a second.
         max_refusal: Nobody is refused for their share with a higher probability.
         reserved: Fraction of prefill time that is kept for premium, whether or not premium asks for it.
+        calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
+            one client that waits for each answer keeps the fleet busy and is in nobody's way.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
             until it is shorter.
         memory_s: Time constant of the account of what arrives.
@@ -57,6 +59,7 @@ class AdmissionRules:
     pressure: float = 0.8
     max_refusal: float = 0.8
     reserved: float = 0.10
+    calm_s: float = 1.0
     max_backlog_s: float = 120.0
     memory_s: float = MEMORY_S
     retry_least_s: float = 1.0
@@ -223,7 +226,8 @@ class AdmissionController:
         shed = self._shed.get(tier, 0.0)
         if shed > 0 and self._dice.random() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
-        odds = self._odds.get(tier, _NO_ODDS)
+        is_calm = self._backlog_s[tier] <= self._rules.calm_s * self._capacity
+        odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
         chance = odds.by_tenant.get(request.tenant, odds.with_reserve)
         if chance > 0 and (drawn := self._dice.random()) < chance:
             if drawn < odds.over_share:

@@ -24,7 +24,7 @@ from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
 WORK_S = 0.1
 SHARES = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
 LACK = {RejectionReason.OVER_SHARE, RejectionReason.RESERVED, RejectionReason.TENANT_SHARE}
-NO_BACKLOG = AdmissionRules(max_backlog_s=1e9)
+NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, calm_s=0.0)
 
 
 def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
@@ -46,6 +46,8 @@ def offer(admission, loads, seconds=120.0, warm_s=60.0, serve=True):
         for key, load in loads.items()
         for number in range(int(seconds * load / WORK_S))
     )
+    for tier in {tier for tier, _ in loads}:  # a queue that is never done
+        admission.decide(request("queue", tier, tokens=1), 0.0)
     fates = {key: Counter() for key in loads}
     for at_s, (tier, tenant), number in arrivals:
         asked = request(number, tier, tenant)
@@ -94,8 +96,8 @@ def test_premium_is_admitted_whatever_the_load():
 
 
 def test_time_is_kept_for_premium_that_does_not_ask_for_it():
-    half = AdmissionRules(reserved=0.5, max_backlog_s=1e9)
-    without = AdmissionRules(reserved=0.0, max_backlog_s=1e9)
+    half = AdmissionRules(reserved=0.5, max_backlog_s=1e9, calm_s=0.0)
+    without = AdmissionRules(reserved=0.0, max_backlog_s=1e9, calm_s=0.0)
     kept, free = (offer(controller(rules), offered(background=0.9)) for rules in (half, without))
     kept, free = kept[Tier.BACKGROUND, "a"], free[Tier.BACKGROUND, "a"]
     assert part_admitted(free) > 0.9
@@ -149,7 +151,7 @@ def test_what_is_let_in_leaves_the_reservation_unless_the_share_or_the_limit_is_
     premium, reserved, background, seed
 ):
     loads = offered(**({"premium": premium} if premium > 0.01 else {}), background=background)
-    rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9)
+    rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9, calm_s=0.0)
     fates = offer(controller(rules, seed=seed), loads, seconds=200.0)
     let_in = part_admitted(fates[Tier.BACKGROUND, "a"]) * background
     share = SHARES[Tier.BACKGROUND]
@@ -169,6 +171,16 @@ def test_a_queue_that_would_take_too_long_is_not_lengthened():
         admission.served(JobId(f"background-a-{n}"))
     assert admission.backlog_s(Tier.BACKGROUND) == 0.0
     assert admission.decide(request(999), 60.0) is ADMITTED
+
+
+def test_a_client_that_waits_for_each_answer_is_not_refused():
+    admission, now_s = controller(AdmissionRules()), 0.0
+    for number in range(500):
+        asked = request(number)
+        assert admission.decide(asked, now_s) is ADMITTED
+        now_s += WORK_S
+        admission.ended(asked.job_id, now_s)
+    assert admission.load(now_s) > 0.8
 
 
 def test_tenant_limits_refuse_before_anything_is_counted():
@@ -229,7 +241,7 @@ def test_a_policy_sheds_what_may_be_shed_until_another_comes():
 
 @pytest.mark.parametrize(("configured", "from_outside"), [(0.0, 0.6), (0.6, 0.0)])
 def test_the_larger_of_the_two_reservations_holds(configured, from_outside):
-    admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9))
+    admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9, calm_s=0.0))
     admission.follow({}, from_outside)
     fates = offer(admission, offered(background=0.9))[Tier.BACKGROUND, "a"]
     assert fates[RejectionReason.RESERVED] > 0
@@ -243,7 +255,7 @@ def test_without_a_replica_nobody_is_refused_here():
 def test_retry_after_grows_with_the_load_and_is_bounded():
     waits = []
     for load in (1.0, 3.0, 1000.0):
-        admission = controller(AdmissionRules(max_backlog_s=1e9, memory_s=20.0))
+        admission = controller(AdmissionRules(max_backlog_s=1e9, memory_s=20.0, calm_s=0.0))
         admission.decide(request("large", work_s=load * 20.0), 0.0)
         decisions = [admission.decide(request(n, work_s=1e-9), 0.2) for n in range(100)]
         waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Refused)))
