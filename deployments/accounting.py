@@ -14,6 +14,7 @@ from telemetry.catalogue import (
     TPOT,
     TTFT,
     TTFT_PREDICTION_ERROR,
+    TTFT_PREDICTION_RATIO,
 )
 from telemetry.instruments import Instruments
 
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
 def ingress_instruments() -> Instruments:
     """All metrics that an ingress replica records."""
     return Instruments(
-        REQUESTS, TTFT, TPOT, ATTAINED, SLACK_AT_FIRST_TOKEN, TTFT_PREDICTION_ERROR, ROUTER_FALLBACKS
+        REQUESTS,
+        TTFT,
+        TPOT,
+        ATTAINED,
+        SLACK_AT_FIRST_TOKEN,
+        TTFT_PREDICTION_ERROR,
+        TTFT_PREDICTION_RATIO,
+        ROUTER_FALLBACKS,
     )
 
 
@@ -119,7 +127,9 @@ class RequestRecord:
             self._instruments.observe(SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, tier=tier)
             self._count_attained("ttft", ttft_s, self.ttft_budget_s)
         if self.predicted_ttft_s is not None:
-            self._instruments.observe(TTFT_PREDICTION_ERROR, self.predicted_ttft_s - ttft_s, tier=tier)
+            error_s = self.predicted_ttft_s - ttft_s
+            self._instruments.observe(TTFT_PREDICTION_ERROR, error_s, tier=tier)
+            self._instruments.observe(TTFT_PREDICTION_RATIO, error_s / ttft_s, tier=tier)
 
     def _count_attained(self, objective: str, measured_s: float, budget_s: float | None) -> None:
         if budget_s is not None:

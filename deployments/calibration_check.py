@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slo.predictor import Sample
-from slo.residuals import PassMeasured, PredictionError, Residuals, prediction_error
+from slo.residuals import PredictionError, RollingError, prediction_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,9 +40,9 @@ def check_handoffs(
 
 
 def _error(predicted_s: Sequence[float], measured_s: Sequence[float]) -> PredictionError:
-    residuals = Residuals()
+    rolling = RollingError(len(measured_s))
     for predicted, measured in zip(predicted_s, measured_s, strict=True):
-        residuals.add(PassMeasured(predicted, predicted, measured))
-    error = prediction_error(residuals)
+        rolling.add(predicted, measured)
+    error = prediction_error(rolling)
     assert error is not None
     return error

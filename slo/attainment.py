@@ -37,6 +37,7 @@ class RequestEnded:
         streamed: Whether its tokens could be timed.
         ttft_s: Time to its first token; None when there was none to time.
         ttft_budget_s: What it was promised; None for nothing.
+        predicted_ttft_s: What the router said when it placed it; None when it was not asked.
         tpot_s: Its mean time per output token after the first; None when there were too few to time.
         tpot_budget_s: What it was promised; None for nothing.
     """
@@ -49,6 +50,7 @@ class RequestEnded:
     streamed: bool = True
     ttft_s: float | None = None
     ttft_budget_s: float | None = None
+    predicted_ttft_s: float | None = None
     tpot_s: float | None = None
     tpot_budget_s: float | None = None
 

@@ -16,7 +16,14 @@ from slo.directives import DirectiveReason, PreemptDirective, direct
 from slo.monitoring import DecodeSeen, IngressSeen, MonitorAnswer, PrefillSeen, RouterSeen
 from slo.policy import UNSTEERED, ClusterPolicy
 from slo.preemption_terms import PreemptionPolicy
-from slo.residuals import QUANTILE, PredictionError, Residuals, overrun, prediction_error
+from slo.residuals import (
+    QUANTILE,
+    PredictionError,
+    Residuals,
+    RollingError,
+    overrun,
+    prediction_error,
+)
 from slo.steering import SteeringRules, SteerReason, TierBurn, steer
 from slo.tiers import CLIENT_TIERS, Tier
 
@@ -34,6 +41,8 @@ _WORTH_CORRECTING: Final = 0.03
 """Corrections that differ by less are not worth a new version."""
 _WORTH_WIDENING: Final = 0.5
 _MARGIN_SAMPLES: Final = 32
+_FIRST_TOKENS: Final = 512
+"""Over so many requests the error of predicted times to first token is taken."""
 
 DEFAULT_TARGETS: Final = {Tier.PREMIUM: 0.99, Tier.STANDARD: 0.95, Tier.BACKGROUND: 0.9}
 
@@ -101,7 +110,8 @@ class MonitorState:
         reason: Why it is that one, by the last look.
         tiers: By tier.
         series: By model, tier and tenant, over the long window.
-        error: How far predictions are off; None when none has been measured.
+        error: How far predicted forward passes are off; None when none has been measured.
+        ttft_error: The same of predicted times to first token.
         followers: How many report, by role.
         behind: How many of them follow an older policy.
         uptime_s: Since this monitor started.
@@ -112,6 +122,7 @@ class MonitorState:
     tiers: Mapping[Tier, TierState]
     series: Mapping[Series, Attainment]
     error: PredictionError | None
+    ttft_error: PredictionError | None
     followers: Mapping[Role, int]
     behind: int
     uptime_s: float
@@ -140,6 +151,7 @@ class MonitorCore:
         self._heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
         self._residuals: dict[ReplicaId, Residuals] = {}
+        self._first_tokens = RollingError(_FIRST_TOKENS)
         self._at_risk: frozenset[Tier] = frozenset()
         self._ordered: dict[ReplicaId, int] = {}
         self._settled_at_s = now_s + SETTLE_S
@@ -205,6 +217,7 @@ class MonitorCore:
                 for series in windows.series(now_s)
             },
             error=prediction_error(*self._residuals.values()),
+            ttft_error=prediction_error(self._first_tokens),
             followers=roles,
             behind=sum(it.follows < self.policy.version for it in self.followers.values()),
             uptime_s=now_s - self._started_s,
@@ -247,6 +260,8 @@ class MonitorCore:
             case IngressSeen(ended):
                 for request in ended:
                     self._attainment.add(request, now_s)
+                    if request.ttft_s is not None and request.predicted_ttft_s is not None:
+                        self._first_tokens.add(request.predicted_ttft_s, request.ttft_s)
             case RouterSeen(placed, refused):
                 self.placed.update(placed)
                 self.refused.update(refused)

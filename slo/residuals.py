@@ -1,6 +1,7 @@
-"""How far predictions of prefill times are off, and by what factor to correct them.
+"""How far predictions are off, and by what factor to correct those of prefill times.
 
-Owns the estimate from measured forward passes, one replica at a time. Who measures is the replicas' business,
+Owns the errors over the latest predictions, and the factor from measured forward passes, one replica at a
+time. Who measures is the replicas' business,
 the corrected predictor `slo.predictor.PrefillPredictor.times`.
 """
 
@@ -45,7 +46,7 @@ class PredictionError:
     """How far predictions were off, as fractions of what was measured.
 
     Attributes:
-        samples: Passes that this is taken from.
+        samples: Predictions that this is taken from.
         mape: Mean absolute percentage error.
         p90: 90th percentile of the absolute percentage error.
     """
@@ -53,6 +54,27 @@ class PredictionError:
     samples: int
     mape: float
     p90: float
+
+
+class RollingError:
+    """How far the latest predictions of anything were off.
+
+    Args:
+        remembered: How many count.
+    """
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._errors: deque[float] = deque(maxlen=remembered)
+
+    def add(self, predicted_s: float, measured_s: float) -> None:
+        """Something was predicted and measured; what is not positive says nothing."""
+        if min(predicted_s, measured_s) > 0:
+            self._errors.append(abs(predicted_s - measured_s) / measured_s)
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Absolute errors as fractions of what was measured."""
+        return tuple(self._errors)
 
 
 class Residuals:
@@ -65,7 +87,7 @@ class Residuals:
     def __init__(self, quantile: float = QUANTILE) -> None:
         self._quantile = quantile
         self._log_ratios: deque[float] = deque(maxlen=REMEMBERED)
-        self._errors: deque[float] = deque(maxlen=REMEMBERED)
+        self._error = RollingError()
         self._overruns: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(self, measured: PassMeasured) -> None:
@@ -73,13 +95,13 @@ class Residuals:
         if min(measured.predicted_s, measured.corrected_s, measured.measured_s) <= 0:
             return
         self._log_ratios.append(math.log(measured.measured_s / measured.predicted_s))
-        self._errors.append(abs(measured.corrected_s - measured.measured_s) / measured.measured_s)
+        self._error.add(measured.corrected_s, measured.measured_s)
         self._overruns.append(measured.measured_s / measured.corrected_s)
 
     @property
     def errors(self) -> tuple[float, ...]:
         """Absolute errors of the predictions that were made, as fractions of the measured time."""
-        return tuple(self._errors)
+        return self._error.errors
 
     @property
     def overruns(self) -> tuple[float, ...]:
@@ -102,8 +124,8 @@ class Residuals:
         return min(max(factor, LEAST_CORRECTION), MOST_CORRECTION)
 
 
-def prediction_error(*residuals: Residuals) -> PredictionError | None:
-    """How far the predictions of these replicas were off, together; None without any."""
+def prediction_error(*residuals: Residuals | RollingError) -> PredictionError | None:
+    """How far these predictions were off, together; None without any."""
     errors = [error for each in residuals for error in each.errors]
     if not errors:
         return None

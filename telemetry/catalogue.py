@@ -73,6 +73,10 @@ TTFT_PREDICTION_ERROR: Final = Metric(
     "slackserve_ttft_prediction_error_seconds", Kind.HISTOGRAM, "seconds", ("tier", "sign"),
     "Predicted minus measured TTFT.", _LATENCY_S,
 )  # fmt: skip
+TTFT_PREDICTION_RATIO: Final = Metric(
+    "slackserve_ttft_prediction_error_ratio", Kind.HISTOGRAM, "ratio", ("tier", "sign"),
+    "Predicted minus measured TTFT, over the measured.", _RATIO,
+)  # fmt: skip
 ROUTER_FALLBACKS: Final = Metric(
     "slackserve_router_fallbacks", Kind.COUNTER, "requests", ("cause",),
     "Requests that the ingress placed without the router, by cause.",
@@ -204,8 +208,8 @@ GOVERNOR_DECISION: Final = Metric(
 
 ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
-    TTFT_PREDICTION_ERROR, ROUTER_FALLBACKS, PLACEMENTS, DECISION, HELD, FLEET_LOAD, FLEET_BACKLOG,
-    PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
+    TTFT_PREDICTION_ERROR, TTFT_PREDICTION_RATIO, ROUTER_FALLBACKS, PLACEMENTS, DECISION, HELD, FLEET_LOAD,
+    FLEET_BACKLOG, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,

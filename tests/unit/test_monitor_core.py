@@ -245,3 +245,11 @@ def test_through_any_restarts_versions_grow_and_one_version_has_one_content(even
         for reporter in reporters.values():
             reporter.report(core, now_s)
     assert [reporter.policy for reporter in reporters.values()] == [core.policy] * 3
+
+
+def test_the_error_of_predicted_first_tokens_is_known(core):
+    assert core.state(0.0).ttft_error is None
+    core.heard(ingress(replace(OK, predicted_ttft_s=0.15), replace(OK, predicted_ttft_s=0.1), OK), 1.0)
+    error = core.state(1.0).ttft_error
+    assert error.samples == 2
+    assert error.mape == pytest.approx(0.25)

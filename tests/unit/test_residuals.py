@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slo.policy import LEAST_CORRECTION, MOST_CORRECTION
 from slo.predictor import PrefillPredictor
-from slo.residuals import LEAST_SAMPLES, PassMeasured, Residuals, overrun, prediction_error
+from slo.residuals import LEAST_SAMPLES, PassMeasured, Residuals, RollingError, overrun, prediction_error
 
 PROFILE = PrefillPredictor(per_token_s=1e-4, fixed_s=0.005, per_pair_s=1e-9)
 
@@ -107,3 +107,19 @@ def test_whatever_is_measured_a_correction_stays_in_its_bounds(passes, quantile)
     factor = residuals.factor()
     assert (factor is None) == (len(passes) < LEAST_SAMPLES)
     assert factor is None or LEAST_CORRECTION <= factor <= MOST_CORRECTION
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=50))
+def test_a_rolling_error_is_of_the_latest_predictions_only(pairs):
+    rolling = RollingError(10)
+    rolling.add(0.0, 1.0)
+    rolling.add(1.0, 0.0)
+    assert prediction_error(rolling) is None, "no prediction, no error"
+    for predicted_s, measured_s in pairs:
+        rolling.add(predicted_s, measured_s)
+    error = prediction_error(rolling)
+    latest = [abs(predicted - measured) / measured for predicted, measured in pairs[-10:]]
+    assert error is not None
+    assert error.samples == len(latest)
+    assert error.mape == pytest.approx(sum(latest) / len(latest))
+    assert min(latest) <= error.p90 <= max(latest)
