@@ -22,7 +22,7 @@ def run(out, *arguments):
     }
     command = [sys.executable, "-m", "gpu.engine", "--tiny", "--out", str(out), *arguments]
     done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     (written,) = out.glob("engine-*.json")

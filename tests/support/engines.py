@@ -130,7 +130,7 @@ class Engine:
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         assert not self.scheduler._inflight_prefills
-        assert self.scheduler.get_kv_cache_usage() == 0.0
+        assert self.scheduler.kv_cache_manager.usage == 0.0
         assert set(self.rpc("checkpoints_held")) == {0}
 
     def _watch_frees(self):

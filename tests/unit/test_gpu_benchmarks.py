@@ -90,8 +90,9 @@ def test_stopping_adds_no_error_against_float64(run):
 def test_each_variant_is_stopped_and_compared_idle(run):
     _, found = run
     (fitted,) = found["results"]["fitted"]
+    assert fitted["missing"] == []
     names = {variant.name for variant in variants()}
-    assert {*fitted["variants"]} <= names
+    assert {*fitted["variants"]} == names
     assert {row["variant"] for row in found["results"]["stops"]} == {*fitted["variants"]}
     assert {row["variant"] for row in found["results"]["idle"]} == {*fitted["variants"], "bare again"}
     for row in found["results"]["stops"]:
