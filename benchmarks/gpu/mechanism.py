@@ -120,7 +120,7 @@ TINY: Final = replace(
     resume_s=0.5,
     operator_tokens=(32, 64, 128),
     operator_repeats=3,
-    limit_s=60.0,
+    limit_s=600.0,
 )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu.variants import Bench, Fitted, Prompt
 
 URGENT_EVERY = 5
+_MOST_IN_VAIN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Moments:
 
     Attributes:
         count: So many times; the urgent prompt's turns come on top.
-        limit_s: No stop is tried after so many seconds.
+        limit_s: No stop is tried after so many seconds, unless none has come in time yet.
         longest_delay_s: Each within so long after the pass has begun or gone on, evenly.
         rng: Draws them.
     """
@@ -89,7 +90,8 @@ def stop_latencies(
     rows = ((victim.name, len(victim)),)
     times, resume, until_s = Times(), None, time.monotonic() + moments.limit_s
     for turn in itertools.count(1):
-        if len(times.idle) >= moments.count or time.monotonic() > until_s:
+        is_late = time.monotonic() > until_s and (times.idle or turn > _MOST_IN_VAIN)
+        if is_late or len(times.idle) >= moments.count:
             break
         step_id = next(bench.steps)
         signaller.order(step_id, moments.rng.uniform(0.0, moments.longest_delay_s))
