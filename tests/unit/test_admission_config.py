@@ -1,15 +1,21 @@
 """The sections `admission`, `fairness` and the limits of keys: their defaults, their page, their refusals."""
 
+import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deployments.admission_config import AdmissionConfig, FairnessConfig, TenantLimitsConfig
 from deployments.config import ConfigError, parse
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission import AdmissionRules
 from slo.fairness import FairnessRules
+from slo.preemption import Prefill
+from slo.request import JobId
 from slo.tenant_limits import NO_LIMIT, TenantLimit
+from slo.tiers import Tier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
@@ -46,6 +52,19 @@ def test_the_engine_starts_from_the_same_defaults():
     assert (setup.ageing_per_s, setup.ageing_most) == (rules.ageing.per_s, rules.ageing.most)
     assert (setup.deficit_gain, setup.patience_s) == (rules.ageing.deficit_gain, rules.patience_s)
     assert setup.share_memory_s == rules.memory_s
+
+
+def test_shares_and_rules_reach_the_engine_as_plain_values():
+    tiers = parse({"tiers": {"background": {"share": 0.1, "weight": 0.5}}}).tiers.policies()
+    sent = EngineSetup(shares=shares_of(tiers), patience_s=5.0).encode()
+    received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
+    fairness = received.fairness()
+    waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=Tier.BACKGROUND)
+    fairness.step_ended({Tier.PREMIUM: 10}, 1.0, 1.0)
+    assert fairness.account.deficit(Tier.BACKGROUND) == pytest.approx(0.1)
+    assert fairness.lead_of(waiting, 4.9) is None
+    assert fairness.lead_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
+    assert fairness.lead_of(waiting, 10.1).guard == math.inf
 
 
 def test_limits_are_of_the_tenant_whatever_its_keys(tmp_path):
