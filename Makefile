@@ -56,6 +56,10 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	$(BIN)/python benchmarks/vote.py
 	$(BIN)/python benchmarks/preemption_rules.py
 
+.PHONY: bench-routing
+bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/routing.py $(ARGS)
+
 .PHONY: bench-sim
 bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/simulation.py $(ARGS)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from router.decode import DecodeReplica
     from router.fleet import PrefillReplica
     from router.placement import Choice, PlacementPolicy
+    from router.prefix_index import PrefixIndex
     from slo.prompt_length import PromptLengthEstimator
     from slo.reports import DecodeReported, PrefillReported, ReplicaGone
     from slo.request import JobId, ReplicaId
@@ -107,6 +108,11 @@ class RouterCore:
         return self._view.prompt_length
 
     @property
+    def prefixes(self) -> PrefixIndex:
+        """Which prefixes each prefill replica is expected to have cached."""
+        return self._view.prefixes
+
+    @property
     def held(self) -> int:
         """How many requests are held back."""
         return len(self._held)
@@ -147,11 +153,12 @@ class RouterCore:
             settled = now_s - self._started_s >= self._limits.settle_s
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
-        cached = max(self._view.cached_tokens(request, tokens).values(), default=0)
-        if (refused := self._gate.refusal(request, tokens, replicas, now_s, cached)) is not None:
+        cached = self._view.cached_tokens(request, tokens)
+        most_cached = max(cached.values(), default=0)
+        if (refused := self._gate.refusal(request, tokens, replicas, now_s, most_cached)) is not None:
             return refused
         terms = self._terms(request, tokens, replicas, decode, now_s)
-        choice = self._choose(terms, replicas, now_s)
+        choice = self._choose(terms, cached, replicas, now_s)
         if (late_s := self._late_s(terms, choice, replicas, now_s)) > 0:
             self._gate.ended(request.job_id, now_s)
             best_s = terms.given_up_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -159,7 +166,7 @@ class RouterCore:
         if self._limits.late_binding and self._can_wait(terms, choice, now_s):
             self._held.hold(terms, choice.end_s - choice.start_s)
             return Held(request.job_id)
-        return self._bind(terms, choice, decode, now_s)
+        return self._bind(terms, cached, choice, decode, now_s)
 
     def due(self, now_s: float) -> list[tuple[JobId, Outcome]]:
         """What has become of held requests since the last call: placed, or given up."""
@@ -177,10 +184,11 @@ class RouterCore:
             return decided
         for terms in self._held.next(now_s, self._free_at_s(replicas, now_s), len(replicas)):
             decode = self._choose_decode(terms.request, terms.tokens, now_s)
-            choice = self._choose(terms, replicas, now_s)
+            cached = self._view.cached_tokens(terms.request, terms.tokens)
+            choice = self._choose(terms, cached, replicas, now_s)
             if decode is not None and not self._can_wait(terms, choice, now_s):
                 self._held.remove(terms.request.job_id)
-                decided.append((terms.request.job_id, self._bind(terms, choice, decode, now_s)))
+                decided.append((terms.request.job_id, self._bind(terms, cached, choice, decode, now_s)))
         return decided
 
     def next_look_s(self, now_s: float) -> float:
@@ -223,8 +231,13 @@ class RouterCore:
                 given_up_s = arrived_s + max(budget_s, allowed_s) - handoff_s
         return Terms(request, tokens, arrived_s, budget_s, deadline_s, given_up_s, policy.weight)
 
-    def _choose(self, terms: Terms, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
-        cached = self._view.cached_tokens(terms.request, terms.tokens)
+    def _choose(
+        self,
+        terms: Terms,
+        cached: Mapping[ReplicaId, int],
+        replicas: Sequence[PrefillReplica],
+        now_s: float,
+    ) -> Choice:
         prefill = Prefill(terms.tokens, terms.deadline_s, terms.weight, cached)
         return self._placement.choose(prefill, replicas, now_s)
 
@@ -256,9 +269,16 @@ class RouterCore:
             return False
         return choice.start_s >= choice.replica.free_at_s(now_s)
 
-    def _bind(self, terms: Terms, choice: Choice, decode: DecodeReplica, now_s: float) -> Placed:
+    def _bind(
+        self,
+        terms: Terms,
+        cached: Mapping[ReplicaId, int],
+        choice: Choice,
+        decode: DecodeReplica,
+        now_s: float,
+    ) -> Placed:
         request, replica, tokens = terms.request, choice.replica, terms.tokens
-        cached_tokens = self._view.cached_tokens(request, tokens).get(replica.replica_id, 0)
+        cached_tokens = cached.get(replica.replica_id, 0)
         tier = request.objective.tier
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens), now_s)
         if request.prefix_hashes:

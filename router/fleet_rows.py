@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Flags: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
-_FEWEST_PLACES = 8
-_STALE_S = 1.0
+_FEWEST_PLACES: Final = 8
+_FRESH_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Trial:
         own_s: Its work there.
         is_free: Whether it would be on time and everybody that is on time would remain so.
         end_s: When it would then end; otherwise, when it would end behind all that wait.
-        short_s: By how much time is short where it is not free.
+        short_s: By how much time is short where it is not free; infinite where it would be late even if it
+            went before all others.
         backlog_s: Work outstanding there, without it.
     """
 
@@ -84,8 +85,8 @@ class FleetRows:
                 self._lay_out(row, replica, now_s)
 
     def refresh(self, row: int, now_s: float) -> None:
-        """Plan a replica anew if its plan is from another moment: those kept may be late by now."""
-        if self._planned_s[row] != now_s:
+        """Plan a replica anew if its plan is from a while ago: those kept may be late by now."""
+        if now_s - self._planned_s[row] > _FRESH_S:
             self._lay_out(row, self._replicas[row], now_s)
 
     def _lay_out(self, row: int, replica: PrefillReplica, now_s: float) -> None:
@@ -155,4 +156,5 @@ class FleetRows:
         waits = holds & (short_waiting <= 0)
         stops = holds_stopping & (short_stopping <= 0)
         end = np.where(waits, end_waiting, np.where(stops, end_stopping, now_s + backlog + own))
-        return Trial(own, waits | stops, end, np.minimum(short_waiting, short_stopping), backlog)
+        short = np.where(stops_at + own <= due_s, np.minimum(short_waiting, short_stopping), np.inf)
+        return Trial(own, waits | stops, end, short, backlog)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from router.placement import Prefill
 
 CANDIDATES: Final = 8
-"""Replicas that are predicted in full when the prefill is free nowhere."""
+CANDIDATES_OF_MANY: Final = 4
+MANY: Final = 32
+"""Replicas that are predicted in full when the prefill is free nowhere, and how many of more than so many."""
 OWN_WORK: Final = 2.0
 """Of the prefill's own work, what counts like seconds until its end where it is free: work that a cached
 prefix saves is time for those to come."""
@@ -35,14 +37,13 @@ class LeastHarm:
     is free, and its gain is all of its worth, which is the most that any placement can gain. This is tried
     on all replicas at once (`router.fleet_rows`).
 
-    Bounded: where it is free nowhere, the replicas that are the least time short, at most `CANDIDATES`, are
-    predicted in full; one farther off may give up somebody worth less. If it gains nothing on any of them it
-    is late wherever it goes, and the least backlog takes it.
+    Bounded: where it is free nowhere, the replicas that are the least time short, at most `CANDIDATES`
+    (`CANDIDATES_OF_MANY` in a large fleet), are predicted in full; one farther off may give up somebody
+    worth less. If it gains nothing on any of them it is late wherever it goes, and the least backlog takes
+    it.
     """
 
-    def __init__(self, candidates: int = CANDIDATES, own_work: float = OWN_WORK) -> None:
-        self._candidates = candidates
-        self._own_work = own_work
+    def __init__(self) -> None:
         self._rows = FleetRows()
 
     def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
@@ -51,7 +52,7 @@ class LeastHarm:
         rows.update(replicas, now_s)
         trial = rows.trial(prefill, now_s)
         if trial.is_free.any():
-            score = np.where(trial.is_free, trial.end_s + self._own_work * trial.own_s, math.inf)
+            score = np.where(trial.is_free, trial.end_s + OWN_WORK * trial.own_s, math.inf)
             row = _least(score, trial.backlog_s)
             only = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.NOBODY_LATE
             end_s = float(trial.end_s[row])
@@ -63,8 +64,9 @@ class LeastHarm:
     ) -> Choice:
         """Of the replicas that are the least time short, the one with the largest gain."""
         hopeful = np.nonzero(trial.short_s < math.inf)[0]
-        if len(hopeful) > self._candidates:
-            nearest = np.argpartition(trial.short_s[hopeful], self._candidates)[: self._candidates]
+        most = CANDIDATES if len(replicas) <= MANY else CANDIDATES_OF_MANY
+        if len(hopeful) > most:
+            nearest = np.argpartition(trial.short_s[hopeful], most)[:most]
             hopeful = hopeful[nearest]
         best: tuple[float, float, float] | None = None
         choice: Choice | None = None
