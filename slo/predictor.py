@@ -92,7 +92,8 @@ class Fit:
 def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
     """Least squares of the relative errors, every coefficient kept at or above zero.
 
-    Relative errors: a tenth of a short prefill matters as much to its deadline as a tenth of a long one.
+    Relative errors: a tenth of a short prefill matters as much to its deadline as a tenth of a long one. Of
+    repeated measurements the median counts, which one that was held up does not move; quality is that of all.
 
     Raises:
         ValueError: with fewer than two different prompt lengths, or a time that is not positive.
@@ -103,9 +104,12 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
     if any(sample.measured_s <= 0 for sample in samples):
         msg = "every measured time must be positive"
         raise ValueError(msg)
+    typical = _medians(samples)
+    weights = np.array([1 / sample.measured_s for sample in typical])
+    wanted = np.array([_features(sample) for sample in typical])
+    coefficients = _non_negative(wanted * weights[:, None], np.ones(len(typical)))
     measured = np.array([sample.measured_s for sample in samples])
     features = np.array([_features(sample) for sample in samples])
-    coefficients = _non_negative(features / measured[:, None], np.ones(len(samples)))
     per_pair_s, per_token_s, fixed_s = (float(value) for value in coefficients)
     residuals = measured - features @ coefficients
     total = float(np.sum((measured - measured.mean()) ** 2))
@@ -115,6 +119,16 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
         residuals_s=tuple(float(value) for value in residuals),
         mape=float(np.mean(np.abs(residuals) / measured)),
     )
+
+
+def _medians(samples: Sequence[Sample]) -> list[Sample]:
+    """One sample for each prompt length and context."""
+    times: dict[tuple[int, int], list[float]] = {}
+    for sample in samples:
+        times.setdefault((sample.tokens, sample.context_tokens), []).append(sample.measured_s)
+    return [
+        Sample(tokens, float(np.median(times_s)), context) for (tokens, context), times_s in times.items()
+    ]
 
 
 def _features(sample: Sample) -> tuple[float, float, float]:

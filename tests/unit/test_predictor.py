@@ -34,6 +34,16 @@ def test_fit_finds_the_curve_it_was_given_behind_cached_prefixes_too():
     assert result.predictor.prefill_s(100_000, 20_000) == pytest.approx(curve.prefill_s(100_000, 20_000))
 
 
+def test_a_measurement_that_was_held_up_does_not_bend_the_curve():
+    curve = PrefillPredictor(per_token_s=0.0002, fixed_s=0.03)
+    samples = [Sample(n, curve.prefill_s(n)) for n in (32, 512, 2048) for _ in range(3)]
+    samples[4] = Sample(512, 20.0)
+    result = fit(samples)
+    assert result.predictor.prefill_s(1000) == pytest.approx(curve.prefill_s(1000))
+    assert result.residuals_s[4] == pytest.approx(20.0 - curve.prefill_s(512))
+    assert result.mape > 0.1
+
+
 def test_two_lengths_give_a_line_and_no_curve():
     result = fit([Sample(10, 1.0), Sample(100, 5.0)])
     assert result.predictor.per_pair_s == 0.0
