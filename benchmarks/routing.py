@@ -209,7 +209,7 @@ def draw(found: dict[str, dict[str, list[Point]]], path: Path) -> None:
                 )
             axes.axhline(100 * LEVEL, color="#616e7c", linewidth=0.8)
             axes.set_ylim(50, 101)
-            axes.set_xlabel("work offered per second and replica, nothing cached (s)")
+            axes.set_xlabel("work offered per second and replica (s)")
             axes.set_ylabel("requests in time (%)")
             axes.set_title(titles[workload])
         handles, labels = figure.axes[0].get_legend_handles_labels()
