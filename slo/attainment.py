@@ -22,7 +22,7 @@ RELATIVE_ACCURACY: Final = 0.01
 """Of the quantiles."""
 LONG_PER_SHORT: Final = 12
 """The short window is a twelfth of the long one (Site Reliability Workbook, chapter 5, alert 6)."""
-MOST_SERIES: Final = 256
+MOST_SERIES: Final = 128
 """Of model, tier and tenant; tenants beyond are counted together as `OTHER_TENANTS`."""
 OTHER_TENANTS: Final = "other"
 _SLICES_PER_SHORT: Final = 2

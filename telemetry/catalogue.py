@@ -4,6 +4,8 @@ The one place where a metric is defined; `docs/metrics.md` is checked against it
 with `ray_` on export and adds its own labels (replica, node). Labels are bounded: no request ids, no
 model-chosen strings.
 
+`MONITOR` is what the SLO monitor exports itself, under these very names.
+
 Ray's histograms take positive values only, so a quantity that can be negative is recorded as its magnitude
 with the label `sign`, "positive" or "negative".
 """
@@ -206,6 +208,19 @@ GOVERNOR_DECISION: Final = Metric(
     "Time that the governor takes to decide whether a running step makes way.", _DECISION_S,
 )  # fmt: skip
 
+MONITOR_LOST: Final = Metric(
+    "slackserve_monitor_lost", Kind.GAUGE, "ratio", (),
+    "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.",
+)  # fmt: skip
+POLICY_FOLLOWED: Final = Metric(
+    "slackserve_policy_followed", Kind.GAUGE, "version", (),
+    "The version of the cluster's policy that a process follows; 0 for the configured one.",
+)  # fmt: skip
+DIRECTIVES: Final = Metric(
+    "slackserve_directives", Kind.COUNTER, "directives", ("outcome",),
+    "The monitor's orders to stop a running prefill, by what the replica made of them.",
+)  # fmt: skip
+
 ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
     TTFT_PREDICTION_ERROR, TTFT_PREDICTION_RATIO, ROUTER_FALLBACKS, PLACEMENTS, DECISION, HELD, FLEET_LOAD,
@@ -213,5 +228,86 @@ ALL: Final = (
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,
-    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_LOST, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION,
+    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_LOST, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION, MONITOR_LOST,
+    POLICY_FOLLOWED, DIRECTIVES,
+)  # fmt: skip
+
+_SERIES: Final = ("model", "tier", "tenant")
+
+SLO_TARGET: Final = Metric(
+    "slackserve_slo_target_ratio", Kind.GAUGE, "ratio", ("tier",),
+    "The fraction of requests that shall meet their objectives.",
+)  # fmt: skip
+SLO_ATTAINMENT: Final = Metric(
+    "slackserve_slo_attainment_ratio", Kind.GAUGE, "ratio", ("tier", "window"),
+    "The fraction of requests that met all their objectives; absent without any.",
+)  # fmt: skip
+SLO_BURN: Final = Metric(
+    "slackserve_slo_burn_rate", Kind.GAUGE, "ratio", ("tier", "window"),
+    "The fraction that missed an objective over the fraction that may.",
+)  # fmt: skip
+SLO_GOODPUT: Final = Metric(
+    "slackserve_slo_goodput", Kind.GAUGE, "requests per second", ("tier", "window"),
+    "Requests that were finished without missing an objective.",
+)  # fmt: skip
+SLO_HEADROOM: Final = Metric(
+    "slackserve_slo_headroom_ratio", Kind.GAUGE, "ratio", ("tier", "window"),
+    "What is left of the budgets at the target's quantile; negative when they are exceeded.",
+)  # fmt: skip
+SLO_REQUESTS: Final = Metric(
+    "slackserve_slo_requests", Kind.GAUGE, "requests", _SERIES, "Requests that ended in the long window."
+)
+SLO_SERIES_ATTAINMENT: Final = Metric(
+    "slackserve_slo_series_attainment_ratio", Kind.GAUGE, "ratio", _SERIES,
+    "The same as `slackserve_slo_attainment_ratio`, by model, tier and tenant, over the long window.",
+)  # fmt: skip
+SLO_LATENCY: Final = Metric(
+    "slackserve_slo_latency_seconds", Kind.GAUGE, "seconds", (*_SERIES, "latency", "quantile"),
+    "Quantiles of what was measured in the long window, within one per cent.",
+)  # fmt: skip
+POLICY_VERSION: Final = Metric(
+    "slackserve_policy_version", Kind.GAUGE, "version", (), "The version of the cluster's policy."
+)
+SHED_LEVEL: Final = Metric(
+    "slackserve_policy_shed_ratio", Kind.GAUGE, "ratio", ("tier",), "The fraction of requests to turn away."
+)
+RESERVED: Final = Metric(
+    "slackserve_policy_reserved_ratio", Kind.GAUGE, "ratio", (),
+    "The fraction of the prefill tier's time that is kept free for premium.",
+)  # fmt: skip
+POLICY_MARGIN: Final = Metric(
+    "slackserve_policy_margin", Kind.GAUGE, "ratio", (), "The margin of preemption."
+)
+POLICY_CHANGES: Final = Metric(
+    "slackserve_policy_changes", Kind.COUNTER, "policies", ("reason",),
+    "Changes of shed levels and of the reservation, by why.",
+)  # fmt: skip
+CORRECTION: Final = Metric(
+    "slackserve_prediction_correction_ratio", Kind.GAUGE, "ratio", ("replica",),
+    "How many times as long as a prefill replica's own predictor says a prefill takes there.",
+)  # fmt: skip
+PREDICTION_ERROR: Final = Metric(
+    "slackserve_prediction_error_ratio", Kind.GAUGE, "ratio", ("replica", "statistic"),
+    "Absolute error of the predicted times of forward passes, over the measured times.",
+)  # fmt: skip
+FOLLOWERS: Final = Metric(
+    "slackserve_monitor_followers", Kind.GAUGE, "processes", ("role",), "Processes that report."
+)
+FOLLOWERS_BEHIND: Final = Metric(
+    "slackserve_monitor_followers_behind", Kind.GAUGE, "processes", (),
+    "Those of them that follow an older policy.",
+)  # fmt: skip
+DIRECTED: Final = Metric(
+    "slackserve_monitor_directives", Kind.COUNTER, "directives", ("reason",),
+    "Orders to stop a running prefill, by why.",
+)  # fmt: skip
+REPORTS_DROPPED: Final = Metric(
+    "slackserve_monitor_dropped", Kind.COUNTER, "events", (),
+    "Events that reporters had to leave out because the monitor had not taken the ones before.",
+)  # fmt: skip
+
+MONITOR: Final = (
+    SLO_TARGET, SLO_ATTAINMENT, SLO_BURN, SLO_GOODPUT, SLO_HEADROOM, SLO_REQUESTS, SLO_SERIES_ATTAINMENT,
+    SLO_LATENCY, POLICY_VERSION, SHED_LEVEL, RESERVED, POLICY_MARGIN, POLICY_CHANGES, CORRECTION,
+    PREDICTION_ERROR, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
 )  # fmt: skip

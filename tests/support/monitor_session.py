@@ -1,0 +1,96 @@
+"""A Ray of its own with an SLO monitor, an ingress that misses premium's objectives and a slow replica.
+
+Run as a script: `monitor_session.py PORT DIRECTORY`. Writes a line of JSON about every quarter of a second.
+Reads commands from standard input, one a line: `kill` kills the monitor's process, `end` ends the monitor for
+good, and the end of the input ends everything.
+"""
+
+import asyncio
+import json
+import sys
+
+import ray
+
+from deployments.slo_monitor import MonitorOptions, start_monitor, stop_monitor
+from slo.attainment import RequestEnded
+from slo.directives import ReplicaSeen
+from slo.monitor import MonitorSettings
+from slo.monitoring import IngressSeen, PrefillSeen, Role
+from slo.outcomes import Outcome
+from slo.request import ReplicaId
+from slo.residuals import PassMeasured
+from slo.steering import SteeringRules
+from slo.tiers import Tier
+from telemetry.catalogue import MONITOR_LOST
+from telemetry.monitor_client import MonitorClient, Participant, find_monitor
+
+SLOW = ReplicaId("slow")
+LATE = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
+PASS = PassMeasured(predicted_s=0.1, corrected_s=0.1, measured_s=0.2)
+SETTINGS = MonitorSettings(rules=SteeringRules(tighten_every_s=1.0))
+
+
+class Instruments:
+    def __init__(self):
+        self.lost = None
+
+    def set(self, metric, value):
+        if metric is MONITOR_LOST:
+            self.lost = bool(value)
+
+
+def participants():
+    yield Participant("ingress", Role.INGRESS, IngressSeen, settings=SETTINGS)
+    yield Participant(
+        SLOW, Role.PREFILL, lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, kv_usage=0.5)
+    )
+
+
+async def run(port):
+    options = MonitorOptions(SETTINGS, port=port)
+    handle = start_monitor(options)
+    clients = [MonitorClient(it, Instruments(), find_monitor, 0.1) for it in participants()]
+    for client in clients:
+        client.start()
+    commands = asyncio.create_task(obey(handle))
+    while not commands.done():
+        clients[0].note(LATE)
+        clients[1].note(PASS)
+        policy = clients[0].policy
+        line = {
+            "version": policy.version,
+            "shed": policy.shed_level(Tier.BACKGROUND),
+            "correction": policy.correction(SLOW),
+            "lost": clients[0]._instruments.lost,
+            "uptime_s": await uptime_s(handle),
+        }
+        sys.stdout.write(f"{json.dumps(line)}\n")
+        sys.stdout.flush()
+        await asyncio.sleep(0.25)
+    await commands
+
+
+async def uptime_s(handle):
+    try:
+        return (await asyncio.wait_for(handle.state.remote(), 1.0))["uptime_s"]
+    except (ray.exceptions.RayError, TimeoutError):
+        return None
+
+
+async def obey(handle):
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    while command := (await reader.readline()).decode().strip():
+        if command == "kill":
+            ray.kill(handle, no_restart=False)
+        elif command == "end":
+            stop_monitor()
+
+
+if __name__ == "__main__":
+    port, directory = sys.argv[1:]
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=directory)
+    asyncio.run(run(int(port)))
+    ray.shutdown()
