@@ -21,13 +21,15 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from decode_node.handoff_probe import HandoffProbe
 from decode_node.prefill_wait import NoPrefillReplicaError, PrefillWait
 from decode_node.rendering import Rendered, render
+from slo.monitoring import DecodeSeen, Role
 from slo.reports import DecodeReported, ReplicaGone
 from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
-from telemetry import logs
+from telemetry import logs, monitor_client
 from telemetry.background import Background
 from telemetry.catalogue import LOCAL_PREFILLS
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
+from telemetry.monitor_client import MonitorClient, Participant
 from telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -52,10 +54,12 @@ class DecodeNodeConfig:
     Attributes:
         prefill_replicas: How many to shake hands with before reporting ready.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+        is_monitored: Whether the cluster has an SLO monitor.
     """
 
     prefill_replicas: int
     cores: tuple[str, ...] = ()
+    is_monitored: bool = False
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -74,7 +78,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
         await super().__init__(llm_config, prefill_server=prefill_server)
         self._replica_id = ReplicaId(context.replica_id.unique_id)
-        self._instruments = Instruments(LOCAL_PREFILLS, *EngineTap.METRICS)
+        self._instruments = Instruments(LOCAL_PREFILLS, *EngineTap.METRICS, *monitor_client.METRICS)
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
         self._background = Background()
@@ -84,6 +88,10 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         await self._shake_hands(node.prefill_replicas)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
         self._reporter = Reporter(self._report, router.report.remote)
+        if node.is_monitored:
+            participant = Participant(self._replica_id, Role.DECODE, self._seen)
+            self._monitor = MonitorClient(participant, self._instruments)
+            self._monitor.start()
         logs.event("decode_ready", max_model_len=self._max_model_len)
 
     async def chat(
@@ -244,6 +252,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     async def _not_for_prefill(self, context: RequestContext) -> None:
         """Tell the router that the placed prefill will not be asked for."""
         await self._router.job_ended.remote(context.job_id)
+
+    def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
+        return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
 
     def _report(self) -> Report:
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in

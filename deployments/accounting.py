@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from telemetry import logs
+from slo.attainment import RequestEnded
+from telemetry import logs, monitor_client
 from telemetry.catalogue import (
     ATTAINED,
     REQUESTS,
@@ -37,7 +39,19 @@ def ingress_instruments() -> Instruments:
         TTFT_PREDICTION_ERROR,
         TTFT_PREDICTION_RATIO,
         ROUTER_FALLBACKS,
+        *monitor_client.METRICS,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which request it is: our id and the client's, whose, for which model, and whether its tokens stream."""
+
+    job_id: JobId
+    request_id: str
+    tenant: str
+    model: str
+    streams: bool
 
 
 class RequestRecord:
@@ -45,30 +59,32 @@ class RequestRecord:
 
     Args:
         instruments: Where it is recorded.
-        job_id: Who it is.
-        request_id: What the client calls it.
+        identity: Which request it is.
         objective: What it asked for.
         arrived_s: When it arrived, on this process's monotonic clock.
         ended: Called with the job's id when it has ended.
+        tell: Called with what the cluster's monitor shall know of it.
     """
 
     def __init__(
         self,
         instruments: Instruments,
-        job_id: JobId,
-        request_id: str,
+        identity: Identity,
         objective: Objective,
         arrived_s: float,
         ended: Callable[[JobId], None],
+        tell: Callable[[RequestEnded], None],
     ) -> None:
-        self.job_id = job_id
-        self.request_id = request_id
+        self.job_id = identity.job_id
+        self.request_id = identity.request_id
         self.ttft_budget_s: float | None = None
         self.predicted_ttft_s: float | None = None
         self._instruments = instruments
         self._objective = objective
         self._arrived_s = arrived_s
         self._ended = ended
+        self._identity = identity
+        self._tell = tell
         self._first_s: float | None = None
         self._last_token_s = arrived_s
         self._tokens = 0
@@ -89,6 +105,12 @@ class RequestRecord:
             self._tokens += 1
             self._last_token_s = now_s
 
+    def refused(self, outcome: Outcome) -> None:
+        """The request was refused before it was queued; who answers it counts it."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._tell(self._account(outcome, None))
+
     def end(self, outcome: Outcome) -> None:
         """The request ended."""
         if self._outcome is not None:
@@ -101,6 +123,7 @@ class RequestRecord:
             self._instruments.observe(TPOT, tpot_s, tier=tier)
             self._count_attained("tpot", tpot_s, self._objective.tpot_s)
         self._ended(self.job_id)
+        self._tell(self._account(outcome, tpot_s))
         logs.event(
             "request_ended",
             request_id=self.request_id,
@@ -113,6 +136,21 @@ class RequestRecord:
             tpot_s=tpot_s,
             tokens=self._tokens,
             seconds=time.monotonic() - self._arrived_s,
+        )
+
+    def _account(self, outcome: Outcome, tpot_s: float | None) -> RequestEnded:
+        return RequestEnded(
+            model=self._identity.model,
+            tier=self._objective.tier,
+            tenant=self._identity.tenant,
+            outcome=outcome,
+            e2e_s=time.monotonic() - self._arrived_s,
+            streamed=self._identity.streams,
+            ttft_s=None if self._first_s is None else self._first_s - self._arrived_s,
+            ttft_budget_s=self.ttft_budget_s,
+            predicted_ttft_s=self.predicted_ttft_s,
+            tpot_s=tpot_s,
+            tpot_budget_s=self._objective.tpot_s,
         )
 
     def _tpot_s(self) -> float | None:

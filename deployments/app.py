@@ -28,6 +28,7 @@ from deployments.ingress import IngressConfig
 from deployments.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.model_store import ModelStore, ResolvedModel
 from deployments.profile_use import profile_of
+from deployments.slo_monitor import MonitorOptions
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.server import PrefillNodeConfig, PrefillServer
@@ -82,7 +83,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         name_prefix=DECODE_PREFIX,
         deployment_cls=DecodeServer,
         bind_kwargs={
-            "node": DecodeNodeConfig(config.prefill.replicas, cores.decode),
+            "node": DecodeNodeConfig(config.prefill.replicas, cores.decode, config.monitor.enabled),
             "router": router,
             "prefill_server": prefill,
         },
@@ -99,9 +100,17 @@ def build(config: SlackServeConfig) -> serve.Application:
     return ingress.bind(
         llm_deployments={model.model_id: decode},
         model_cards={model.model_id: _model_card(model.model_id, decode_config)},
-        config=IngressConfig(policies, config.router.timeout_ms / 1e3),
+        config=IngressConfig(policies, config.router.timeout_ms / 1e3, _monitor(config)),
         router=router,
     )
+
+
+def _monitor(config: SlackServeConfig) -> MonitorOptions | None:
+    """What an ingress starts the SLO monitor with; whoever builds the application need not live on."""
+    monitor = config.monitor
+    if not monitor.enabled:
+        return None
+    return MonitorOptions(monitor.settings(config.preemption), monitor.host, monitor.port)
 
 
 def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:
@@ -142,6 +151,7 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
             config.tenant_limits(),
             config.admission.default_limits.limit(),
             _link(profile) if config.kv_transfer.link is None else config.kv_transfer.link.link(),
+            config.monitor.enabled,
         )
     )
 
@@ -190,6 +200,7 @@ def _prefill_node(
         cores.prefill,
         profiled=UNKNOWN if profile is None else profile.subject,
         subject=subject,
+        is_monitored=config.monitor.enabled,
     )
 
 

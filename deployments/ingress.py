@@ -11,9 +11,11 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
@@ -21,16 +23,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments import http_errors, request_body, request_fields
-from deployments.accounting import RequestRecord, ingress_instruments
+from deployments.accounting import Identity, RequestRecord, ingress_instruments
 from deployments.http_errors import HTTPError
 from deployments.middleware import REQUEST_ID_HEADER
 from deployments.placement_client import PlacementClient
 from deployments.prefix_hashes import prefix_hashes
+from deployments.slo_monitor import MonitorOptions, start_monitor
 from router.decisions import Evicted, Placed, PlacementRequested, Rejected
+from slo.monitoring import IngressSeen, Role
 from slo.objectives import TTFT_HEADERS, resolve
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, outcome_of
 from slo.request import CONTEXT_HEADER, JobId, RequestContext
 from telemetry import logs
+from telemetry.monitor_client import MonitorClient, Participant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from starlette.datastructures import State
 
+    from slo.attainment import RequestEnded
     from slo.objectives import Objective
     from slo.tiers import Tier, TierPolicy
 
@@ -47,10 +53,11 @@ _ERROR_EVENT = 'data: {"error"'
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """What the ingress is started with."""
+    """What the ingress is started with; without `monitor` there is no SLO monitor."""
 
     policies: Mapping[Tier, TierPolicy]
     router_timeout_s: float
+    monitor: MonitorOptions | None = None
 
 
 class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no types for it
@@ -68,6 +75,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         self._config = config
         self._instruments = ingress_instruments()
         self._placement = PlacementClient(router, config.router_timeout_s, self._instruments)
+        self._monitor = None if config.monitor is None else self._start_reporting(config.monitor)
 
     async def health(self) -> Response:
         """Whether this process answers."""
@@ -113,12 +121,29 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         state.tier = objective.tier.value
         job_id = JobId(f"{state.request_id}-{time.monotonic_ns():x}")
         record = RequestRecord(
-            self._instruments, job_id, state.request_id, objective, arrived_s, self._placement.job_ended
+            self._instruments,
+            Identity(job_id, state.request_id, state.tenant.name, body.model, bool(body.stream)),
+            objective,
+            arrived_s,
+            ended=self._placement.job_ended,
+            tell=self._tell,
         )
         context = await self._admit(body, objective, record, state, arrived_s)
         body.request_id = state.request_id
         headers = _response_headers(objective, record)
         return await self._answer(self._generate(body, method, context, record), record, headers)
+
+    def _start_reporting(self, options: MonitorOptions) -> MonitorClient:
+        """Keep the monitor informed, and start it when there is none."""
+        reporter = serve.get_replica_context().replica_id.unique_id
+        participant = Participant(reporter, Role.INGRESS, IngressSeen, settings=options.settings)
+        client = MonitorClient(participant, self._instruments, partial(start_monitor, options))
+        client.start()
+        return client
+
+    def _tell(self, ended: RequestEnded) -> None:
+        if self._monitor is not None:
+            self._monitor.note(ended)
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._model_cards:
@@ -154,9 +179,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise
         if isinstance(decision, Rejected):
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
+            record.refused(outcome_of(decision.reason))
             raise http_errors.rejected(decision, _response_headers(objective, record))
         if isinstance(decision, Evicted):
             record.placed(decision.ttft_budget_s, None)
+            record.refused(Outcome.EVICTED)
             raise http_errors.evicted(decision, _response_headers(objective, record))
         context = _context(record, objective, size.text_bytes, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)

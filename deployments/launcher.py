@@ -104,11 +104,10 @@ class LocalDeployment:
             How many processes had to be killed.
         """
         import ray  # noqa: PLC0415 - takes seconds to import
-        from ray import serve  # noqa: PLC0415
 
         processes = {*self._processes, *psutil.Process().children(recursive=True)}
         if ray.is_initialized():
-            stopping = threading.Thread(target=serve.shutdown, daemon=True)
+            stopping = threading.Thread(target=_shut_down, daemon=True)
             with redirect_stderr(io.StringIO()):  # Ray reports the end of its own shutdown task as a failure
                 stopping.start()
                 stopping.join(_STOP_TIMEOUT_S)
@@ -181,6 +180,16 @@ class LocalDeployment:
         if answer is None:
             return False, "the port does not answer yet"
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
+
+
+def _shut_down() -> None:
+    """End what Serve runs, and then the monitor, which an ingress would start again."""
+    from ray import serve  # noqa: PLC0415 - takes seconds to import
+
+    from deployments.slo_monitor import stop_monitor  # noqa: PLC0415 - likewise
+
+    serve.shutdown()
+    stop_monitor()
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
 
 from deployments.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
+from telemetry.monitor_client import find_monitor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ray.serve.handle import DeploymentHandle
 
 
@@ -21,13 +24,22 @@ class NotRunningError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A deployment that runs: what it serves, whom to ask, and the address of its Ray."""
+    """A deployment that runs.
+
+    Attributes:
+        model: What it serves.
+        address: That of its Ray.
+        router: Whom to ask about the fleet.
+        prefill: Whom to ask about prefills.
+        find_monitor: Returns the SLO monitor's actor handle, or raises; None when nobody shall be asked.
+    """
 
     model: str
     address: str
     router: DeploymentHandle
     prefill: DeploymentHandle
     decode: DeploymentHandle | None = None
+    find_monitor: Callable[[], Any] | None = None
 
 
 def connect() -> Running:
@@ -56,7 +68,7 @@ def connect() -> Running:
                     for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
                 )
                 address = ray.get_runtime_context().gcs_address
-                return Running(model, address, router, prefill, decode=decode)
+                return Running(model, address, router, prefill, decode, find_monitor)
     raise NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"

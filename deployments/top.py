@@ -1,4 +1,4 @@
-"""Looks at a running deployment for `slackserve top`: asks its router and each of its prefill replicas.
+"""Looks at a running deployment for `slackserve top`: asks router, monitor and prefill replicas.
 
 Owns what is remembered between two looks. The connection is `deployments.running`'s, how a look is drawn
 `deployments.top_view`'s.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 
+_MONITOR: Final = "SLO monitor"
 _FIRST_PATIENCE_S: Final = 5.0
 _PATIENCE_S: Final = 1.0
 _SILENT_S: Final = 5.0
@@ -115,12 +116,17 @@ class Collector:
         self._prefill: dict[str, _Heard] = {}
         self._decode: dict[str, _Heard] = {}
         self._router_at_s = 0.0
+        self._monitored = False
+        self._monitor: Any = None
 
     async def look(self, patience_s: float) -> Frame:
         """Ask everybody; who has not answered after `patience_s` is shown as not answering."""
-        fleet = (await self._questions.put({ROUTER_NAME: self._ask_router}, patience_s))[ROUTER_NAME]
+        questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
+        answers = await self._questions.put(questions, patience_s)
+        fleet = answers[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
+            self._monitored = fleet.get("monitored", False)
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
         works = await self._questions.put(
@@ -142,10 +148,23 @@ class Collector:
             decode=tuple(
                 DecodeReplica(**self._seen(heard, now_s, "running")) for heard in self._decode.values()
             ),
+            monitored=self._monitored,
+            monitor=answers[_MONITOR],
         )
 
     async def _ask_router(self) -> Any:
         return await self._running.router.fleet.remote()
+
+    async def _ask_monitor(self) -> Any:
+        """The monitor's state; None when there is none to ask. One that fails is looked for anew."""
+        if self._monitor is None and self._running.find_monitor is not None:
+            self._monitor = await asyncio.to_thread(self._running.find_monitor)
+        if (monitor := self._monitor) is None:
+            return None
+        self._monitor = None
+        state = await monitor.state.remote()
+        self._monitor = monitor
+        return state
 
     async def _ask_prefill(self, replica: str) -> Any:
         """A replica's own account; None when Serve has it no more and would have another one answer."""

@@ -60,6 +60,8 @@ class Frame:
         model: What it serves.
         taken_at: When it was looked at.
         ready: Whether both tiers have a warm replica; None when the router does not answer.
+        monitored: Whether it has an SLO monitor.
+        monitor: What the SLO monitor has answered (`deployments.slo_monitor`); None when it has not.
     """
 
     model: str
@@ -67,3 +69,5 @@ class Frame:
     ready: bool | None
     prefill: tuple[PrefillReplica, ...]
     decode: tuple[DecodeReplica, ...]
+    monitored: bool = False
+    monitor: Mapping[str, Any] | None = None

@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slo.tiers import CLIENT_TIERS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -26,6 +28,7 @@ _TWO_DIGITS_BELOW_S: Final = 10.0
 _MINUTES_FROM_S: Final = 600.0
 _MIB: Final = 2**20
 _GIB: Final = 2**30
+_MONITOR_LINES: Final = 5
 _TIER_STYLES: Final = {"premium": "magenta", "standard": "cyan", "background": "blue"}
 
 
@@ -37,12 +40,14 @@ def view(frame: Frame, height: int | None = None) -> RenderableType:
     if not frame.prefill:
         parts.append(_nobody("prefill", frame))
     parts.append(_decode(frame.decode) if frame.decode else _nobody("decode", frame))
+    if frame.monitored:
+        parts.append(_monitor(frame.monitor))
     return Group(*parts)
 
 
 def _longest_queue(frame: Frame, height: int) -> int:
     """Lines for each queue when everything else has what it needs."""
-    fixed = 2 + len(frame.decode)
+    fixed = 2 + len(frame.decode) + (_MONITOR_LINES if frame.monitored else 0)
     for replica in frame.prefill:
         suspended = () if replica.work is None else replica.work["suspended"]
         fixed += 5 + (len(suspended) + 1 if suspended else 0)
@@ -164,6 +169,40 @@ def _decode(replicas: Sequence[DecodeReplica]) -> Table:
         usage = replica.kv_usage
         table.add_row(replica.replica, _bar(usage), f"{usage:.0%}", str(replica.running), report)
     return table
+
+
+def _monitor(state: Mapping[str, Any] | None) -> RenderableType:
+    """Always of the same height, so that the picture stays in its place."""
+    table = _table("SLO", "target", "attained", "burn", "burn of late", "shed", "TTFT p50, p95, p99")
+    for tier in CLIENT_TIERS:
+        if state is None:
+            table.add_row(_tier(tier.value), *"-----", Text("-", style="dim"))
+            continue
+        each, shed = state["tiers"][tier.value], state["policy"]["shed"].get(tier.value, 0.0)
+        attained, spread = each["attained"], each["ttft"]
+        style = "red" if each["at_risk"] else "none"
+        table.add_row(
+            _tier(tier.value),
+            f"{each['target']:.1%}",
+            Text("-", style="dim") if attained is None else Text(f"{attained:.1%}", style=style),
+            f"{each['burn']['long']:.1f}",
+            Text(f"{each['burn']['short']:.1f}", style=style),
+            Text(f"{shed:.0%}", style="yellow" if shed else "none"),
+            Text("-" if spread is None else ", ".join(_seconds(value) for value in spread.values())),
+        )
+    return Group(table, _policy(state))
+
+
+def _policy(state: Mapping[str, Any] | None) -> Text:
+    if state is None:
+        return Text("SLO monitor not answering; the last policy holds", style="red", no_wrap=True)
+    policy, error = state["policy"], state["error"]
+    parts = [f"policy {policy['version']}", state["reason"].replace("_", " ")]
+    if policy["reserved"]:
+        parts.append(f"{policy['reserved']:.0%} reserved")
+    if error is not None:
+        parts.append(f"predictions off by {error['mape']:.0%}, p90 {error['p90']:.0%}")
+    return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _table(first: str, *names: str) -> Table:

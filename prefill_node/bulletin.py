@@ -7,6 +7,7 @@ published, no step is ever stopped, and serving goes on.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import msgspec
 from prefill_node import notices
 from prefill_node.board import Board, BoardUnavailableError
 from prefill_node.doorbell import Doorbell
-from prefill_node.notices import Resumed, Served
+from prefill_node.notices import Passed, Resumed, Served, Stopped
 from prefill_node.views import SchedulerView
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Bulletin:
         self._board: Board | None = None
         self._view = _IDLE
         self._resumed: Resumed | None = None
+        self._passed: Passed | None = None
         self._served: OrderedDict[str, float] = OrderedDict()
         self._doorbell: Doorbell | None = None
         if path:
@@ -50,6 +52,7 @@ class Bulletin:
 
     def issued(self, view: SchedulerView, resumed: Resumed | None) -> None:
         """A step starts; `resumed` when it is one that was suspended."""
+        self._tell_passed()
         self._resumed = resumed
         self._publish(view)
         if self._doorbell is not None:
@@ -61,7 +64,9 @@ class Bulletin:
         if step is None:
             return
         began_s = self._first_operator_s(step)
-        if self._resumed is not None:
+        if self._resumed is None:
+            self._passed = Passed(step.tokens, step.pairs, time.monotonic() - step.started_s)
+        else:
             self.notice(msgspec.structs.replace(self._resumed, first_operator_s=began_s))
             self._resumed = None
         for job in step.jobs:
@@ -70,6 +75,7 @@ class Bulletin:
 
     def idle(self, view: SchedulerView) -> None:
         """No step runs."""
+        self._tell_passed()
         if view != self._view:
             self._publish(view)
 
@@ -90,6 +96,8 @@ class Bulletin:
 
     def notice(self, notice: Notice) -> None:
         """Tell the replica process what happened."""
+        if isinstance(notice, Stopped):
+            self._passed = None
         if self._board is not None:
             self._board.append_events([notices.encode(notice)])
 
@@ -101,6 +109,12 @@ class Bulletin:
             board.close()
         if doorbell is not None:
             doorbell.close()
+
+    def _tell_passed(self) -> None:
+        """A step that has ended, and of which nobody has said since that it stopped, was complete."""
+        passed, self._passed = self._passed, None
+        if passed is not None:
+            self.notice(passed)
 
     def _publish(self, view: SchedulerView) -> None:
         self._view = view

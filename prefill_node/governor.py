@@ -31,6 +31,7 @@ from slo.preemption import (
     decide,
     limit_reached,
     must_wait,
+    refusal_of,
 )
 from slo.request import JobId
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from prefill_node.ledger import Accepted, PrefillLedger
     from prefill_node.pass_shape import PassShape
     from prefill_node.views import SchedulerView, StepView, SuspendedView
+    from slo.directives import PreemptDirective
     from slo.predictor import PrefillPredictor
     from slo.tiers import Tier
 
@@ -124,6 +126,39 @@ class Governor:
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
         return decision
+
+    def direct(
+        self,
+        directive: PreemptDirective,
+        view: SchedulerView | None,
+        reached: tuple[int, int],
+        now_s: float,
+    ) -> Decision:
+        """Whether an order of the cluster's monitor still makes sense here.
+
+        The step must run, its beneficiary wait and still be saved by a stop, and no limit may be in the way.
+        Whose deadline is worth more is the monitor's decision.
+        """
+        if not self.is_on:
+            return Keep(KeepReason.OFF)
+        step = None if view is None else view.step
+        if view is None or step is None or step.step_id != directive.step_id or step.step_id == self.ordered:
+            return Keep(KeepReason.IDLE)
+        running = self._running(view, step, reached, now_s)
+        if (limit := limit_reached(running, self._state(view, running, ()), self.rules)) is not None:
+            return Keep(limit)
+        waiting = {prefill.job_id: prefill for prefill in self._prefills(view, now_s)}
+        if (waiter := waiting.get(directive.beneficiary)) is None:
+            return Keep(KeepReason.NOBODY_WAITS)
+        if (refusal := refusal_of(running, waiter, now_s, self.rules)) is not None:
+            return Keep(refusal)
+        self.ordered = step.step_id
+        return Preempt(step.step_id, waiter.job_id, PreemptReason.DIRECTED)
+
+    def follow(self, predictor: PrefillPredictor, rules: PreemptionRules) -> None:
+        """Predict and decide by these from now on."""
+        self.ledger.predictor = predictor
+        self.rules = rules
 
     def arrived(self, job: Accepted) -> None:
         """The replica has accepted a prefill."""

@@ -98,7 +98,21 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
-Notice: TypeAlias = Stopped | Resumed | Served | Dropped
+class Passed(msgspec.Struct, frozen=True, tag=True):
+    """A whole forward pass ran from its beginning to its end.
+
+    Attributes:
+        tokens: Prompt tokens that it computed.
+        pairs: Pairs of a query and a key that its attention looked at (`slo.predictor`).
+        seconds: From its issue to its end.
+    """
+
+    tokens: int
+    pairs: float
+    seconds: float
+
+
+Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from opentelemetry import trace
 
-from prefill_node.notices import Dropped, Resumed, Served, Stopped, decode
+from prefill_node.notices import Dropped, Passed, Resumed, Served, Stopped, decode
 from slo.preemption import KeepReason
 from telemetry import logs
 from telemetry.catalogue import (
+    DIRECTIVES,
     GOVERNOR_DECISION,
     PREEMPTION_ARRIVAL_TO_STOP,
     PREEMPTION_AVAILABLE,
@@ -31,7 +32,7 @@ from telemetry.catalogue import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from prefill_node.board import Board
     from prefill_node.ledger import PrefillLedger
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from telemetry.instruments import Instruments
 
 METRICS = (
+    DIRECTIVES,
     GOVERNOR_DECISION,
     PREEMPTIONS,
     PREEMPTION_REFUSALS,
@@ -67,11 +69,18 @@ class PreemptionRecord:
     Args:
         instruments: Must have `METRICS`.
         ledger: What the replica has accepted, for arrival times and predictions.
+        passed: Called with each forward pass that was measured.
     """
 
-    def __init__(self, instruments: Instruments, ledger: PrefillLedger) -> None:
+    def __init__(
+        self,
+        instruments: Instruments,
+        ledger: PrefillLedger,
+        passed: Callable[[Passed], None] = lambda _: None,
+    ) -> None:
         self._instruments = instruments
         self._ledger = ledger
+        self._passed = passed
         self._spans: dict[str, trace.Span] = {}
         self._arrived_s: dict[str, float] = {}
         self._votes = 0
@@ -101,6 +110,10 @@ class PreemptionRecord:
         if reason in _NOBODY_ASKED:
             return
         self._instruments.count(PREEMPTION_REFUSALS, reason=reason.value)
+
+    def directed(self, outcome: str) -> None:
+        """An order of the cluster's monitor was carried out, "stopped", or not, and why not."""
+        self._instruments.count(DIRECTIVES, outcome=outcome)
 
     def suspended(self, view: SchedulerView | None) -> None:
         """What is suspended now."""
@@ -142,6 +155,8 @@ class PreemptionRecord:
             case Dropped():
                 lost_s = self._lost(notice.tokens, notice.done, notice.reason)
                 self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "lost_s": lost_s})
+            case Passed():
+                self._passed(notice)
             case _:
                 assert_never(notice)
 

@@ -24,6 +24,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 from prefill_node.board import Board, BoardUnavailableError
 from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
+from prefill_node.monitored import Monitored
 from prefill_node.pass_shape import PassShape
 from prefill_node.preemption_record import METRICS, PreemptionRecord
 from prefill_node.probe import OtherSubjectError, Probe
@@ -48,7 +49,7 @@ from slo.request import (
 )
 from slo.slack import NO_DEADLINE
 from slo.subject import UNKNOWN, Measurable, Subject
-from telemetry import logs
+from telemetry import logs, monitor_client
 from telemetry.background import Background
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
 from telemetry.engine_tap import EngineTap
@@ -84,6 +85,7 @@ class PrefillNodeConfig:
         rules: When a running prefill makes way.
         setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+        is_monitored: Whether the cluster has an SLO monitor.
     """
 
     predictor: PrefillPredictor | None
@@ -95,6 +97,7 @@ class PrefillNodeConfig:
     cores: tuple[str, ...] = ()
     profiled: Subject = UNKNOWN
     subject: Subject = UNKNOWN
+    is_monitored: bool = False
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -115,7 +118,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         await super().__init__(llm_config)
         board.unlink()  # all have attached; without a name nothing is left behind by a crash
         self._replica_id = ReplicaId(context.replica_id.unique_id)
-        self._instruments = Instruments(PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS, *METRICS)
+        self._instruments = Instruments(
+            PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS, *METRICS, *monitor_client.METRICS
+        )
         self._tap = EngineTap("prefill", self._instruments)
         self._tap.attach(self.engine)
         self._released: OrderedDict[JobId, None] = OrderedDict()
@@ -129,10 +134,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         samples = await self._probe.warm_up(node.warmup_tokens)
         predictor = node.predictor or fit(samples).predictor
         self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
-        self._record = PreemptionRecord(self._instruments, self._ledger)
         self._governor = Governor(
             self._ledger, node.weights, node.rules, QueueOrder(setup.order), await self._profile_forward()
         )
+        monitored = Monitored(self._replica_id, self._governor, lambda: self._tap.kv_usage)
+        self._record = PreemptionRecord(self._instruments, self._ledger, monitored.passed)
         self._watch = Watch(board, self._governor, self._record)
         logs.event(
             "prefill_ready",
@@ -142,6 +148,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             measured=node.predictor is None,
         )
         self._reporter = Reporter(self._report, router.report.remote)
+        if node.is_monitored:
+            monitored.start(self._watch, self._instruments)
 
     async def completions(
         self, request: CompletionRequest, raw_request_info: Any = None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from prefill_node.governor import Governor
     from prefill_node.preemption_record import PreemptionRecord
     from prefill_node.views import SchedulerView
+    from slo.directives import PreemptDirective
+    from slo.preemption import KeepReason
 
 _FIRST_RANK = 0
 
@@ -44,6 +46,7 @@ class Watch:
         self._record = record
         self._timer: asyncio.TimerHandle | None = None
         self._failed = False
+        self._kept: tuple[int, KeepReason] | None = None
         self._doorkeeper = Doorkeeper(board.path, self.changed)
         self._tell()
 
@@ -55,6 +58,14 @@ class Watch:
     def changed(self) -> None:
         """Something has arrived, ended, left or started, or the timer is due: decide anew."""
         self._guarded(self._look)
+
+    def direct(self, directive: PreemptDirective) -> None:
+        """The cluster's monitor orders a step to be stopped: do it if that still makes sense."""
+        self._guarded(lambda: self._heed(directive))
+
+    def kept(self, step_id: int) -> KeepReason | None:
+        """Why the governor let this step go on, when it was last asked; None when it has not been."""
+        return self._kept[1] if self._kept is not None and self._kept[0] == step_id else None
 
     def collect(self) -> None:
         """Take in what the scheduler and the workers have reported, without deciding anything."""
@@ -101,18 +112,35 @@ class Watch:
         self._board.close()
 
     def _decide(self) -> None:
-        now_s = time.monotonic()
-        decision = self._governor.decide(self.view(), self.reached(), now_s)
+        now_s, view = time.monotonic(), self.view()
+        decision = self._governor.decide(view, self.reached(), now_s)
         decided_s = time.monotonic()
         match decision:
-            case Preempt(step_id, beneficiary, reason):
-                self._board.order_stop(StopOrder(step_id, beneficiary, reason.value, decided_s))
-                self._set_timer(math.inf, now_s)
-                logs.event("stop_ordered", step=step_id, beneficiary=beneficiary, reason=reason.value)
+            case Preempt():
+                self._stop(decision, decided_s)
             case Keep(reason, recheck_at_s):
                 self._record.kept(reason)
                 self._set_timer(recheck_at_s, decided_s)
+                if view is not None and view.step is not None:
+                    self._kept = view.step.step_id, reason
         self._record.decided(decided_s - now_s)
+
+    def _heed(self, directive: PreemptDirective) -> None:
+        now_s = time.monotonic()
+        decision = self._governor.direct(directive, self.view(), self.reached(), now_s)
+        match decision:
+            case Preempt():
+                self._stop(decision, now_s)
+                self._record.directed("stopped")
+            case Keep(reason):
+                self._record.directed(reason.value)
+
+    def _stop(self, order: Preempt, now_s: float) -> None:
+        self._board.order_stop(StopOrder(order.step_id, order.beneficiary, order.reason.value, now_s))
+        self._set_timer(math.inf, now_s)
+        logs.event(
+            "stop_ordered", step=order.step_id, beneficiary=order.beneficiary, reason=order.reason.value
+        )
 
     def _set_timer(self, at_s: float, now_s: float) -> None:
         if self._timer is not None:

@@ -10,6 +10,8 @@ import asyncio
 import math
 import random
 import time
+import uuid
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -19,9 +21,10 @@ from router.gate import Gate
 from router.policies import POLICIES
 from router.tickets import Tickets
 from slo.admission import AdmissionController, AdmissionRules
+from slo.monitoring import Role, RouterSeen
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
-from telemetry import logs
+from telemetry import logs, monitor_client
 from telemetry.catalogue import (
     BYTES_PER_TOKEN,
     DECISION,
@@ -33,12 +36,14 @@ from telemetry.catalogue import (
     SLACK_AT_DISPATCH,
 )
 from telemetry.instruments import Instruments
+from telemetry.monitor_client import MonitorClient, Participant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.decisions import Decision, Outcome
     from router.decode import KvLink
+    from slo.policy import ClusterPolicy
     from slo.reports import Report
     from slo.request import JobId
     from slo.tiers import Tier, TierPolicy
@@ -49,8 +54,14 @@ class RouterConfig:
     """What the router is started with.
 
     Attributes:
+        policies: What each tier is promised.
         placement: A key of `router.policies.POLICIES`.
+        limits: How the router treats what it is told.
+        admission: When the fleet is under pressure, and what is done about it.
+        tenants: Limits by tenant.
+        default_limit: That of the tenants that are not among them.
         link: What KV moves over; None for a handoff that does not depend on the prompt's length.
+        is_monitored: Whether the cluster has an SLO monitor.
     """
 
     policies: Mapping[Tier, TierPolicy]
@@ -60,6 +71,7 @@ class RouterConfig:
     tenants: Mapping[str, TenantLimit] = field(default_factory=dict)
     default_limit: TenantLimit = NO_LIMIT
     link: KvLink | None = None
+    is_monitored: bool = False
 
     def controller(self) -> AdmissionController:
         """Admission with nothing let in yet."""
@@ -89,7 +101,12 @@ class SlackRouter:
             BYTES_PER_TOKEN,
             FLEET_LOAD,
             FLEET_BACKLOG,
+            *monitor_client.METRICS,
         )
+        self._monitor: MonitorClient | None = None
+        if config.is_monitored:
+            participant = Participant(_reporter(), Role.ROUTER, _seen, self.follow)
+            self._monitor = MonitorClient(participant, self._instruments)
 
         self._tickets = Tickets()
         self._tiers: dict[JobId, Tier] = {}
@@ -124,6 +141,10 @@ class SlackRouter:
         self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
         self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier.value)
 
+    def follow(self, policy: ClusterPolicy) -> None:
+        """Shed and reserve by the cluster's policy from now on."""
+        self._admission.follow(policy.shed, policy.reserved)
+
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""
         self._core.job_ended(job_id, time.monotonic())
@@ -133,6 +154,8 @@ class SlackRouter:
 
     async def report(self, report: Report) -> None:
         """Hear from a replica."""
+        if self._monitor is not None:
+            self._monitor.start()
         match report:
             case PrefillReported():
                 for error in self._core.prefill_reported(report, time.monotonic()):
@@ -175,6 +198,8 @@ class SlackRouter:
                 event = "request_evicted"
             case _:
                 assert_never(decision)
+        if self._monitor is not None and not isinstance(decision, Held):
+            self._monitor.note((tier, decision))
         logs.event(event, job_id=job_id, tier=tier.value, **asdict(decision))
 
     async def fleet(self) -> dict[str, Any]:
@@ -183,11 +208,25 @@ class SlackRouter:
         return {
             "ready": self._core.is_ready(now_s),
             "held": self._core.held,
+            "monitored": self._monitor is not None,
             "bytes_per_token": self._core.prompt_length.bytes_per_token,
             "prompt_length_error": self._core.prompt_length.error,
             "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],
             "decode": [_decode_state(replica, now_s) for replica in self._core.decode.values()],
         }
+
+
+def _reporter() -> str:
+    """A name of this router's own; the one that replaces it has another."""
+    return f"router-{uuid.uuid4().hex[:8]}"
+
+
+def _seen(events: tuple[tuple[Tier, Placed | Rejected | Evicted], ...]) -> RouterSeen:
+    placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
+    for tier, decision in events:
+        counts = placed if isinstance(decision, Placed) else refused
+        counts[tier, decision.reason.value] += 1
+    return RouterSeen(placed, refused)
 
 
 def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:

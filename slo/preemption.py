@@ -52,6 +52,7 @@ __all__ = [
     "decide",
     "limit_reached",
     "must_wait",
+    "refusal_of",
 ]
 
 
@@ -98,6 +99,26 @@ def limit_reached(  # noqa: PLR0911 - one for each limit
     if recompute and step.progress >= limits.stubborn_after:
         return KeepReason.STUBBORN
     return KeepReason.ENDS_SOONER if step.remaining_s <= rules.stop_latency_s + step.boundary_s else None
+
+
+def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: PreemptionRules) -> KeepReason | None:
+    """Why a step is not stopped for this waiter even if somebody orders it; None when it is.
+
+    Besides the limits of `limit_reached`: a waiter that has made way itself is not made way for, nor one that
+    a class that starves goes before; a stop must save it, and leave the step within its time of suspension.
+    """
+    stop_s = rules.stop_latency_s + step.boundary_s
+    suspended_s = max((member.suspended_s for member in step.members), default=0.0)
+    table = (
+        (waiter.yielded_to is not None, KeepReason.PROTECTED),
+        (waiter.weight <= step.guard, KeepReason.STARVING),
+        (_slack_s(waiter, now_s, waiter.remaining_s) < stop_s, KeepReason.CANNOT_SAVE),
+        (
+            suspended_s + stop_s + waiter.remaining_s > rules.limits.max_suspended_s,
+            KeepReason.MAX_SUSPENDED_TIME,
+        ),
+    )
+    return next((reason for is_so, reason in table if is_so), None)
 
 
 def must_wait(beneficiary: Prefill | None, now_s: float) -> bool:

@@ -50,6 +50,8 @@ class PreemptReason(enum.StrEnum):
     RESCUE = "rescue"
     BEATS_MOST_URGENT = "beats_most_urgent"
     BEATS_LEAST_URGENT = "beats_least_urgent"
+    DIRECTED = "directed"
+    """The cluster's monitor ordered it (`slo.directives`)."""
     ABANDONED = "abandoned"
     """Nobody wants its result any more. Decided by whoever knows the clients, never by `decide`."""
 

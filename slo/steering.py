@@ -64,7 +64,7 @@ class SteeringRules:
     least_missed: int = 3
     step: float = 0.25
     most_shed_standard: float = 0.75
-    reserve_step: float = 0.1
+    reserve_step: float = 0.15
     most_reserved: float = 0.3
     tighten_every_s: float = 10.0
     relax_every_s: float = 30.0

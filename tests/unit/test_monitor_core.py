@@ -69,7 +69,7 @@ def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
     core.heard(ingress(*[OK] * 50, *[LATE] * 10), 100.0)
     assert core.look(101.0) is SteerReason.PREMIUM_AT_RISK
     assert core.policy.shed_level(Tier.BACKGROUND) == 0.25
-    assert core.policy.reserved == 0.1
+    assert core.policy.reserved == 0.15
     assert core.look(102.0) is SteerReason.TOO_SOON
     for second in range(110, 400):
         core.heard(ingress(*[OK] * 5), float(second))

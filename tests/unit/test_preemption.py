@@ -220,7 +220,10 @@ def test_the_step_is_stopped(reason, running, about):
 
 def test_every_reason_occurs():
     assert {case[1] for case in KEPT} == set(KeepReason)
-    assert {case[1] for case in STOPPED} == set(PreemptReason) - {PreemptReason.ABANDONED}
+    assert {case[1] for case in STOPPED} == {*PreemptReason} - {
+        PreemptReason.ABANDONED,
+        PreemptReason.DIRECTED,
+    }
 
 
 # Who can be met: the four cases.

@@ -28,10 +28,10 @@ def levels(policy):
 TABLE = {
     # what is followed: (background, standard, reserved); who is how; what follows and why
     "all is well": ((0, 0, 0), burns(), (0, 0, 0), SteerReason.NOTHING_TO_DO),
-    "premium at risk": ((0, 0, 0), burns(AT_RISK), (0.25, 0, 0.1), SteerReason.PREMIUM_AT_RISK),
+    "premium at risk": ((0, 0, 0), burns(AT_RISK), (0.25, 0, 0.15), SteerReason.PREMIUM_AT_RISK),
     "premium still at risk": ((1, 0, 0.3), burns(AT_RISK), (1, 0.25, 0.3), SteerReason.PREMIUM_AT_RISK),
     "nothing more to shed": ((1, 0.75, 0.3), burns(AT_RISK), (1, 0.75, 0.3), SteerReason.EXHAUSTED),
-    "both at risk": ((0.5, 0, 0), burns(AT_RISK, AT_RISK), (0.75, 0, 0.1), SteerReason.PREMIUM_AT_RISK),
+    "both at risk": ((0.5, 0, 0), burns(AT_RISK, AT_RISK), (0.75, 0, 0.15), SteerReason.PREMIUM_AT_RISK),
     "standard at risk": ((0, 0, 0), burns(CALM, AT_RISK), (0.25, 0, 0), SteerReason.STANDARD_AT_RISK),
     "standard alone cannot have more": ((1, 0, 0), burns(CALM, AT_RISK), (1, 0, 0), SteerReason.EXHAUSTED),
     "premium between": ((0.5, 0, 0.1), burns(BETWEEN), (0.5, 0, 0.1), SteerReason.UNDECIDED),
@@ -44,7 +44,7 @@ TABLE = {
         (1, 0.25, 0.3),
         SteerReason.PREMIUM_CALM,
     ),
-    "then background": ((1, 0, 0.3), burns(), (0.75, 0, 0.2), SteerReason.ALL_CALM),
+    "then background": ((1, 0, 0.3), burns(), (0.75, 0, 0.15), SteerReason.ALL_CALM),
     "then the rest of the reservation": ((0, 0, 0.1), burns(), (0, 0, 0), SteerReason.ALL_CALM),
 }
 
