@@ -120,9 +120,10 @@ class MonitorClient:
         events = tuple(self._events)
         self._events.clear()
         try:
-            if self._monitor is None:
-                self._monitor = await asyncio.wait_for(asyncio.to_thread(self._find), _TIMEOUT_S)
-            answer = await asyncio.wait_for(self._monitor.report.remote(self._report(events)), _TIMEOUT_S)
+            async with asyncio.timeout(_TIMEOUT_S):  # `wait_for` may swallow a cancellation
+                if self._monitor is None:
+                    self._monitor = await asyncio.to_thread(self._find)
+                answer = await self._monitor.report.remote(self._report(events))
         except TimeoutError as error:  # it may have heard; nothing is told twice
             self._tell(error)
         except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on with the last policy

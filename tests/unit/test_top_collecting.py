@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,7 @@ class FakeDeployment:
         self.hanging = set()
         self.asked = []
         self.router_fails = None
+        self.monitored = False
         self.running = Running(
             "tiny",
             "127.0.0.1:1",
@@ -48,7 +50,7 @@ class FakeDeployment:
         state = {"kv_usage": 0.0, "outstanding": 1, "outstanding_tokens": 10}
         prefill = [{"replica": name, "reported_s_ago": s, **state} for name, s in self.silent_s.items()]
         decode = [{"replica": "d", "reported_s_ago": 0.0, "kv_usage": 0.5, "running": 2}]
-        return {"ready": True, "prefill": prefill, "decode": decode}
+        return {"ready": True, "monitored": self.monitored, "prefill": prefill, "decode": decode}
 
 
 def answers(frame):
@@ -146,3 +148,45 @@ def test_an_interrupt_while_it_connects_ends_it_quietly(ray_says):
     ray_says(KeyboardInterrupt())
     run = CliRunner().invoke(app, ["top"])
     assert (run.exit_code, run.stdout) == (0, "")
+
+
+# The SLO monitor
+
+
+class Monitor:
+    def __init__(self):
+        self.fails = None
+        self.found = 0
+        self.state = SimpleNamespace(remote=self._state)
+
+    def find(self):
+        self.found += 1
+        return self
+
+    async def _state(self):
+        if self.fails is not None:
+            raise self.fails
+        return {"uptime_s": 1.0}
+
+
+async def test_the_monitor_is_asked_and_looked_for_anew_when_it_fails():
+    deployment, monitor = FakeDeployment("a"), Monitor()
+    collector = Collector(replace(deployment.running, find_monitor=monitor.find))
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert monitor.found == 1
+    monitor.fails = RuntimeError("killed")
+    assert (await collector.look(1.0)).monitor is None
+    monitor.fails = None
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert monitor.found == 2
+
+
+async def test_a_monitor_is_shown_as_soon_as_the_router_says_that_there_is_one():
+    deployment = FakeDeployment("a")
+    collector = Collector(deployment.running)
+    assert not (await collector.look(1.0)).monitored
+    deployment.monitored = True
+    assert (await collector.look(1.0)).monitored
+    deployment.router_fails = RuntimeError("restarting")
+    assert (await collector.look(1.0)).monitored, "the picture stays as it is"

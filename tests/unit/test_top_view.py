@@ -1,6 +1,7 @@
 """What `slackserve top` draws."""
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -217,3 +218,68 @@ def test_names_are_never_read_as_markup_and_lines_never_wrap(width):
     assert len(drawn.splitlines()) == 8
     if width == 200:
         assert name in drawn
+
+
+# The SLO monitor
+
+
+def monitor(**more):
+    def tier(attained, *, at_risk=False):
+        return {
+            "target": 0.99,
+            "attained": attained,
+            "judged": 10,
+            "burn": {"short": 4.0, "long": 2.0},
+            "goodput_per_s": 1.0,
+            "headroom": 0.5,
+            "ttft": None if attained is None else {"p50": 0.1, "p95": 0.2, "p99": 12.0},
+            "at_risk": at_risk,
+        }
+
+    return {
+        "policy": {"version": 12, "shed": {"background": 0.5}, "reserved": 0.15},
+        "reason": "premium_at_risk",
+        "tiers": {"premium": tier(0.925, at_risk=True), "standard": tier(1.0), "background": tier(None)},
+        "error": {"samples": 9, "mape": 0.04, "p90": 0.12},
+        **more,
+    }
+
+
+def monitored(state):
+    return replace(frame(prefill(work())), monitored=True, monitor=state)
+
+
+def test_the_monitor_shows_attainment_burn_rates_shed_levels_policy_and_prediction_error():
+    drawn = draw(monitored(monitor()))
+    assert line_with("92.5%", drawn).split()[:6] == ["premium", "99.0%", "92.5%", "2.0", "4.0", "0%"]
+    assert "0.10 s, 0.20 s, 12 s" in line_with("92.5%", drawn)
+    assert line_with("background", drawn).split()[1:6] == ["99.0%", "-", "2.0", "4.0", "50%"]
+    assert "policy 12" in drawn
+    assert "premium at risk" in drawn
+    assert "15% reserved" in drawn
+    assert "predictions off by 4%, p90 12%" in drawn
+
+
+def test_a_monitor_that_does_not_answer_leaves_the_picture_as_high_as_it_was():
+    answering = monitor()
+    still = monitor(error=None, policy={**answering["policy"], "reserved": 0.0})
+    heights = {len(draw(monitored(state)).splitlines()) for state in (answering, still, None)}
+    assert len(heights) == 1
+    assert "not answering" in line_with("SLO monitor", draw(monitored(None)))
+
+
+def test_without_a_monitor_there_is_no_word_of_it():
+    assert "SLO" not in draw(frame(prefill(work())))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_monitor_never_wraps(width):
+    heights = {len(draw(monitored(monitor()), width=each).splitlines()) for each in (width, 500)}
+    assert len(heights) == 1
+
+
+def test_queues_leave_room_for_the_monitor():
+    queue = [waiting(f"job {number}") for number in range(100)]
+    height = 30
+    crowded = replace(monitored(monitor()), prefill=(prefill(work(step(job("r")), queue)),))
+    assert len(draw(crowded, height=height).splitlines()) <= height

@@ -11,12 +11,14 @@ import pytest
 from prefill_node.notices import Served, encode
 from prefill_node.views import SchedulerView, StepView
 from prefill_node.watch import Watch
+from slo.directives import DirectiveReason, PreemptDirective
 from slo.preemption import Keep, KeepReason, Preempt, PreemptReason
-from slo.request import JobId
+from slo.request import JobId, ReplicaId
 
 SOON_S = 0.02
 LONG_AFTER_S = 0.1
 STOP = Preempt(7, JobId("urgent"), PreemptReason.RESCUE)
+DIRECTIVE = PreemptDirective(ReplicaId("r"), 7, JobId("urgent"), DirectiveReason.OUT_OF_TIME)
 VIEW = SchedulerView(StepView(7, ("long",), 100, 0.0, 0, 0.0), (), {})
 
 
@@ -38,6 +40,9 @@ class Governor:
     def profile(self):
         return SimpleNamespace(boundaries=self.boundaries)
 
+    def direct(self, directive, view, reached, now_s):
+        return self.decide(view, reached, now_s)
+
     def decide(self, view, reached, now_s):
         self.asked.append((view, reached, now_s))
         self.was_asked.set()
@@ -54,6 +59,7 @@ class Record:
     def __init__(self):
         self.is_available = []
         self.reasons = []
+        self.outcomes = []
         self.taken = []
         self.took_s = []
         self.views = []
@@ -63,6 +69,9 @@ class Record:
 
     def kept(self, reason):
         self.reasons.append(reason)
+
+    def directed(self, outcome):
+        self.outcomes.append(outcome)
 
     def decided(self, seconds):
         self.took_s.append(seconds)
@@ -185,6 +194,33 @@ async def test_collecting_decides_nothing(watching, engine):
     assert governor.asked == []
     assert engine.target() == 0
     assert record.views == [VIEW]
+
+
+async def test_why_a_step_goes_on_is_remembered_for_that_step(watching, engine):
+    watch, _, _ = watching(keep())
+    watch.changed()
+    engine.publish(VIEW)
+    assert watch.kept(7) is None
+    watch.changed()
+    assert watch.kept(7) is KeepReason.WAITERS_IN_TIME
+    assert watch.kept(8) is None
+
+
+async def test_a_directive_is_on_the_board_before_the_call_returns(watching, engine):
+    watch, _, record = watching(Preempt(7, JobId("urgent"), PreemptReason.DIRECTED))
+    watch.direct(DIRECTIVE)
+    assert engine.target() == 7
+    assert (engine.stop_order().beneficiary, engine.stop_order().reason) == ("urgent", "directed")
+    assert record.outcomes == ["stopped"]
+
+
+async def test_a_directive_that_comes_late_does_nothing_and_leaves_the_timer_alone(watching, engine):
+    watch, governor, record = watching(keep(SOON_S), Keep(KeepReason.IDLE), keep())
+    watch.changed()
+    watch.direct(DIRECTIVE)
+    assert engine.target() == 0
+    assert record.outcomes == ["idle"]
+    assert await asked_again(governor, 3) == 3
 
 
 # Failure
