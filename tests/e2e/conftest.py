@@ -30,6 +30,7 @@ def deployment(tmp_path_factory, tiny_model):
         "model_name": "tiny",
         "port": free_port(),
         "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
+        "monitor": {"port": free_port()},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
         "limits": {"max_body_bytes": 200_000},

@@ -7,7 +7,8 @@ from prefill_node.cluster_view import replica_seen
 from prefill_node.governor import ForwardProfile, Governor
 from prefill_node.ledger import Accepted, PrefillLedger
 from prefill_node.monitored import Monitored
-from prefill_node.notices import Passed, Stopped, decode
+from prefill_node.notices import Passed, Resumed, Stopped, decode
+from prefill_node.pass_shape import PassShape
 from prefill_node.views import JobAccount, SchedulerView, StepView, SuspendedView
 from slo.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
 from slo.order import QueueOrder
@@ -48,7 +49,7 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits)
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(mode=mode, limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(boundaries, 100))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
 
 
 def view(*jobs, suspended=(), accounts=None, guard=0.0, stoppable=True):
@@ -102,7 +103,7 @@ def test_a_directive_that_makes_sense_is_carried_out_once():
     assert watched.decide(view(), NOTHING_REACHED, NOW_S) == Keep(KeepReason.IDLE)
 
 
-MADE_WAY = SuspendedView(("urgent",), 100, 0.0, BOUNDARIES, 0, 0, NOW_S - 1, "first")
+MADE_WAY = SuspendedView(("urgent",), 100, 0.0, 0.0, 0, 0, NOW_S - 1, "first")
 
 POINTLESS = {
     "it comes late": (governor(LONG, URGENT), order(6), view(), KeepReason.IDLE),
@@ -234,11 +235,11 @@ def test_a_step_that_ran_to_its_end_is_measured_once(board, bulletin):
 
 
 def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(board, bulletin):
-    from prefill_node.notices import Resumed
-
     bulletin.issued(view(), None)
     bulletin.ended()
-    bulletin.notice(Stopped(7, ("long",), "urgent", "rescue", 3, BOUNDARIES, 2000, 100, NOW_S, NOW_S))
+    bulletin.notice(
+        Stopped(7, ("long",), "urgent", "rescue", 3, BOUNDARIES, 0.3, 0.3, 2000, 100, NOW_S, NOW_S)
+    )
     bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
     bulletin.ended()
     bulletin.idle(SchedulerView(None, (), {}))

@@ -1,0 +1,69 @@
+"""The SLO monitor of a real deployment: heard by all, killed, scraped."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import ray
+from waiting import assert_soon
+
+from telemetry.monitor_client import find_monitor
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def monitor_actor(deployment):
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    yield find_monitor()
+    ray.shutdown()
+
+
+def state():
+    command = [sys.executable, "-m", "deployments.cli", "top", "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(shown.stdout)["monitor"]
+
+
+def ask(client):
+    stream = client.completions.create(
+        model="tiny",
+        prompt="hello " * 300,
+        max_tokens=3,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"x-slo-tier": "premium"},
+    )
+    return sum(1 for _ in stream)
+
+
+def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deployment, monitor_actor):
+    client = deployment.client()
+    for _ in range(10):
+        assert ask(client)
+    assert_soon(lambda: set(state()["followers"]) == {"ingress", "router", "prefill", "decode"}, 30)
+    before = state()
+    assert before["tiers"]["premium"]["judged"] >= 10
+    assert before["tiers"]["premium"]["ttft"]["p50"] > 0
+    assert before["policy"]["version"] >= 1
+    assert before["error"]["samples"] >= 10, "forward passes are measured"
+    assert before["policy"]["corrections"].keys() <= {
+        replica["replica"] for replica in deployment.fleet()["prefill"]
+    }
+    with urllib.request.urlopen(f"http://127.0.0.1:{before['metrics_port']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'slackserve_monitor_followers{role="prefill"} 1.0' in text
+    assert 'tenant="acme"' in text
+
+    ray.kill(monitor_actor, no_restart=False)
+    killed_s = time.monotonic()
+    while time.monotonic() - killed_s < 10:
+        assert ask(client), "serving goes on"
+    assert_soon(lambda: (state() or before)["uptime_s"] < before["uptime_s"], 30)
+    assert_soon(lambda: set(state()["followers"]) == {"ingress", "router", "prefill", "decode"}, 30)
+    assert_soon(lambda: state()["policy"]["version"] > before["policy"]["version"], 30)
+    assert_soon(lambda: state()["behind"] == 0, 30)
+    assert state()["tiers"]["premium"]["judged"] > 0, "the windows fill again"
