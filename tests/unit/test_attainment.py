@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.attainment import MOST_SERIES, OTHER_TENANTS, RequestEnded, RollingAttainment, Series
@@ -136,6 +136,7 @@ def test_no_number_of_tenants_fills_the_memory():
     assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MOST_SERIES
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 500.0), st.sampled_from([OK, LATE, LEFT]), st.sampled_from(CLIENT_TIERS)),

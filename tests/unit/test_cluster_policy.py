@@ -1,7 +1,7 @@
 """Versions of the cluster's policy only grow."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.policy import UNSTEERED, ClusterPolicy, newer_of
@@ -51,6 +51,7 @@ def test_values_out_of_range_are_refused(wrong):
         ClusterPolicy(**wrong)
 
 
+@settings(deadline=None)
 @given(st.lists(policies, max_size=10))
 def test_whoever_hears_policies_in_any_order_ends_with_the_highest_version_and_never_goes_back(heard):
     known, versions = UNSTEERED, [0]
@@ -62,6 +63,7 @@ def test_whoever_hears_policies_in_any_order_ends_with_the_highest_version_and_n
     assert newer_of(known, None) is known
 
 
+@settings(deadline=None)
 @given(policies, st.integers(0, 20))
 def test_raising_a_policy_keeps_its_content(policy, version):
     raised = policy.raised_to(version)

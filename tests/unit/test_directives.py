@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen, direct
@@ -66,6 +66,7 @@ def test_who_is_made_way_for(step, waiting, at_risk, expected):
 tiers = st.sampled_from(CLIENT_TIERS)
 
 
+@settings(deadline=None)
 @given(
     st.lists(tiers, max_size=3),
     st.lists(st.tuples(tiers, st.none() | st.floats(-5, 5)), max_size=5),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.attainment import RequestEnded
@@ -220,6 +220,7 @@ class Reporter:
         self.versions.append(self.policy.version)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc*+-"), st.floats(0.1, 20)), max_size=80))
 def test_through_any_restarts_versions_grow_and_one_version_has_one_content(events):
     """Letters report; `*` kills the monitor; `+` and `-` are load and rest."""

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.policy import LEAST_CORRECTION, MOST_CORRECTION
@@ -96,6 +96,7 @@ def test_what_has_no_prediction_says_nothing():
     assert residuals.factor() is None
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), max_size=100),
     st.floats(0, 1),

@@ -1,7 +1,7 @@
 """Who is shed for whom, how fast, and how it is taken back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.attainment import Burn
@@ -97,6 +97,7 @@ def test_what_was_shed_comes_back_altogether():
 rates = st.sampled_from([CALM, BETWEEN, AT_RISK])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(rates, rates, st.floats(0, 60)), max_size=60),
     st.sampled_from([RULES, SteeringRules(step=0.3, reserve_step=0.07, most_shed_standard=0.5)]),
