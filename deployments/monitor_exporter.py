@@ -84,6 +84,9 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
         yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
         yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
         yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90
+    if state.ttft_error is not None:
+        yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
+        yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
     for role, count in state.followers.items():
         yield catalogue.FOLLOWERS, (role.value,), count
     yield catalogue.FOLLOWERS_BEHIND, (), state.behind

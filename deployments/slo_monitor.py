@@ -140,6 +140,7 @@ def shown(state: MonitorState, port: int) -> dict[str, Any]:
             for tier, each in state.tiers.items()
         },
         "error": None if state.error is None else asdict(state.error),
+        "ttft_error": None if state.ttft_error is None else asdict(state.ttft_error),
         "followers": {role.value: count for role, count in state.followers.items()},
         "behind": state.behind,
     }

@@ -290,6 +290,10 @@ PREDICTION_ERROR: Final = Metric(
     "slackserve_prediction_error_ratio", Kind.GAUGE, "ratio", ("replica", "statistic"),
     "Absolute error of the predicted times of forward passes, over the measured times.",
 )  # fmt: skip
+FIRST_TOKEN_ERROR: Final = Metric(
+    "slackserve_monitor_ttft_error_ratio", Kind.GAUGE, "ratio", ("statistic",),
+    "Absolute error of the predicted times to first token, over the measured times, of the latest requests.",
+)  # fmt: skip
 FOLLOWERS: Final = Metric(
     "slackserve_monitor_followers", Kind.GAUGE, "processes", ("role",), "Processes that report."
 )
@@ -309,5 +313,5 @@ REPORTS_DROPPED: Final = Metric(
 MONITOR: Final = (
     SLO_TARGET, SLO_ATTAINMENT, SLO_BURN, SLO_GOODPUT, SLO_HEADROOM, SLO_REQUESTS, SLO_SERIES_ATTAINMENT,
     SLO_LATENCY, POLICY_VERSION, SHED_LEVEL, RESERVED, POLICY_MARGIN, POLICY_CHANGES, CORRECTION,
-    PREDICTION_ERROR, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
+    PREDICTION_ERROR, FIRST_TOKEN_ERROR, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
 )  # fmt: skip

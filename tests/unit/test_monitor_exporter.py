@@ -31,6 +31,7 @@ LATE = RequestEnded(
     e2e_s=1.0,
     ttft_s=0.3,
     ttft_budget_s=0.2,
+    predicted_ttft_s=0.15,
     tpot_s=0.01,
     tpot_budget_s=0.02,
 )
@@ -40,7 +41,7 @@ LATE = RequestEnded(
 def core():
     """A monitor of which every part has something to show."""
     core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0)), 0.0)
-    ended = (LATE,) * 10, (replace(LATE, tier=Tier.STANDARD, ttft_s=0.1),) * 10
+    ended = (LATE,) * 10, (replace(LATE, tier=Tier.STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
     for requests in ended:
         core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=1), SETTLE_S)
     step = StepSeen(7, (Tier.BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
@@ -126,5 +127,6 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["tiers"]["premium"]["attained"] == 0.0
     assert state["tiers"]["background"]["attained"] is None
     assert state["error"]["mape"] == pytest.approx(0.5)
+    assert state["ttft_error"]["mape"] == pytest.approx(0.5)
     assert state["followers"] == {"ingress": 1, "prefill": 1}
     assert state["metrics_port"] == 9465

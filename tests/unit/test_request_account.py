@@ -54,7 +54,7 @@ def record(clock):
 
 
 CHUNK = 'data: {"choices":[{"delta":{"content":"a"}}]}'
-TOLD = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, None, 0.05)
+TOLD = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
 
 
 def test_a_request_that_is_answered_is_told_once_with_all_that_was_measured(record, clock):
