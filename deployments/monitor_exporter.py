@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from slo.tiers import CLIENT_TIERS
 from telemetry import catalogue
 from telemetry.catalogue import Kind
 
@@ -91,6 +92,10 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
         yield catalogue.FOLLOWERS, (role.value,), count
     yield catalogue.FOLLOWERS_BEHIND, (), state.behind
     yield catalogue.REPORTS_DROPPED, (), core.dropped
+    for decision, counts in (("placed", core.placed), ("refused", core.refused)):
+        for tier in CLIENT_TIERS:
+            total = sum(count for (each, _), count in counts.items() if each is tier)
+            yield catalogue.ROUTED, (tier.value, decision), total
     for steered, count in core.steered.items():
         yield catalogue.POLICY_CHANGES, (steered.value,), count
     for directed, count in core.directed.items():

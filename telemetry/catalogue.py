@@ -294,6 +294,10 @@ FIRST_TOKEN_ERROR: Final = Metric(
     "slackserve_monitor_ttft_error_ratio", Kind.GAUGE, "ratio", ("statistic",),
     "Absolute error of the predicted times to first token, over the measured times, of the latest requests.",
 )  # fmt: skip
+ROUTED: Final = Metric(
+    "slackserve_monitor_placements", Kind.COUNTER, "requests", ("tier", "decision"),
+    "Decisions of the router that the monitor has heard of: `placed`, or `refused`.",
+)  # fmt: skip
 FOLLOWERS: Final = Metric(
     "slackserve_monitor_followers", Kind.GAUGE, "processes", ("role",), "Processes that report."
 )
@@ -313,5 +317,5 @@ REPORTS_DROPPED: Final = Metric(
 MONITOR: Final = (
     SLO_TARGET, SLO_ATTAINMENT, SLO_BURN, SLO_GOODPUT, SLO_HEADROOM, SLO_REQUESTS, SLO_SERIES_ATTAINMENT,
     SLO_LATENCY, POLICY_VERSION, SHED_LEVEL, RESERVED, POLICY_MARGIN, POLICY_CHANGES, CORRECTION,
-    PREDICTION_ERROR, FIRST_TOKEN_ERROR, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
+    PREDICTION_ERROR, FIRST_TOKEN_ERROR, ROUTED, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
 )  # fmt: skip

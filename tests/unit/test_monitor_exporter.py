@@ -13,7 +13,7 @@ from deployments.slo_monitor import shown
 from slo.attainment import RequestEnded
 from slo.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor import SETTLE_S, MonitorCore, MonitorSettings
-from slo.monitoring import IngressSeen, MonitorReport, PrefillSeen, Role
+from slo.monitoring import IngressSeen, MonitorReport, PrefillSeen, Role, RouterSeen
 from slo.outcomes import Outcome
 from slo.preemption import KeepReason
 from slo.request import JobId, ReplicaId
@@ -48,6 +48,8 @@ def core():
     work = ReplicaSeen(R, step, (WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0),))
     measured = (PassMeasured(0.1, 0.1, 0.2),) * 20
     core.heard(MonitorReport(R, Role.PREFILL, 0, PrefillSeen(work, measured)), SETTLE_S)
+    placed, refused = {(Tier.PREMIUM, "only_replica"): 3}, {(Tier.BACKGROUND, "shed_by_policy"): 2}
+    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen(placed, refused)), SETTLE_S)
     core.look(SETTLE_S)
     return core
 
@@ -74,7 +76,9 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_policy_changes", ("premium_at_risk",)] == 1
     assert found["slackserve_prediction_correction_ratio", (R,)] == pytest.approx(2.0)
     assert found["slackserve_monitor_directives", (DirectiveReason.OUT_OF_TIME.value,)] == 1
-    assert found["slackserve_monitor_followers_behind", ()] == 2
+    assert found["slackserve_monitor_placements", ("premium", "placed")] == 3
+    assert found["slackserve_monitor_placements", ("background", "refused")] == 2
+    assert found["slackserve_monitor_followers_behind", ()] == 3
     assert found["slackserve_monitor_dropped", ()] == 2
 
 
@@ -128,5 +132,5 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["tiers"]["background"]["attained"] is None
     assert state["error"]["mape"] == pytest.approx(0.5)
     assert state["ttft_error"]["mape"] == pytest.approx(0.5)
-    assert state["followers"] == {"ingress": 1, "prefill": 1}
+    assert state["followers"] == {"ingress": 1, "prefill": 1, "router": 1}
     assert state["metrics_port"] == 9465
