@@ -198,7 +198,7 @@ class PreemptionConfig(Section):
         description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",
     )
     launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
-        2, description="On an accelerator, boundaries that may be launched before the first of them is done."
+        1, description="On an accelerator, boundaries that may be launched before the first of them is done."
     )
     join_tokens: Annotated[int, Field(ge=1)] = Field(
         2048, description="Prompts are prefilled together while they have no more tokens together."

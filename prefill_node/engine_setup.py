@@ -49,7 +49,7 @@ class EngineSetup:
     mode: str = "off"
     order: str = DEFAULT_ORDER.value
     granularity: str = "layer"
-    launch_ahead: int = 2
+    launch_ahead: int = 1
     vote_timeout_s: float = 20.0
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05

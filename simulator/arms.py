@@ -245,7 +245,7 @@ _SLACKSERVE: Final = Arm(
         OURS,
         DEFAULT_ORDER,
         Granularity.REPLAYED,
-        2,
+        1,
         step_tokens=STEP_TOKENS,
         foresees=True,
         is_fair=True,

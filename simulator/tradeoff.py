@@ -24,6 +24,7 @@ _MOMENTS: Final = 20_000
 _PLACES: Final = (
     ("operator, device synchronised at each", Granularity.OPERATOR, 0),
     ("operator, 1 ahead", Granularity.OPERATOR, 1),
+    ("operator as on the servers, 1 ahead", Granularity.REPLAYED, 1),
     ("MLP in 4 segments, 1 ahead", Granularity.SEGMENT, 1),
     ("half layer, synchronised", Granularity.SUBLAYER, 0),
     ("half layer, 1 ahead", Granularity.SUBLAYER, 1),
