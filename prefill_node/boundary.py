@@ -178,7 +178,8 @@ def _places(layer: nn.Module, granularity: Granularity) -> list[_Place]:
     kernel, projection = operators
     into_heads = work(attention) - work(kernel) - work(projection)
     places = [
-        _Place(layer, 0, into_heads),
+        _Place(layer, 0, 0.0),
+        _Place(attention, 0, into_heads),
         _Place(kernel, 1, work(kernel)),
         _Place(projection, 2, work(projection)),
     ]
@@ -186,7 +187,7 @@ def _places(layer: nn.Module, granularity: Granularity) -> list[_Place]:
     if activation is None or down is None:  # a mixture of experts is one operator
         return [*places, _Place(feed_forward, 0, work(feed_forward))]
     up = _Place(feed_forward, 0, work(feed_forward) - work(down))
-    return [*places, up, _Place(activation, 1, work(down))]
+    return [*places, up, _Place(activation, 1, 0.0), _Place(down, 2, work(down))]
 
 
 def _wrap(

@@ -27,7 +27,7 @@ class Granularity(enum.StrEnum):
     OPERATOR = "operator"
     """Before every operator, to go on with it."""
     REPLAYED = "replayed"
-    """The servers' `operator`: at five places in a layer, to go on from the start of the half layer."""
+    """The servers' `operator`: at seven places in a layer, to go on from the start of the half layer."""
     SEGMENT = "segment"
     """Before a layer's attention, before its MLP, and between token segments of the MLP."""
     SUBLAYER = "sublayer"
@@ -35,7 +35,8 @@ class Granularity(enum.StrEnum):
     NONE = "none"
 
 
-_REPLAYED_HALF: Final = 3
+_RESUMABLE: Final = (0, 1, 4)
+"""Of `REPLAYED`: the entry of a layer, its attention, its MLP."""
 _A100_FLOPS: Final = 312e12
 _NVLINK_BYTES_PS: Final = 235e9
 
@@ -66,15 +67,15 @@ class PassTimes:
         layer_s: One layer.
         ends: End of each stretch between two boundaries within a layer, seconds from the layer's start.
         layers: How many layers.
-        half: The boundary within a layer that begins its second half, if a pass that stops within a half
-            does it again; 0 if it goes on where it stopped.
+        resumable: The boundaries within a layer where a stopped pass goes on, the last that it has reached;
+            empty if it goes on wherever it stops.
     """
 
     head_s: float
     layer_s: float
     ends: tuple[float, ...]
     layers: int
-    half: int = 0
+    resumable: tuple[int, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -97,10 +98,10 @@ class PassTimes:
 
     def resumes_at(self, boundary: int) -> int:
         """Where a pass goes on that stopped at a boundary."""
-        if self.half == 0:
+        if not self.resumable:
             return boundary
         part = boundary % len(self.ends)
-        return boundary - part + (self.half if part >= self.half else 0)
+        return boundary - part + max(start for start in self.resumable if start <= part)
 
     def at_s(self, boundary: int) -> float:
         """When the device reaches a boundary, seconds from the issue."""
@@ -160,8 +161,8 @@ class CostModel:
         attention_s = work * self._attention_s_per_pair()
         parts = self._parts(tokens, times, attention_s, reduce_s)
         ends = tuple(accumulate(part + self.check_s for part in parts))
-        half = _REPLAYED_HALF if self.granularity is Granularity.REPLAYED else 0
-        return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, half)
+        resumable = _RESUMABLE if self.granularity is Granularity.REPLAYED else ()
+        return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, resumable)
 
     def _attention_s_per_pair(self) -> float:
         """Seconds per layer for one query to look at one key: 4 FLOPs per element of a head, all heads."""
@@ -195,8 +196,9 @@ class CostModel:
             case Granularity.OPERATOR:
                 return [*before, attention_s, *after, *mlp]
             case Granularity.REPLAYED:
-                norm_s, up_s, *down_s = mlp
-                return [sum(before), attention_s, sum(after), norm_s + up_s, sum(down_s)]
+                norm_s, *rest = before
+                second_norm_s, up_s, *down = mlp
+                return [norm_s, sum(rest), attention_s, sum(after) + second_norm_s, up_s, *down]
             case Granularity.SUBLAYER:
                 return [sum(before) + attention_s + sum(after), sum(mlp)]
             case Granularity.SEGMENT:

@@ -74,7 +74,7 @@ def test_several_suspended_at_operators_and_stopped_there_again(name, request):
         running.forget()
 
 
-@pytest.mark.parametrize(("architecture", "per_layer"), [("qwen2", 5), ("qwen3", 5), ("qwen3_moe", 4)])
+@pytest.mark.parametrize(("architecture", "per_layer"), [("qwen2", 7), ("qwen3", 7), ("qwen3_moe", 5)])
 def test_other_architectures_before_each_operator(architecture, per_layer, models):
     with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="operator")) as running:
         ((done, granularity, why_not_finer),) = running.rpc("preemption_support")

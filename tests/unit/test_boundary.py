@@ -230,8 +230,8 @@ def test_lists_within_the_layers_do_not_count():
     [
         (LlamaDecoderLayer, Granularity.LAYER, (3, Granularity.LAYER)),
         (LlamaDecoderLayer, Granularity.SUBLAYER, (6, Granularity.SUBLAYER)),
-        (LlamaDecoderLayer, Granularity.OPERATOR, (15, Granularity.OPERATOR)),
-        (mixture, Granularity.OPERATOR, (12, Granularity.OPERATOR)),
+        (LlamaDecoderLayer, Granularity.OPERATOR, (21, Granularity.OPERATOR)),
+        (mixture, Granularity.OPERATOR, (15, Granularity.OPERATOR)),
         (unknown_attention, Granularity.OPERATOR, (6, Granularity.SUBLAYER)),
         (OtherLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
         (FlatLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
@@ -283,11 +283,11 @@ def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_i
     model = Model([LlamaDecoderLayer, mixture, LlamaDecoderLayer])
     boundaries = install(model, Granularity.OPERATOR, forward)
     assert boundaries == Boundaries(boundaries.shape, Granularity.OPERATOR)
-    assert boundaries.shape.boundaries == 5 + 4 + 5
+    assert boundaries.shape.boundaries == 7 + 5 + 7
     forward.begin(1, lambda: ROWS, None)
     model(torch.ones(5, WIDTH))
     forward.end()
-    assert forward.signal.reached == [*range(14)]
+    assert forward.signal.reached == [*range(19)]
 
 
 # How far
@@ -296,7 +296,7 @@ def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_i
 def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
     shape = install(decoder(), Granularity.OPERATOR, forward).shape
     layer = 1 + 0 + 1 + 3 + 3  # in squares of the width: before attention, attention, behind it, up, down
-    within = [0, 1, 1, 2, 5]
+    within = [0, 0, 1, 1, 2, 5, 5]
     assert shape.done == pytest.approx(
         [(number * layer + before) / (3 * layer) for number in range(3) for before in within]
     )
@@ -329,7 +329,7 @@ def test_stopped_and_resumed_a_wrapped_model_gives_what_it_gave_before(granulari
             forward.begin(next(steps), lambda: ROWS, stop.checkpoint)
             output = model(given)
             assert forward.end() is None
-            within = {"layer": [0], "sublayer": [0, 1], "operator": [0, 0, 0, 3, 3]}[granularity]
+            within = {"layer": [0], "sublayer": [0, 1], "operator": [0, 1, 1, 1, 4, 4, 4]}[granularity]
             assert stop.boundary == boundary
             layer, place = divmod(boundary, len(within))
             assert forward.resumed_from == layer * len(within) + within[place]
