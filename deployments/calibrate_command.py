@@ -20,7 +20,9 @@ from deployments.profile_use import profile_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deployments.calibration import Calibration
+    from rich.status import Status
+
+    from deployments.calibration import Calibration, MeasurePrefill
     from deployments.calibration_run import Measuring
     from slo.predictor import PrefillPredictor, Sample
     from slo.residuals import PredictionError
@@ -69,13 +71,21 @@ def calibrate(
 def _measure(
     measuring: Measuring, about: Measurable, sizes: Sequence[int], repeats: int, handoff_ms: float | None
 ) -> Calibration:
-    with _console.status("measuring prefills"):
-        behind = prefixed(sizes, about.max_model_len, about.block_tokens)
-        calibration = sweep(measuring.prefill_s, sizes, repeats, behind)
+    behind = prefixed(sizes, about.max_model_len, about.block_tokens)
+    with _console.status("measuring prefills") as status:
+        calibration = sweep(_shown(measuring, status), sizes, repeats, behind)
     if handoff_ms is not None:
         return with_handoff_s(calibration, handoff_ms / 1e3)
     with _console.status("measuring handoffs"):
         return with_handoffs(calibration, measuring.handoff, handoff_lengths(sizes), repeats)
+
+
+def _shown(measuring: Measuring, status: Status) -> MeasurePrefill:
+    def prefill_s(tokens: int, context_tokens: int = 0, /) -> float:
+        status.update(f"measuring a prefill of {tokens} tokens behind {context_tokens}")
+        return measuring.prefill_s(tokens, context_tokens)
+
+    return prefill_s
 
 
 def _show(calibration: Calibration, about: Measurable) -> None:
@@ -106,8 +116,8 @@ def _show(calibration: Calibration, about: Measurable) -> None:
 
 def _check(path: Path, measuring: Measuring, about: Measurable, pairs: Sequence[tuple[int, int]]) -> None:
     profile = profile_of(path, about.subject)
-    with _console.status("measuring prefills"):
-        samples, error = check_prefills(profile.predictor, measuring.prefill_s, pairs)
+    with _console.status("measuring prefills") as status:
+        samples, error = check_prefills(profile.predictor, _shown(measuring, status), pairs)
     _console.print(_prefills(samples, profile.predictor))
     _tell("prefill", error)
     if profile.handoff is not None:
