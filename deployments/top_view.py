@@ -202,6 +202,8 @@ def _policy(state: Mapping[str, Any] | None) -> Text:
         parts.append(f"{policy['reserved']:.0%} reserved")
     if error is not None:
         parts.append(f"predictions off by {error['mape']:.0%}, p90 {error['p90']:.0%}")
+    if (late := state.get("ttft_error")) is not None:
+        parts.append(f"first tokens {late['mape']:.0%}, p90 {late['p90']:.0%}")
     return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
 
 

@@ -241,6 +241,7 @@ def monitor(**more):
         "reason": "premium_at_risk",
         "tiers": {"premium": tier(0.925, at_risk=True), "standard": tier(1.0), "background": tier(None)},
         "error": {"samples": 9, "mape": 0.04, "p90": 0.12},
+        "ttft_error": {"samples": 7, "mape": 0.06, "p90": 0.14},
         **more,
     }
 
@@ -257,7 +258,7 @@ def test_the_monitor_shows_attainment_burn_rates_shed_levels_policy_and_predicti
     assert "policy 12" in drawn
     assert "premium at risk" in drawn
     assert "15% reserved" in drawn
-    assert "predictions off by 4%, p90 12%" in drawn
+    assert "predictions off by 4%, p90 12%  first tokens 6%, p90 14%" in drawn
 
 
 def test_a_monitor_that_does_not_answer_leaves_the_picture_as_high_as_it_was():
