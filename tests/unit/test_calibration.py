@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from deployments.calibrate_command import calibrate
 from deployments.calibration import load_profile, save_profile, sweep, with_handoffs
 from deployments.calibration_check import check_handoffs, check_prefills
 from deployments.calibration_plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
@@ -148,3 +149,15 @@ def test_a_check_says_how_far_a_profile_is_off():
     noisy = check_prefills(CURVE, lambda n, c=0: CURVE.prefill_s(n, c) * noise.uniform(0.9, 1.1), pairs)[1]
     assert 0 < noisy.mape < noisy.p90 < 0.12
     assert check_handoffs(HANDOFF, handed_over, [32, 512]).mape == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("paths", [{}, {"output": "a.json", "check": "b.json"}])
+def test_a_profile_is_either_written_or_tested(paths):
+    with pytest.raises(ConfigError, match="give --output, to write a profile, or --check, to test one"):
+        calibrate(**paths)
+
+
+@pytest.mark.parametrize("lengths", ["64", "64,64", "0,5", "a,b", ""])
+def test_lengths_that_make_no_line_are_refused_before_anybody_is_asked(lengths):
+    with pytest.raises(ConfigError, match="at least two different positive numbers"):
+        calibrate(output="a.json", lengths=lengths)
