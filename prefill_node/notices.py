@@ -112,7 +112,18 @@ class Passed(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A job is in a step for the first time.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the prefix cache held.
+    """
+
+    job: str
+    cached_tokens: int
+
+
+Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed | Started
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from opentelemetry import trace
 
-from prefill_node.notices import Dropped, Passed, Resumed, Served, Stopped, decode
+from prefill_node.notices import Dropped, Passed, Resumed, Served, Started, Stopped, decode
 from slo.preemption import KeepReason
 from telemetry import logs
 from telemetry.catalogue import (
@@ -70,6 +70,7 @@ class PreemptionRecord:
         instruments: Must have `METRICS`.
         ledger: What the replica has accepted, for arrival times and predictions.
         passed: Called with each forward pass that was measured.
+        started: Called with each job that runs for the first time.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class PreemptionRecord:
         instruments: Instruments,
         ledger: PrefillLedger,
         passed: Callable[[Passed], None] = lambda _: None,
+        started: Callable[[Started], None] = lambda _: None,
     ) -> None:
         self._instruments = instruments
         self._ledger = ledger
         self._passed = passed
+        self._started = started
         self._spans: dict[str, trace.Span] = {}
         self._arrived_s: dict[str, float] = {}
         self._votes = 0
@@ -157,6 +160,8 @@ class PreemptionRecord:
                 self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "lost_s": lost_s})
             case Passed():
                 self._passed(notice)
+            case Started():
+                self._started(notice)
             case _:
                 assert_never(notice)
 

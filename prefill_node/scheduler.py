@@ -20,7 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from prefill_node.bulletin import Bulletin
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.kv_commit import CommitOnCompletion
-from prefill_node.notices import Dropped, DropReason, Resumed, Stopped
+from prefill_node.notices import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.queue_view import QueueView, argument, tier_of
 from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
 from prefill_node.step_order import PreemptedOutput, StepOrder
@@ -276,6 +276,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             tokens[tier] = tokens.get(tier, 0) + new
         self._issued = _Issued(now_s, tokens, lead)
         self._bulletin.issued(self._view.published(step), notice)
+        for new in output.scheduled_new_reqs:
+            if job := self._view.job_of(new.req_id):
+                self._bulletin.notice(Started(job, new.num_computed_tokens))
 
     def _account(self, now_s: float) -> None:
         """Charge a step that has ended or stopped to the classes of its members."""

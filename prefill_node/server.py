@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ray.serve.llm import LLMConfig
 
     from prefill_node.engine_setup import EngineSetup
+    from prefill_node.notices import Started
     from slo.preemption import PreemptionRules
     from slo.reports import Report
     from slo.tiers import Tier
@@ -138,7 +139,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             self._ledger, node.weights, node.rules, QueueOrder(setup.order), await self._profile_forward()
         )
         monitored = Monitored(self._replica_id, self._governor, lambda: self._tap.kv_usage)
-        self._record = PreemptionRecord(self._instruments, self._ledger, monitored.passed)
+        self._hits: list[tuple[JobId, int]] = []
+        self._record = PreemptionRecord(self._instruments, self._ledger, monitored.passed, self._note_hit)
         self._watch = Watch(board, self._governor, self._record)
         logs.event(
             "prefill_ready",
@@ -308,12 +310,16 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             [RELEASE_PREFIX + job_id]
         )
 
+    def _note_hit(self, started: Started) -> None:
+        self._hits.append((JobId(started.job), started.cached_tokens))
+
     def _report(self) -> Report:
         if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
             return ReplicaGone(self._replica_id)
         self._watch.collect()
         now_s = time.monotonic()
         learned, self._learned = tuple(self._learned), []
+        hits, self._hits = tuple(self._hits), []
         view = self._watch.view() if self._watch.is_up else None
         work = load(self._governor, view, self._watch.reached(), now_s)
         return PrefillReported(
@@ -326,6 +332,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             kv_usage=self._tap.kv_usage,
             ended=self._ledger.take_ended(),
             learned=learned,
+            hits=hits,
             kv_tokens=self._tap.kv_tokens,
         )
 

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry import trace
 
 from prefill_node.ledger import Accepted, PrefillLedger
-from prefill_node.notices import Dropped, Resumed, Served, Stopped, encode
+from prefill_node.notices import Dropped, Resumed, Served, Started, Stopped, encode
 from prefill_node.preemption_record import METRICS, PreemptionRecord
 from prefill_node.views import SchedulerView, SuspendedView
 from slo.predictor import PrefillPredictor
@@ -167,6 +167,13 @@ METRICS_OF = {
     "served": (SERVED, [("preemption_stop_to_service", 0.125)]),
     "dropped": (DROPPED, [("prefill_work_lost", 0.25, "memory")]),
 }
+
+
+def test_what_the_prefix_cache_held_is_passed_on(instruments, ledger):
+    told = []
+    PreemptionRecord(instruments, ledger, started=told.append).take([encode(Started("a", 512))])
+    assert told == [Started("a", 512)]
+    assert instruments.recorded == []
 
 
 @pytest.mark.parametrize(("notice", "expected"), METRICS_OF.values(), ids=METRICS_OF.keys())
