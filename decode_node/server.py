@@ -1,8 +1,8 @@
 """The decode replica: takes a request through prefill elsewhere and decodes it here.
 
 A shell around one vLLM engine. Owns the handover: the prompt is rendered here first, prefilled at the
-replica that the router chose, and its KV blocks are pulled over NIXL. Whatever ends a request before that,
-the blocks held for it on the prefill side are released.
+replica that the router chose, and its KV blocks are pulled over NIXL. The order of that, and what happens
+when the prefill is lost, is in `decode_node.handover`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,30 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import TaskCancelledError
 from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
+from vllm.exceptions import GenerationError
 
 from decode_node.handoff_probe import HandoffProbe
-from decode_node.prefill_wait import NoPrefillReplicaError, PrefillWait
+from decode_node.handover import GivenUpError, Handover, Steps
+from decode_node.prefill_tier import PrefillTier
+from decode_node.prefill_watch import PrefillWatch
 from decode_node.rendering import Rendered, render
+from slo.errors import EvictionReason, RejectionReason
 from slo.monitoring import DecodeSeen, Role
+from slo.replacement import NO_REPLACEMENTS, ReplacementOutcome, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone
-from slo.request import CONTEXT_HEADER, ReplicaId, RequestContext
+from slo.request import ReplicaId, RequestContext
 from telemetry import logs, monitor_client
 from telemetry.background import Background
-from telemetry.catalogue import LOCAL_PREFILLS
+from telemetry.catalogue import LOCAL_PREFILLS, REPLACEMENTS
+from telemetry.draining import is_draining
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.monitor_client import MonitorClient, Participant
@@ -39,9 +46,15 @@ if TYPE_CHECKING:
     from ray.serve.llm import LLMConfig
 
     from slo.handoff import HandoffSample
+    from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
 
-SERVICE_UNAVAILABLE = 503
+_GIVEN_UP = {
+    ReplacementOutcome.LIMIT: (503, "prefill_lost"),
+    ReplacementOutcome.DEADLINE: (429, EvictionReason.DEADLINE_PASSED.value),
+    ReplacementOutcome.NO_REPLICA: (503, RejectionReason.NO_REPLICA.value),
+}
+"""Status and code that a client gets."""
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0
 _HANDSHAKE_RETRY_S = 1.0
@@ -55,11 +68,15 @@ class DecodeNodeConfig:
         prefill_replicas: How many to shake hands with before reporting ready.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
+        replacement: When a lost prefill is not placed again.
+        router_timeout_s: Longest wait for the router's word on a new place.
     """
 
     prefill_replicas: int
     cores: tuple[str, ...] = ()
     is_monitored: bool = False
+    replacement: ReplacementRules = NO_REPLACEMENTS
+    router_timeout_s: float = 0.05
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -78,11 +95,17 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
         await super().__init__(llm_config, prefill_server=prefill_server)
         self._replica_id = ReplicaId(context.replica_id.unique_id)
-        self._instruments = Instruments(LOCAL_PREFILLS, *EngineTap.METRICS, *monitor_client.METRICS)
+        self._instruments = Instruments(
+            LOCAL_PREFILLS, REPLACEMENTS, *EngineTap.METRICS, *monitor_client.METRICS
+        )
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
         self._background = Background()
-        self._prefill_wait = PrefillWait(self._is_prefill_up)
+        self._tier = PrefillTier(prefill_server, self._background)
+        self._handover = Handover(
+            self._replica_id, node.replacement, PrefillWatch(self._tier.ask), self._instruments
+        )
+        self._router_timeout_s = node.router_timeout_s
         self._ongoing = 0
         self._router = router
         await self._shake_hands(node.prefill_replicas)
@@ -123,7 +146,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1)
         prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
         while True:
-            handovers = await self._broadcast("prewarm_prefill", prefill_request)
+            handovers = await self._tier.broadcast("prewarm_prefill", prefill_request)
             if handovers:
                 deadline_s = min(deadline_s, time.monotonic() + _OTHER_HANDSHAKES_TIMEOUT_S)
             for params in handovers:
@@ -135,16 +158,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 logs.event("handshakes_done", replicas=len(handovers), expected=expected)
                 return
             await asyncio.sleep(_HANDSHAKE_RETRY_S)
-
-    async def _broadcast(self, method: str, *args: Any) -> list[Any]:
-        """What `method` returns on the running prefill replicas, without those where it fails."""
-        try:
-            results = await self._prefill_handle.broadcast(method, *args).results_async(
-                return_exceptions=True
-            )
-        except DeploymentUnavailableError:
-            return []
-        return [result for result in results if result is not None and not isinstance(result, Exception)]
 
     async def _serve(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         arrived_s = time.monotonic()
@@ -173,59 +186,41 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 tokens=len(rendered.token_ids),
                 seconds=spent_s,
             )
-            async for chunk in self._hand_over(
-                request, rendered, info, context.after(spent_s), is_chat=is_chat
-            ):
-                yield chunk
+            steps = self._steps(request, rendered, info, is_chat=is_chat)
+            chunks = self._handover.run(steps, context.after(spent_s), len(rendered.token_ids))
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except GivenUpError as error:
+            yield _error(*_GIVEN_UP[error.outcome], str(error))
         finally:
             self._ongoing -= 1
             self._reporter.changed()
 
-    async def _hand_over(
-        self, request: Any, rendered: Rendered, info: Any, context: RequestContext, *, is_chat: bool
-    ) -> AsyncGenerator[Any, None]:
-        """Prefill elsewhere, decode here; release the prefill's blocks if decode never gets going."""
-        decoding = False
-        try:
-            prefilled = await self._remote_prefill(request, rendered, info, context)
-            if not _is_answer(prefilled):
-                yield prefilled
-                return
-            decode_request = self._get_connector_backend().prepare_decode_request(
-                request=request, peer=None, prefill_response=prefilled
-            )
-            async for chunk in await self._decode(decode_request, info, is_chat=is_chat):
-                decoding = decoding or _is_answer(chunk)
-                yield chunk
-        finally:
-            if not decoding:
-                self._release_prefill(context)
+    def _steps(self, request: Any, rendered: Rendered, info: Any, *, is_chat: bool) -> Steps:
+        """What `request` goes through; none of it changes the request itself."""
+        backend = self._get_connector_backend()
 
-    async def _remote_prefill(
-        self, request: Any, rendered: Rendered, info: Any, context: RequestContext
-    ) -> Any:
-        """The prefill replica's response, with the address of the KV blocks, or its error."""
-        prompt_only = CompletionRequest(
-            model=request.model,
-            prompt=rendered.token_ids,
-            request_id=request.request_id,
-            cache_salt=getattr(request, "cache_salt", None),
-            ignore_eos=True,
-        )
-        prefill_request = self._get_connector_backend().prepare_prefill_request(
-            request=prompt_only, peer=None
-        )
-        headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
-        responses = self._prefill_handle.completions.remote(prefill_request, type(info)(headers=headers))
-        try:
-            return await self._prefill_wait.result(anext(aiter(responses)))
-        except NoPrefillReplicaError as error:
-            return ErrorResponse(
-                error={"message": str(error), "type": "no_replica", "code": SERVICE_UNAVAILABLE}
+        async def prefill(context: RequestContext) -> tuple[Any, ReplicaId | None]:
+            prompt_only = CompletionRequest(
+                model=request.model,
+                prompt=rendered.token_ids,
+                request_id=request.request_id,
+                cache_salt=getattr(request, "cache_salt", None),
+                ignore_eos=True,
             )
+            prefill_request = backend.prepare_prefill_request(request=prompt_only, peer=None)
+            return await self._tier.prefill(prefill_request, info, context)
 
-    async def _is_prefill_up(self) -> bool:
-        return bool(await self._broadcast("is_up"))
+        async def decode(prefilled: Any) -> AsyncGenerator[Any, None]:
+            prepared = backend.prepare_decode_request(request=request, peer=None, prefill_response=prefilled)
+            try:
+                async for piece in await self._decode(prepared, info, is_chat=is_chat):
+                    yield piece
+            except GenerationError as error:  # not streaming; a stream has it as an event
+                yield _error(500, "engine_error", str(error))
+
+        return Steps(prefill, decode, self._is_dead, self._place_again, self._tier.release)
 
     async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         stream: AsyncGenerator[Any, None] = await self._run_request(
@@ -236,18 +231,15 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         return stream
 
-    def _release_prefill(self, context: RequestContext) -> None:
-        """Have the prefill side drop the job; if that fails, the lease frees its blocks."""
-        logs.event("prefill_released", request_id=context.request_id, job_id=context.job_id)
-        self._background.run("release", self._send_release(context), job_id=context.job_id)
-
-    async def _send_release(self, context: RequestContext) -> None:
-        """Tell the prefill replica that has the job, or all of them when Serve chose it."""
-        if context.prefill_replica is None:
-            await self._broadcast("release", context.job_id)
-        else:
-            release = self._prefill_handle.options(stream=False).release
-            await release.remote(context.job_id, pin=context.prefill_replica)
+    async def _place_again(self, request: ReplacementRequested) -> ReplacementDecision | None:
+        """The router's word; None when it gives none in time."""
+        try:
+            return await asyncio.wait_for(self._router.replace.remote(request), self._router_timeout_s)
+        except TaskCancelledError:  # the client is gone
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
+            logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
+            return None
 
     async def _not_for_prefill(self, context: RequestContext) -> None:
         """Tell the router that the placed prefill will not be asked for."""
@@ -256,16 +248,22 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
         return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
 
+    def _is_dead(self) -> bool:
+        return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
+
     def _report(self) -> Report:
-        if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
+        if self._is_dead():
             return ReplicaGone(self._replica_id)
         tap = self._tap
-        return DecodeReported(self._replica_id, tap.kv_usage, self._ongoing, tap.kv_tokens, tap.tpot_s)
+        return DecodeReported(
+            self._replica_id,
+            tap.kv_usage,
+            self._ongoing,
+            tap.kv_tokens,
+            tap.tpot_s,
+            draining=is_draining(),
+        )
 
 
-def _is_answer(piece: Any) -> bool:
-    """Whether a piece of an engine's answer is part of one: not an error, nor the end of a stream."""
-    text = piece[0] if isinstance(piece, list) and piece else piece
-    if isinstance(text, str):
-        return text.startswith("data: {") and not text.startswith('data: {"error"')
-    return getattr(piece, "error", None) is None
+def _error(code: int, kind: str, message: str) -> ErrorResponse:
+    return ErrorResponse(error={"message": message, "type": kind, "code": code})

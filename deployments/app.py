@@ -39,6 +39,7 @@ from router.pinning import PinnedDecode, PinnedPrefill
 from simulator.prefill_profile import Profile
 from slo.batching import STEP_TOKENS
 from slo.preemption import PreemptionMode
+from slo.replacement import ReplacementRules
 from slo.subject import UNKNOWN, Subject
 
 INGRESS_NAME = "Ingress"
@@ -83,7 +84,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         name_prefix=DECODE_PREFIX,
         deployment_cls=DecodeServer,
         bind_kwargs={
-            "node": DecodeNodeConfig(config.prefill.replicas, cores.decode, config.monitor.enabled),
+            "node": _decode_node(config, cores),
             "router": router,
             "prefill_server": prefill,
         },
@@ -100,7 +101,7 @@ def build(config: SlackServeConfig) -> serve.Application:
     return ingress.bind(
         llm_deployments={model.model_id: decode},
         model_cards={model.model_id: _model_card(model.model_id, decode_config)},
-        config=IngressConfig(policies, config.router.timeout_ms / 1e3, _monitor(config)),
+        config=IngressConfig(policies, config.router_timeout_s(), _monitor(config)),
         router=router,
     )
 
@@ -138,6 +139,7 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
     given = config.router
     limits = RouterLimits(
         stale_after_s=given.stale_after_s,
+        silent_after_s=given.silent_after_s,
         stretch=given.stretch,
         late_binding=given.late_binding,
         bind_ahead_s=given.bind_ahead_ms / 1e3,
@@ -198,8 +200,20 @@ def _prefill_node(
         rules,
         setup,
         cores.prefill,
+        drain_s=config.prefill.drain_s,
         profiled=UNKNOWN if profile is None else profile.subject,
         subject=subject,
+        is_monitored=config.monitor.enabled,
+    )
+
+
+def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
+    sheddable = [tier for tier, policy in config.tiers.policies().items() if policy.sheddable]
+    return DecodeNodeConfig(
+        config.prefill.replicas,
+        cores.decode,
+        replacement=ReplacementRules(config.router.max_replacements, frozenset(sheddable)),
+        router_timeout_s=config.router_timeout_s(),
         is_monitored=config.monitor.enabled,
     )
 
@@ -225,6 +239,7 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
             "request_router_config": RequestRouterConfig(request_router_class=pinned),
             "logging_config": _logging(config).model_dump(),
             "graceful_shutdown_wait_loop_s": 0.5,
+            "graceful_shutdown_timeout_s": pool.drain_s,
         },
         **_hardware(config, pool),
     )

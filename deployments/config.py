@@ -120,6 +120,9 @@ class PoolConfig(Section):
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 4096
+    drain_s: Positive = Field(
+        30.0, description="How long a replica that is shut down may take to finish what it has."
+    )
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
     )
@@ -261,8 +264,10 @@ class RouterSection(Section):
     """How requests are placed."""
 
     placement: PlacementName = "least_harm"
-    timeout_ms: Positive = Field(
-        500.0, description="An ingress that waits longer for a placement places the request itself."
+    timeout_ms: Positive | None = Field(
+        None,
+        description="Whoever waits longer for the router's word places the request without it; by default "
+        "50, and 500 on cpu, where the router shares its cores with engines.",
     )
     late_binding: bool = Field(
         default=False, description="Hold requests back until a replica can start them soon."
@@ -271,6 +276,12 @@ class RouterSection(Section):
         80.0, description="How soon that is, so that no replica idles for want of work."
     )
     stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
+    silent_after_s: Positive = Field(
+        1.5, description="One that is silent for longer is used only if all are; they report every 0.5 s."
+    )
+    max_replacements: Annotated[int, Field(ge=0, le=10)] = Field(
+        2, description="How often a request whose prefill replica is lost is placed again."
+    )
     stretch: Annotated[float, Field(ge=1)] = Field(
         2.0,
         description=(
@@ -478,6 +489,11 @@ class SlackServeConfig(Section):
 
     def _keys(self) -> list[KeyConfig]:
         return [*self.api_keys, *_keys_from(self.api_keys_file)]
+
+    def router_timeout_s(self) -> float:
+        """How long the router is waited for."""
+        by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0
+        return (self.router.timeout_ms or by_default_ms) / 1e3
 
     def key_ring(self) -> KeyRing:
         """The configured API keys.

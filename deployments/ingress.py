@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from deployments.placement_client import PlacementClient
 from deployments.prefix_hashes import prefix_hashes
 from deployments.slo_monitor import MonitorOptions, start_monitor
 from router.decisions import Evicted, Placed, PlacementRequested, Rejected
+from slo.errors import EvictionReason
 from slo.monitoring import IngressSeen, Role
 from slo.objectives import TTFT_HEADERS, resolve
 from slo.outcomes import Outcome, outcome_of
@@ -160,12 +161,13 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Get a place for the request, or raise the refusal."""
         size = request_fields.prompt_size(body)
         prefix = prefix_hashes(body)
+        is_explicit = any(name in TTFT_HEADERS for name, _ in state.headers)
         try:
             decision = await self._placement.place(
                 PlacementRequested(
                     job_id=record.job_id,
                     objective=objective,
-                    explicit_deadline=any(name in TTFT_HEADERS for name, _ in state.headers),
+                    explicit_deadline=is_explicit,
                     prompt_tokens=size.tokens,
                     prompt_bytes=size.text_bytes,
                     elapsed_s=time.monotonic() - arrived_s,
@@ -187,7 +189,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise http_errors.evicted(decision, _response_headers(objective, record))
         context = _context(record, objective, size.text_bytes, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
-        return context.after(time.monotonic() - arrived_s)
+        return replace(context, explicit_deadline=is_explicit).after(time.monotonic() - arrived_s)
 
     async def _answer(
         self, pieces: AsyncGenerator[Any, None], record: RequestRecord, headers: dict[str, str]
@@ -200,7 +202,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise http_errors.internal_error(record.request_id) from None
         if (error := _error_in(first)) is not None:
             failed = http_errors.engine_error(error)
-            record.end(Outcome.REJECTED if failed.status < 500 else Outcome.FAILED)  # noqa: PLR2004
+            record.end(_outcome(failed))
             failed.headers.update(headers)
             return failed.response()
         if hasattr(first, "model_dump"):
@@ -253,6 +255,13 @@ async def _events(
     finally:
         record.end(Outcome.CANCELLED)
         await rest.aclose()
+
+
+def _outcome(failed: HTTPError) -> Outcome:
+    """How a request ends that its replicas answer with an error."""
+    if failed.code == EvictionReason.DEADLINE_PASSED:
+        return Outcome.EVICTED
+    return Outcome.REJECTED if failed.status < 500 else Outcome.FAILED  # noqa: PLR2004 - HTTP classes
 
 
 def _texts(piece: Any) -> list[str]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 1.0
 """After a failure the router is left alone for this long, so that requests do not each wait for it."""
-
-
+_TIMEOUTS = 2
+"""Waits in vain, one after the other, that make a failure: one may be a moment's load."""
 _ALIVE_S = 1.0
 """A router that holds a request says so this often, so that its loss is noticed."""
 
@@ -44,6 +44,7 @@ class PlacementClient:
         self._timeout_s = timeout_s
         self._instruments = instruments
         self._paused_until_s = 0.0
+        self._timeouts = 0
         self._background = Background()
 
     async def place(self, request: PlacementRequested) -> Placed | Rejected | Evicted | None:
@@ -63,9 +64,13 @@ class PlacementClient:
             raise
         except TimeoutError:
             self._fall_back("timeout", request)
+            self._timeouts += 1
+            if self._timeouts < _TIMEOUTS:
+                return None
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
             self._fall_back("error", request, error)
         else:
+            self._timeouts = 0
             if decision is None:  # it has been started anew since it held the request
                 self._fall_back("ticket_lost", request)
                 return None
@@ -73,6 +78,7 @@ class PlacementClient:
                 return decision
             self._fall_back("not_settled", request)
             return None
+        self._timeouts = 0
         self._paused_until_s = time.monotonic() + _PAUSE_S
         return None
 

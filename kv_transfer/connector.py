@@ -72,6 +72,9 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
         "kv_connector_module_path": __name__,
         "kv_role": role.value,
         "kv_buffer_device": buffer_device,
+        # Not `recompute`: that would run whole prompts among decode's tokens. The decode replica has the
+        # prefill done again elsewhere.
+        "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": lease_s},
     }
 

@@ -39,8 +39,10 @@ from slo.request import (
     ARRIVED_XARG,
     CACHED_XARG,
     DEADLINE_XARG,
+    ENGINE_DIED,
     JOB_XARG,
     PREDICTOR_XARG,
+    REPLICA_PARAM,
     TIER_XARG,
     WEIGHT_XARG,
     JobId,
@@ -52,6 +54,7 @@ from slo.subject import UNKNOWN, Measurable, Subject
 from telemetry import logs, monitor_client
 from telemetry.background import Background
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
+from telemetry.draining import is_draining, until
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.reporter import Reporter
@@ -87,6 +90,7 @@ class PrefillNodeConfig:
         setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
+        drain_s: How long a replica that is shut down waits for its KV blocks to be pulled.
     """
 
     predictor: PrefillPredictor | None
@@ -99,6 +103,7 @@ class PrefillNodeConfig:
     profiled: Subject = UNKNOWN
     subject: Subject = UNKNOWN
     is_monitored: bool = False
+    drain_s: float = 30.0
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -159,13 +164,16 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """Prefill one prompt of token ids; the decode tier's orchestrator is the only caller."""
         return self._prefill(request, raw_request_info)
 
-    async def release(self, job_id: JobId, pin: ReplicaId | None = None) -> None:  # noqa: ARG002
+    async def release(self, job_id: JobId, pin: ReplicaId | None = None) -> None:
         """Give a job up wherever it is: not yet here, running, or waiting to be pulled.
 
         Args:
             job_id: The job.
-            pin: The replica that has it; read by `router.pinning` on the caller's side.
+            pin: The replica that has it; read by `router.pinning` on the caller's side. When that one is
+                gone the call gets here, where the job may just have been placed again.
         """
+        if pin is not None and pin != self._replica_id:
+            return
         self._released[job_id] = None
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
@@ -193,9 +201,13 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         params = await self.prewarm_prefill(request)
         return None if params is None else (params, time.monotonic() - started_s)
 
-    async def is_up(self) -> bool:
-        """Whether this replica can be reached, for those who wait for it."""
-        return True
+    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
+        """Who answers, for those who wait for it; None from a replica whose engine is dead.
+
+        Args:
+            pin: The replica that is asked; read by `router.pinning` on the caller's side.
+        """
+        return None if self._is_dead() else self._replica_id
 
     async def snapshot(self, pin: ReplicaId | None = None) -> dict[str, Any]:  # noqa: ARG002
         """What runs, waits and is suspended here, as plain data for `slackserve top`.
@@ -259,12 +271,27 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         try:
             await asyncio.wait([work])
             abandoned = work.cancelled()
-            yield _gone(job_id) if abandoned else work.result()
+            yield _gone(job_id) if abandoned else self._answer(work)
         except (asyncio.CancelledError, GeneratorExit):
             self._background.run("release", self.release(job_id), job_id=job_id)
             raise
         finally:
             self._end(context, arrived_s, abandoned=abandoned)
+
+    def _answer(self, work: asyncio.Task[Any]) -> Any:
+        """What the engine said, with the name of this replica; that it is dead, if so."""
+        if self._is_dead():
+            work.exception()  # it says the same; seen, so that nobody complains that it was not
+            message = "the engine of the prefill replica has died"
+            error = {"message": message, "type": ENGINE_DIED, "param": self._replica_id, "code": 503}
+            return ErrorResponse(error=error)
+        answer = work.result()
+        if params := getattr(answer, "kv_transfer_params", None):
+            params[REPLICA_PARAM] = self._replica_id
+        return answer
+
+    def _is_dead(self) -> bool:
+        return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
 
     async def _compute(self, request: CompletionRequest, info: Any) -> Any:
         """The engine's one answer: a prefill is not streamed."""
@@ -314,7 +341,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._hits.append((JobId(started.job), started.cached_tokens))
 
     def _report(self) -> Report:
-        if self.engine._engine_client.errored:  # noqa: SLF001 - no public way in
+        if self._is_dead():
             return ReplicaGone(self._replica_id)
         self._watch.collect()
         now_s = time.monotonic()
@@ -334,7 +361,16 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             learned=learned,
             hits=hits,
             kv_tokens=self._tap.kv_tokens,
+            draining=is_draining(),
         )
+
+    async def __del__(self) -> None:
+        """Serve's last call, with no request left: wait until decode has pulled what was computed for it."""
+        if hasattr(self, "_tap") and not self._is_dead():
+            started_s = time.monotonic()
+            is_empty = await until(lambda: self._tap.kv_usage == 0, self._node.drain_s)
+            logs.event("prefill_drained", seconds=time.monotonic() - started_s, is_empty=is_empty)
+        await super().__del__()
 
 
 def _make_board(ranks: int) -> Board:

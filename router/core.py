@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.decisions import Evicted, Held, Placed, Rejected
-from router.decode import KvLink, choose_decode, link_to
+from router.decode import DecodeReplica, KvLink, choose_decode, link_to
 from router.fleet import PlacedJob
 from router.fleet_view import FleetView
 from router.gate import Gate
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from router.decisions import Decision, Outcome, PlacementRequested
-    from router.decode import DecodeReplica
     from router.fleet import PrefillReplica
     from router.placement import Choice, PlacementPolicy
     from router.prefix_index import PrefixIndex
@@ -43,6 +42,7 @@ class RouterLimits:
         stale_after_s: A replica that has not reported for this long is not used.
         settle_s: For so long after its start the router may not have heard of every replica.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
+        silent_after_s: One that has not for this long is used only if the others have not, either.
         stretch: A budget that the client did not ask for itself is not held against it below this
             multiple of what the request takes on an idle replica.
         late_binding: Hold a request back until a replica can start it soon.
@@ -53,6 +53,7 @@ class RouterLimits:
     stale_after_s: float = 10.0
     settle_s: float = 3.0
     in_transit_s: float = 5.0
+    silent_after_s: float = math.inf
     stretch: float = 2.0
     late_binding: bool = False
     bind_ahead_s: float = 0.08
@@ -82,7 +83,9 @@ class RouterCore:
     ) -> None:
         self._limits = limits = limits or RouterLimits()
         weights = {tier: policy.weight for tier, policy in policies.items()}
-        self._view = FleetView(weights, limits.stale_after_s, limits.in_transit_s, started_s)
+        self._view = FleetView(
+            weights, limits.stale_after_s, limits.in_transit_s, started_s, limits.silent_after_s
+        )
         self._held = HeldQueue(limits.bind_ahead_s)
         self._policies = policies
         self._placement = placement
@@ -145,8 +148,11 @@ class RouterCore:
     # What it decides.
 
     def place(self, request: PlacementRequested, now_s: float) -> Decision:
-        """Find a place for a request, and count it there; or hold it back, or say why there is none."""
-        replicas = self._view.usable_prefill(now_s)
+        """Find a place for a request, and count it there; or hold it back, or say why there is none.
+
+        A request that has been let in and has lost its place is not held, nor asked about shares again.
+        """
+        replicas = self._view.usable_prefill(now_s, request.lost_replicas)
         tokens = self._view.tokens(request)
         decode = self._choose_decode(request, tokens, now_s)
         if not replicas or decode is None:
@@ -154,16 +160,18 @@ class RouterCore:
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
         cached = self._view.cached_tokens(request, tokens)
-        most_cached = max(cached.values(), default=0)
-        if (refused := self._gate.refusal(request, tokens, replicas, now_s, most_cached)) is not None:
-            return refused
+        if not request.is_let_in:
+            most_cached = max(cached.values(), default=0)
+            if (refused := self._gate.refusal(request, tokens, replicas, now_s, most_cached)) is not None:
+                return refused
         terms = self._terms(request, tokens, replicas, decode, now_s)
         choice = self._choose(terms, cached, replicas, now_s)
         if (late_s := self._late_s(terms, choice, replicas, now_s)) > 0:
             self._gate.ended(request.job_id, now_s)
             best_s = terms.given_up_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
-        if self._limits.late_binding and self._can_wait(terms, choice, now_s):
+        may_wait = self._limits.late_binding and not request.is_let_in
+        if may_wait and self._can_wait(terms, choice, now_s):
             self._held.hold(terms, choice.end_s - choice.start_s)
             return Held(request.job_id)
         return self._bind(terms, cached, choice, decode, now_s)
@@ -204,6 +212,8 @@ class RouterCore:
         return min(self._held.next_look_s(now_s), now_s + max(0.001, min(frees, default=ahead_s)))
 
     def _choose_decode(self, request: PlacementRequested, tokens: int, now_s: float) -> DecodeReplica | None:
+        if (decode_replica := request.decode_replica) is not None:
+            return self._view.decode.get(decode_replica) or DecodeReplica(decode_replica)
         usable = self._view.usable_decode(now_s)
         return choose_decode(usable, tokens, request.objective.tpot_s, self._link)
 

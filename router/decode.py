@@ -85,6 +85,7 @@ class DecodeReplica:
         link_bytes_ps: Of the link into it, when it has one of its own.
         placed_since_report: Requests sent to it that its report does not show yet.
         placed_tokens: Their prompt tokens.
+        draining: Whether it is being shut down; nothing is placed there any more.
     """
 
     replica_id: ReplicaId
@@ -95,12 +96,13 @@ class DecodeReplica:
     link_bytes_ps: float | None = None
     placed_since_report: int = 0
     placed_tokens: int = 0
+    draining: bool = False
     pace: PaceModel = field(default_factory=PaceModel)
 
     def reported(self, event: DecodeReported, now_s: float) -> None:
         """Take its word."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
-        self.link_bytes_ps = event.link_bytes_ps
+        self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
         if event.tpot_s is not None:

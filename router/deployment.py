@@ -19,9 +19,11 @@ from router.core import RouterCore, RouterLimits
 from router.decisions import Evicted, Held, Placed, PlacementRequested, Rejected
 from router.gate import Gate
 from router.policies import POLICIES
+from router.replacing import again
 from router.tickets import Tickets
 from slo.admission import AdmissionController, AdmissionRules
 from slo.monitoring import Role, RouterSeen
+from slo.replacement import NotReplaced, Replaced
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
 from telemetry import logs, monitor_client
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from router.decisions import Decision, Outcome
     from router.decode import KvLink
     from slo.policy import ClusterPolicy
+    from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
     from slo.request import JobId
     from slo.tiers import Tier, TierPolicy
@@ -145,6 +148,19 @@ class SlackRouter:
         """Shed and reserve by the cluster's policy from now on."""
         self._admission.follow(policy.shed, policy.reserved)
 
+    async def replace(self, request: ReplacementRequested) -> ReplacementDecision:
+        """Find another place for a prefill whose replica was lost, and place nothing there any more.
+
+        A replica that is not lost after all says so with its next report.
+        """
+        for replica_id in request.lost:
+            self._core.replica_gone(ReplicaGone(replica_id))
+        decision = await self.place(again(request))
+        assert not isinstance(decision, Held), "what has had a place before is not held"
+        if isinstance(decision, Placed):
+            return Replaced(decision.prefill_replica, decision.handoff_s)
+        return NotReplaced(decision.reason, decision.retry_after_s)
+
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""
         self._core.job_ended(job_id, time.monotonic())
@@ -237,6 +253,7 @@ def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
         "backlog_s": replica.backlog_s(now_s),
         "kv_usage": replica.kv_usage,
         "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
         "per_token_s": replica.predictor.per_token_s,
         "fixed_s": replica.predictor.fixed_s,
         "handoff_s": replica.predictor.handoff_s,
@@ -249,4 +266,5 @@ def _decode_state(replica: Any, now_s: float) -> dict[str, Any]:
         "running": replica.running,
         "kv_usage": replica.kv_usage,
         "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
     }

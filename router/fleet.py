@@ -70,6 +70,7 @@ class PrefillReplica:
         confirmed: The jobs that its last report named; any other is still on its way there.
         yields_in_s: How soon the running pass would make way for a prefill that would otherwise be late; None
             when it would not.
+        draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
     """
 
@@ -83,6 +84,7 @@ class PrefillReplica:
     running_since_s: float = 0.0
     yields_in_s: float | None = None
     kv_usage: float = 0.0
+    draining: bool = False
     version: int = 0
     outstanding_tokens: int = 0
     _changed_at_s: float | None = None

@@ -8,16 +8,18 @@ times are seconds on the router's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from router.decode import DecodeReplica
 from router.fleet import PlacedJob, PrefillReplica
+from router.liveness import usable
 from router.prefix_index import PrefixIndex
 from slo.prompt_length import PromptLengthEstimator
 from slo.slack import NO_DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from router.decisions import PlacementRequested
     from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
@@ -36,10 +38,16 @@ class FleetView:
         stale_after_s: A replica that has not reported for this long is not used.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
         started_s: When the router starts.
+        silent_after_s: A replica that has not reported for this long is used only if the others have not.
     """
 
     def __init__(
-        self, weights: dict[Tier, float], stale_after_s: float, in_transit_s: float, started_s: float
+        self,
+        weights: dict[Tier, float],
+        stale_after_s: float,
+        in_transit_s: float,
+        started_s: float,
+        silent_after_s: float = math.inf,
     ) -> None:
         self.prefill: dict[ReplicaId, PrefillReplica] = {}
         self.decode: dict[ReplicaId, DecodeReplica] = {}
@@ -47,6 +55,7 @@ class FleetView:
         self.prompt_length = PromptLengthEstimator()
         self._weights = weights
         self._stale_after_s = stale_after_s
+        self._silent_after_s = silent_after_s
         self._in_transit_s = in_transit_s
         self._swept_at_s = started_s
 
@@ -65,6 +74,7 @@ class FleetView:
         replica.predictor = event.predictor
         replica.reported_at_s = now_s
         replica.kv_usage = event.kv_usage
+        replica.draining = event.draining
         self._hear_of_prefixes(replica, event)
         gone = set(event.ended)
         jobs = [_reported_job(job, replica.jobs.get(job.job_id), event, now_s) for job in event.jobs]
@@ -100,13 +110,13 @@ class FleetView:
             if replica.remove(job_id, now_s) is not None:
                 return
 
-    def usable_prefill(self, now_s: float) -> list[PrefillReplica]:
-        """Prefill replicas that have reported lately."""
-        return [one for one in self.prefill.values() if now_s - one.reported_at_s < self._stale_after_s]
+    def usable_prefill(self, now_s: float, lost: Collection[ReplicaId] = ()) -> list[PrefillReplica]:
+        """Prefill replicas that work can be given to, without those that lost it before."""
+        return usable(self.prefill.values(), now_s, self._silent_after_s, self._stale_after_s, lost)
 
     def usable_decode(self, now_s: float) -> list[DecodeReplica]:
-        """Decode replicas that have reported lately."""
-        return [one for one in self.decode.values() if now_s - one.reported_at_s < self._stale_after_s]
+        """Decode replicas that work can be given to."""
+        return usable(self.decode.values(), now_s, self._silent_after_s, self._stale_after_s)
 
     def tokens(self, request: PlacementRequested) -> int:
         """Length of a request's prompt, estimated when it came as text."""

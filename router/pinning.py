@@ -1,7 +1,7 @@
 """Sends each call of a deployment handle to the replica that the router chose for it.
 
 Runs inside Serve's handles, in the calling process. Owns nothing but the lookup; a call without a pin, or
-whose replica is gone, goes to the least busy one.
+whose replica is gone, goes to the least busy one, if possible to none that lost the request before.
 """
 
 from __future__ import annotations
@@ -37,18 +37,22 @@ class _PinnedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray ships no 
         """The pinned replica first, then all, least busy first; see Ray's `RequestRouter`."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        pin = None if pending_request is None else self._pin(pending_request)
+        pin, lost = (None, ()) if pending_request is None else self._wish(pending_request)
         pinned = [replica for replica in candidate_replicas if replica.replica_id.unique_id == pin]
-        return [pinned or sorted(candidate_replicas, key=self._known_queue_len)]
+        others = [replica for replica in candidate_replicas if replica.replica_id.unique_id not in lost]
+        return [pinned or sorted(others or candidate_replicas, key=self._known_queue_len)]
 
-    def _pin(self, pending_request: PendingRequest) -> ReplicaId | None:
+    def _wish(self, pending_request: PendingRequest) -> tuple[ReplicaId | None, tuple[ReplicaId, ...]]:
+        """Where a call is to go, and where not if there is a choice."""
         if (pin := pending_request.kwargs.get("pin")) is not None:
-            return pin  # type: ignore[no-any-return]
+            return pin, ()
         for argument in pending_request.args:
             if (headers := getattr(argument, "headers", None)) is not None:
                 context = RequestContext.from_headers(headers)
-                return None if context is None else getattr(context, self._field)
-        return None
+                return (
+                    (None, ()) if context is None else (getattr(context, self._field), context.lost_replicas)
+                )
+        return None, ()
 
     def _known_queue_len(self, replica: RunningReplica) -> int:
         return self.replica_queue_len_cache.get(replica.replica_id) or 0

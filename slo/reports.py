@@ -47,6 +47,7 @@ class PrefillReported:
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
         hits: (job, prompt tokens that its prefix cache held) of prefills that started or ended since the last
             report.
+        draining: Whether it is being shut down: it finishes what it has and takes no more.
     """
 
     replica_id: ReplicaId
@@ -60,6 +61,7 @@ class PrefillReported:
     learned: tuple[tuple[int, int], ...] = ()
     kv_tokens: int = 0
     hits: tuple[tuple[JobId, int], ...] = ()
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class DecodeReported:
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
         tpot_s: Time per output token of late; None when nothing decodes.
         link_bytes_ps: Of the link that KV comes over, if it is not that of all.
+        draining: Whether it is being shut down: it finishes what it has and takes no more.
     """
 
     replica_id: ReplicaId
@@ -80,6 +83,7 @@ class DecodeReported:
     kv_tokens: int = 0
     tpot_s: float | None = None
     link_bytes_ps: float | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ PREDICTOR_XARG: Final = "slackserve_predictor"
 """The replica's predictor: [seconds per token, fixed seconds, seconds per pair]."""
 CACHED_XARG: Final = "slackserve_cached"
 """Prompt tokens that the prefix cache is expected to hold; absent for none."""
+ENGINE_DIED: Final = "engine_died"
+"""Type of the error that a prefill replica answers with when its engine is dead."""
+REPLICA_PARAM: Final = "slackserve_replica"
+"""Among the KV transfer parameters of a prefill's answer: the replica that gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class RequestContext:
         decode_replica: Where it decodes; None lets any replica take it.
         prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
         cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
+        explicit_deadline: Whether the client itself named the budget for the first token.
+        lost_replicas: Prefill replicas that lost the request; it is not sent there again.
     """
 
     job_id: JobId
@@ -64,6 +70,8 @@ class RequestContext:
     decode_replica: ReplicaId | None = None
     prompt_bytes: int = 0
     cached_tokens: int = 0
+    explicit_deadline: bool = False
+    lost_replicas: tuple[ReplicaId, ...] = ()
 
     def after(self, elapsed_s: float) -> RequestContext:
         """The same context with `elapsed_s` of its budget spent."""

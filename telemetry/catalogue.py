@@ -130,6 +130,10 @@ LOCAL_PREFILLS: Final = Metric(
     "slackserve_local_prefills", Kind.COUNTER, "requests", ("reason",),
     "Requests that the decode tier prefilled itself, by what kept them off the prefill tier.",
 )  # fmt: skip
+REPLACEMENTS: Final = Metric(
+    "slackserve_replacements", Kind.COUNTER, "requests", ("cause", "outcome"),
+    "Prefills lost before the first token, by how, and by where they were placed again, or why not.",
+)  # fmt: skip
 KV_BYTES: Final = Metric(
     "slackserve_kv_transfer_bytes",
     Kind.COUNTER,
@@ -225,7 +229,7 @@ ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
     TTFT_PREDICTION_ERROR, TTFT_PREDICTION_RATIO, ROUTER_FALLBACKS, PLACEMENTS, DECISION, HELD, FLEET_LOAD,
     FLEET_BACKLOG, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
-    PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
+    PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, REPLACEMENTS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,
     SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_LOST, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION, MONITOR_LOST,

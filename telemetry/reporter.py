@@ -15,8 +15,8 @@ from telemetry import logs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-HEARTBEAT_S = 1.0
-"""A replica that has nothing new to say reports this often."""
+HEARTBEAT_S = 0.5
+"""A replica that has nothing new to say reports this often; one that is silent for longer may be lost."""
 COALESCE_S = 0.005
 """Changes within this time become one report."""
 _TIMEOUT_S = 5.0

@@ -1,0 +1,262 @@
+"""One request's way through prefill elsewhere and decode here, and again when the prefill is lost.
+
+Owns the order of the steps and the retries: until the first token has been sent, a request whose prefill
+replica is lost is placed on another one, within `slo.replacement`'s rules. The steps themselves are the
+server's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from decode_node.prefill_watch import PULLED_S, PrefillLostError, PrefillWatch
+from slo.errors import RejectionReason
+from slo.replacement import (
+    LossCause,
+    NotReplaced,
+    Replaced,
+    ReplacementOutcome,
+    ReplacementRequested,
+    ReplacementRules,
+)
+from telemetry import logs
+from telemetry.catalogue import REPLACEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+
+    from slo.replacement import ReplacementDecision
+    from slo.request import ReplicaId, RequestContext
+    from telemetry.instruments import Instruments
+
+_ERROR_EVENT: Final = 'data: {"error"'
+_GIVEN_UP: Final = {
+    ReplacementOutcome.LIMIT: "one replica after the other was lost while it computed the prompt; try again",
+    ReplacementOutcome.DEADLINE: (
+        "the replica that computed the prompt was lost, and no other can give the first token in time; retry "
+        "later, or ask for a longer x-slo-ttft-ms"
+    ),
+    ReplacementOutcome.NO_REPLICA: "no prefill replica is running; try again when one has been started",
+}
+
+
+class GivenUpError(Exception):
+    """A request whose prefill was lost is not placed again; `outcome` says why."""
+
+    def __init__(self, outcome: ReplacementOutcome) -> None:
+        super().__init__(_GIVEN_UP[outcome])
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a request goes through.
+
+    Attributes:
+        prefill: The prefill's answer, or its error, and who gave it. Raises `PrefillLostError` for none.
+        decode: The pieces of the answer, from what prefill answered.
+        is_dead: Whether the engine that decodes has died.
+        replace: The router's word on another place; None when it gives none.
+        release: Has the prefill side drop the request.
+    """
+
+    prefill: Callable[[RequestContext], Coroutine[Any, Any, tuple[Any, ReplicaId | None]]]
+    decode: Callable[[Any], AsyncGenerator[Any, None]]
+    is_dead: Callable[[], bool]
+    replace: Callable[[ReplacementRequested], Coroutine[Any, Any, ReplacementDecision | None]]
+    release: Callable[[RequestContext], None]
+
+
+class Handover:
+    """Takes requests from prefill to decode.
+
+    Args:
+        decode_replica: Who decodes.
+        rules: When a lost prefill is not placed again.
+        watch: Notices that a prefill replica is lost.
+        instruments: Where replacements are counted.
+    """
+
+    def __init__(
+        self,
+        decode_replica: ReplicaId,
+        rules: ReplacementRules,
+        watch: PrefillWatch,
+        instruments: Instruments,
+    ) -> None:
+        self._decode_replica = decode_replica
+        self._rules = rules
+        self._watch = watch
+        self._instruments = instruments
+
+    async def run(self, steps: Steps, context: RequestContext, tokens: int) -> AsyncGenerator[Any, None]:
+        """The pieces of the answer.
+
+        Args:
+            steps: What the request goes through.
+            context: Of the request, as of now.
+            tokens: Length of its prompt.
+
+        Raises:
+            GivenUpError: when its prefill was lost; nothing has been yielded then.
+        """
+        replacements = 0
+        while True:
+            started_s = time.monotonic()
+            try:
+                async with aclosing(self._once(steps, context)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            except PrefillLostError as loss:
+                context = context.after(time.monotonic() - started_s)
+                outcome, context = await self._place_again(steps, context, tokens, loss, replacements)
+                if outcome in _GIVEN_UP:
+                    raise GivenUpError(outcome) from loss
+                replacements += 1
+            else:
+                return
+
+    async def _once(self, steps: Steps, context: RequestContext) -> AsyncGenerator[Any, None]:
+        """One try. Raises `PrefillLostError` only before it yields anything."""
+        is_decoding = False
+        try:
+            prefilled, replica = await self._watch.result(steps.prefill(context), context.prefill_replica)
+            if not is_answer(prefilled):
+                yield prefilled
+                return
+            context = replace(context, prefill_replica=replica)
+            async with aclosing(steps.decode(prefilled)) as pieces:
+                opening = _opening(steps, pieces, replica)
+                for piece in await self._watch.result(opening, replica, PULLED_S):
+                    is_decoding = is_decoding or is_answer(piece)
+                    yield piece
+                async for piece in pieces:
+                    is_decoding = is_decoding or is_answer(piece)
+                    yield piece
+        finally:
+            if not is_decoding:
+                steps.release(context)
+
+    async def _place_again(
+        self,
+        steps: Steps,
+        context: RequestContext,
+        tokens: int,
+        loss: PrefillLostError,
+        replacements: int,
+    ) -> tuple[ReplacementOutcome, RequestContext]:
+        lost = context.lost_replicas if loss.replica is None else (*context.lost_replicas, loss.replica)
+        context = replace(context, lost_replicas=lost, prefill_replica=None, prompt_bytes=0, cached_tokens=0)
+        outcome = self._rules.refusal(context, replacements)
+        if outcome is None:
+            asked = ReplacementRequested(
+                job_id=context.job_id,
+                tier=context.tier,
+                ttft_budget_s=context.ttft_budget_s,
+                explicit_deadline=context.explicit_deadline,
+                tokens=tokens,
+                decode_replica=self._decode_replica,
+                lost=lost,
+                cause=loss.cause,
+            )
+            started_s = time.monotonic()
+            outcome, context = _by(await steps.replace(asked), context, loss.cause)
+            context = context.after(time.monotonic() - started_s)
+        self._instruments.count(REPLACEMENTS, cause=loss.cause.value, outcome=outcome.value)
+        logs.event(
+            "prefill_lost",
+            level=logging.WARNING,
+            request_id=context.request_id,
+            job_id=context.job_id,
+            replica=loss.replica,
+            cause=str(loss),
+            outcome=outcome.value,
+            prefill_replica=context.prefill_replica,
+        )
+        return outcome, context
+
+
+def is_answer(piece: Any) -> bool:
+    """Whether a piece of an engine's answer is part of one: not an error, nor the end of a stream."""
+    text = piece[0] if isinstance(piece, list) and piece else piece
+    if isinstance(text, str):
+        return text.startswith("data: {") and not text.startswith(_ERROR_EVENT)
+    return getattr(piece, "error", None) is None
+
+
+def _by(
+    decision: ReplacementDecision | None, context: RequestContext, cause: LossCause
+) -> tuple[ReplacementOutcome, RequestContext]:
+    match decision:
+        case Replaced():
+            placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
+            return ReplacementOutcome.ROUTER, placed
+        case NotReplaced(reason=RejectionReason.DEADLINE_INFEASIBLE):
+            return ReplacementOutcome.DEADLINE, context
+        case NotReplaced(reason=RejectionReason.NO_REPLICA):
+            return ReplacementOutcome.NO_REPLICA, context
+        case NotReplaced() | None:  # it was let in before; whatever else the router has against it now
+            if cause is LossCause.NO_REPLICA:
+                return ReplacementOutcome.NO_REPLICA, context
+            return ReplacementOutcome.SERVE, context
+        case _:
+            assert_never(decision)
+
+
+async def _opening(steps: Steps, pieces: AsyncGenerator[Any, None], replica: ReplicaId | None) -> list[Any]:
+    """The pieces up to the first that carries a token, or all.
+
+    Raises:
+        PrefillLostError: when the engine gives the request up instead and goes on serving. vLLM does that
+            to a request whose KV cache did not arrive (`kv_load_failure_policy: fail`).
+    """
+    opening: list[Any] = []
+    async for piece in pieces:
+        if (error := _failure_in(piece)) is not None and not steps.is_dead():
+            raise PrefillLostError(LossCause.PULL_FAILED, replica, error)
+        opening.append(piece)
+        if not _is_preamble(piece):
+            break
+    return opening
+
+
+def _failure_in(piece: Any) -> str | None:
+    """The message of a server error in a piece of an answer; None for none."""
+    for text in piece if isinstance(piece, list) else [piece]:
+        if isinstance(text, str):
+            if not text.startswith(_ERROR_EVENT):
+                continue
+            error = json.loads(text.removeprefix("data: "))["error"]
+            code, message = error["code"], error["message"]
+        elif (found := getattr(text, "error", None)) is not None:
+            code, message = found.code, found.message
+        else:
+            continue
+        if int(code) >= 500:  # noqa: PLR2004 - HTTP's class of server errors
+            return str(message)
+    return None
+
+
+def _is_preamble(piece: Any) -> bool:
+    """Whether a piece only says who will speak: a chat's stream begins so, even one that fails then."""
+    texts = piece if isinstance(piece, list) else [piece]
+    return all(isinstance(text, str) and _names_the_role_alone(text) for text in texts)
+
+
+def _names_the_role_alone(text: str) -> bool:
+    if not text.startswith("data: {") or '"role"' not in text:
+        return False
+    choices = json.loads(text.removeprefix("data: ")).get("choices") or [{}]
+    return all(_is_empty(choice) for choice in choices)
+
+
+def _is_empty(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if delta is None or choice.get("finish_reason"):
+        return False
+    return not any(value for name, value in delta.items() if name != "role")

@@ -1,0 +1,41 @@
+"""Being shut down by Serve: noticing it, and waiting for what others still need from here.
+
+Serve gives a replica one hook, `__del__`, after its last request has ended; when the shutdown begins it tells
+nobody but its own wrapper around the replica. Nothing can be placed elsewhere in time by that, so the wrapper
+is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import ray
+from ray._private.worker import global_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOOK_S: Final = 0.05
+
+
+def is_draining() -> bool:
+    """Whether Serve is shutting the replica down that runs in this process; False where that is not known."""
+    if not ray.is_initialized():
+        return False
+    for actor in global_worker.actors.values():
+        replica = getattr(actor, "_replica_impl", None)
+        if getattr(replica, "_shutting_down", False):
+            return True
+    return False
+
+
+async def until(is_done: Callable[[], bool], within_s: float) -> bool:
+    """Whether something came true within a time; looks often."""
+    deadline_s = time.monotonic() + within_s
+    while not is_done():
+        if time.monotonic() >= deadline_s:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
