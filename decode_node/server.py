@@ -101,7 +101,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
         self._background = Background()
-        self._tier = PrefillTier(prefill_server, self._background)
+        self._tier = PrefillTier(self._prefill_handle, self._background)
         self._handover = Handover(
             self._replica_id, node.replacement, PrefillWatch(self._tier.ask), self._instruments
         )

@@ -42,6 +42,7 @@ def deployment(tmp_path_factory):
         "max_model_len": 4096,
         "warmup_tokens": [32, 512],
         "prefill": {"replicas": 2},
+        "monitor": {"port": 0},
         "tiers": {
             "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 30_000, "weight": 2},

