@@ -42,7 +42,7 @@ def deployment(tmp_path_factory):
         "max_model_len": 4096,
         "warmup_tokens": [32, 512],
         "prefill": {"replicas": 2},
-        "monitor": {"port": 0},
+        "monitor": {"port": 0, "shed": False},
         "tiers": {
             "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 30_000, "weight": 2},
@@ -145,7 +145,7 @@ async def lose_prefill(deployment, load, tell):
         return replica is None or replica["reported_s_ago"] > 1.5
 
     noticed_s = await until(forgotten, 5, "the router went on using a dead replica")
-    answered_s = await load.until_answered(lost_s, placed=True)
+    answered_s = round(await load.until_answered(lost_s, placed=True), 2)
     await asyncio.sleep(5)
     losses = replaced(deployment)
     result = summary(load, lost_s)
@@ -160,8 +160,8 @@ async def lose_router(load, tell):
     _, pid = actor("Router#")
     os.kill(pid, signal.SIGKILL)
     lost_s = time.monotonic()
-    answered_s = await load.until_answered(lost_s)
-    placed_s = await load.until_answered(lost_s + 0.2, placed=True)
+    answered_s = round(await load.until_answered(lost_s), 2)
+    placed_s = round(await load.until_answered(lost_s + 0.2, placed=True), 2)
     result = summary(load, lost_s)
     tell("router", answered_s=answered_s, placed_again_s=placed_s, **result)
     assert result["errors"] == []
@@ -175,7 +175,7 @@ async def lose_monitor(load, tell):
         return
     os.kill(pid, signal.SIGKILL)
     lost_s = time.monotonic()
-    answered_s = await load.until_answered(lost_s, placed=True)
+    answered_s = round(await load.until_answered(lost_s, placed=True), 2)
     back_s = await until(lambda: asyncio.to_thread(is_back, pid), 60, "the monitor did not come back")
     result = summary(load, lost_s)
     tell("monitor", answered_s=answered_s, back_s=back_s, **result)

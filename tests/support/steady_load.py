@@ -88,11 +88,11 @@ class SteadyLoad:
             placed = "x-slo-predicted-ttft-ms" in raw.headers
             answer = raw.parse()
             if is_streaming:
-                pieces = 0
+                finish = None
                 async for piece in answer:
                     first_token_s = first_token_s or time.monotonic()
-                    pieces += bool(piece.choices)
-                error = None if pieces >= 8 else f"only {pieces} tokens"
+                    finish = piece.choices[0].finish_reason if piece.choices else finish
+                error = None if finish == "length" else "the stream ended early"
             elif answer.usage.completion_tokens != 8:
                 error = f"only {answer.usage.completion_tokens} tokens"
         except openai.APIStatusError as refused:
