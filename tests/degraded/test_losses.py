@@ -125,7 +125,7 @@ async def test_a_prefill_replica_the_router_and_the_monitor_are_killed_and_one_d
     async with SteadyLoad(deployment.url, KEY) as load:
         await load.until_answered(time.monotonic(), placed=True)
         await lose_prefill(deployment, load, tell)
-        await lose_router(load, tell)
+        await lose_router(deployment, load, tell)
         await lose_monitor(load, tell)
         await drain(deployment, load, tell)
     everybody = [one.ended_s - one.started_s for one in load.asked]
@@ -156,7 +156,7 @@ async def lose_prefill(deployment, load, tell):
     assert not alive, f"left behind: {[' '.join(process.cmdline()) for process in alive]}"
 
 
-async def lose_router(load, tell):
+async def lose_router(deployment, load, tell):
     _, pid = actor("Router#")
     os.kill(pid, signal.SIGKILL)
     lost_s = time.monotonic()
@@ -166,6 +166,7 @@ async def lose_router(load, tell):
     tell("router", answered_s=answered_s, placed_again_s=placed_s, **result)
     assert result["errors"] == []
     assert any(not one.placed for one in load.since(lost_s)), "no request had to do without the router"
+    assert "router_fallback" in deployment.log.read_text()
 
 
 async def lose_monitor(load, tell):

@@ -70,7 +70,7 @@ async def suspend_a_prefill(client, deployment):
     pytest.fail("no prefill was stopped")
 
 
-@pytest.mark.parametrize("kind", ["worker", "engine", "replica"])
+@pytest.mark.parametrize("kind", ["worker", "engine"])  # the replica itself: tests/degraded
 async def test_killed_while_a_prefill_is_suspended(deployment, kind):
     if deployment.log is None:
         pytest.skip("needs the log of a deployment of its own")
