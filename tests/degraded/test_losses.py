@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from itertools import pairwise
@@ -177,7 +178,8 @@ async def lose_monitor(load, tell):
     os.kill(pid, signal.SIGKILL)
     lost_s = time.monotonic()
     answered_s = round(await load.until_answered(lost_s, placed=True), 2)
-    back_s = await until(lambda: asyncio.to_thread(is_back, pid), 60, "the monitor did not come back")
+    await until(lambda: asyncio.to_thread(is_back, pid), 60, "the monitor did not come back")
+    back_s = round(time.monotonic() - lost_s, 2)
     result = summary(load, lost_s)
     tell("monitor", answered_s=answered_s, back_s=back_s, **result)
     assert result["errors"] == []
@@ -194,7 +196,8 @@ async def drain(deployment, load, tell):
         replicas = await prefill_replicas(deployment)
         return sum(one["reported_s_ago"] < 1.5 for one in replicas.values()) >= 2
 
-    both_s = await until(both, 120, "the lost prefill replica was not replaced")
+    with load.paused():
+        both_s = await until(both, 120, "the lost prefill replica was not replaced")
     leaving = await busiest(deployment)
     handle, pid = actor("Prefill:", leaving)
     started_s = time.monotonic()
@@ -215,7 +218,7 @@ async def drain(deployment, load, tell):
     result = summary(load, started_s)
     tell(
         "drained replica",
-        replaced_s=both_s,
+        waited_for_replacement_s=both_s,
         told_s=told_s,
         drained_s=round(drained_s, 2),
         outstanding=outstanding,
@@ -223,4 +226,4 @@ async def drain(deployment, load, tell):
     )
     assert result["errors"] == []
     assert all(later <= earlier for earlier, later in pairwise(outstanding))
-    assert "prefill_drained" in deployment.log.read_text()
+    assert re.search(r"prefill_drained .*is_empty=True", deployment.log.read_text())

@@ -7,9 +7,12 @@ import contextlib
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import openai
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WAIT_S = 60.0
 """No client waits for longer."""
@@ -36,6 +39,10 @@ class SteadyLoad:
     clients: int = 5
     asked: list[Asked] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._may_ask = asyncio.Event()
+        self._may_ask.set()
+
     async def __aenter__(self) -> Self:
         self._client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=WAIT_S
@@ -48,6 +55,13 @@ class SteadyLoad:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ask nothing meanwhile."""
+        self._may_ask.clear()
+        yield
+        self._may_ask.set()
 
     def since(self, started_s: float) -> list[Asked]:
         """What ended since then."""
@@ -71,6 +85,7 @@ class SteadyLoad:
     async def _ask_on(self, number: int) -> None:
         rng = random.Random(number)
         while True:
+            await self._may_ask.wait()
             await self._ask(rng, TIERS[rng.randrange(len(TIERS))], is_streaming=rng.random() < 0.6)
 
     async def _ask(self, rng: random.Random, tier: str, *, is_streaming: bool) -> None:
@@ -79,7 +94,7 @@ class SteadyLoad:
         try:
             raw = await self._client.completions.with_raw_response.create(
                 model="tiny",
-                prompt=rng.choices(range(200), k=rng.choice((64, 500, 1500))),
+                prompt=rng.choices(range(200), k=rng.choice((64, 1500, 3500))),
                 max_tokens=8,
                 stream=is_streaming,
                 extra_headers={"x-slo-tier": tier},
