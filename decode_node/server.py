@@ -251,6 +251,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     def _is_dead(self) -> bool:
         return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
 
+    async def __del__(self) -> None:
+        """Serve's last call, with no request left."""
+        if hasattr(self, "_reporter"):
+            await self._reporter.end(ReplicaGone(self._replica_id))
+        await super().__del__()
+
     def _report(self) -> Report:
         if self._is_dead():
             return ReplicaGone(self._replica_id)

@@ -370,6 +370,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             started_s = time.monotonic()
             is_empty = await until(lambda: self._tap.kv_usage == 0, self._node.drain_s)
             logs.event("prefill_drained", seconds=time.monotonic() - started_s, is_empty=is_empty)
+        if hasattr(self, "_reporter"):
+            await self._reporter.end(ReplicaGone(self._replica_id))
         await super().__del__()
 
 

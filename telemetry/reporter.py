@@ -7,6 +7,7 @@ caller's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ HEARTBEAT_S = 0.5
 COALESCE_S = 0.005
 """Changes within this time become one report."""
 _TIMEOUT_S = 5.0
+_LAST_S = 1.0
 
 
 class Reporter:
@@ -44,6 +46,12 @@ class Reporter:
     def stop(self) -> None:
         """Report no more."""
         self._task.cancel()
+
+    async def end(self, last: Any) -> None:
+        """Send one more report, if somebody listens, and none after it."""
+        self._task.cancel()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._send(last), _LAST_S)
 
     async def _run(self) -> None:
         while True:
