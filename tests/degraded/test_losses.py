@@ -118,7 +118,7 @@ async def busiest(deployment):
     while True:
         replicas = await prefill_replicas(deployment)
         name, state = max(replicas.items(), key=lambda one: one[1]["outstanding"])
-        if state["outstanding"] >= 2:
+        if state["outstanding"] >= 3:
             return name
 
 
@@ -135,10 +135,9 @@ async def test_a_prefill_replica_the_router_and_the_monitor_are_killed_and_one_d
 
 
 async def lose_prefill(deployment, load, tell):
+    processes = {name: family(actor("Prefill:", name)[1]) for name in await prefill_replicas(deployment)}
     lost = await busiest(deployment)
-    _, pid = actor("Prefill:", lost)
-    processes = family(pid)
-    os.kill(pid, signal.SIGKILL)
+    processes[lost][0].kill()
     lost_s = time.monotonic()
 
     async def forgotten():
@@ -153,7 +152,7 @@ async def lose_prefill(deployment, load, tell):
     tell("prefill replica", noticed_s=noticed_s, answered_s=answered_s, replacements=len(losses), **result)
     assert result["errors"] == [], losses
     assert losses, "nobody had lost anything; was the right process killed?"
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes[lost], timeout=20)
     assert not alive, f"left behind: {[' '.join(process.cmdline()) for process in alive]}"
 
 

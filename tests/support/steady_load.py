@@ -36,7 +36,7 @@ class SteadyLoad:
 
     url: str
     key: str
-    clients: int = 5
+    clients: int = 8
     asked: list[Asked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
