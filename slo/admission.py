@@ -59,7 +59,7 @@ class AdmissionRules:
     pressure: float = 0.8
     max_refusal: float = 0.8
     reserved: float = 0.10
-    calm_s: float = 1.0
+    calm_s: float = 5.0
     max_backlog_s: float = 120.0
     memory_s: float = MEMORY_S
     retry_least_s: float = 1.0

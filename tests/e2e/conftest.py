@@ -30,7 +30,9 @@ def deployment(tmp_path_factory, tiny_model):
         "model_name": "tiny",
         "port": free_port(),
         "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
-        "monitor": {"port": free_port()},
+        # These tests pile requests up and let deadlines pass; nobody is to be turned away for that.
+        "monitor": {"port": free_port(), "shed": False},
+        "admission": {"calm_s": 600},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
         "limits": {"max_body_bytes": 200_000},
