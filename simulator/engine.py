@@ -120,7 +120,7 @@ class VirtualEngine:
         self._times: dict[int, PassTimes] = {}
         self._step_id = 0
         self._lead: Lead | None = None
-        self._cache: PrefixCache | None = None
+        self._cache = PrefixCache(limits.kv_tokens if limits.caches_prefixes else 0)
         self._view: SchedulerView | None = None
 
     @property
@@ -195,8 +195,7 @@ class VirtualEngine:
                 done.append(job)
                 job.prefilled_s = now_s
                 self.running.remove(job)
-                if self._cache is not None:
-                    self._cache.put(job.arrival.blocks)
+                self._cache.put(job.arrival)
             else:
                 job.enter(State.WAITING, now_s)
         return done
@@ -265,7 +264,7 @@ class VirtualEngine:
         members: dict[Job, int] = {}
         for job in sorted(jobs, key=lambda job: not job.started):
             if not job.started:
-                self._take_prefix(job)
+                job.hit_tokens = job.num_computed_tokens = self._cache.hit_tokens(job.arrival)
             new = min(job.num_tokens - job.num_computed_tokens, budget)
             if new <= 0 or not self._allocate(job, job.num_computed_tokens + new):
                 break
@@ -279,18 +278,7 @@ class VirtualEngine:
 
     def cached_tokens(self, job: Job) -> int:
         """How much of a prompt the prefix cache holds; at least one token always remains."""
-        if self._cache is None or not job.arrival.blocks:
-            return 0
-        return min(self._cache.held_blocks(job.arrival.blocks) * job.arrival.block_tokens, job.num_tokens - 1)
-
-    def _take_prefix(self, job: Job) -> None:
-        """Count what the prefix cache holds as computed."""
-        if not self._limits.caches_prefixes or not job.arrival.blocks:
-            return
-        if self._cache is None:
-            self._cache = PrefixCache(self._limits.kv_tokens // job.arrival.block_tokens)
-        tokens = self._cache.hit_blocks(job.arrival.blocks) * job.arrival.block_tokens
-        job.hit_tokens = job.num_computed_tokens = min(tokens, job.num_tokens - 1)
+        return self._cache.held_tokens(job.arrival)
 
     def _allocate(self, job: Job, tokens: int) -> bool:
         missing = math.ceil(tokens / BLOCK_TOKENS) - job.blocks

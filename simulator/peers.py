@@ -67,14 +67,12 @@ class PeerReplica:
         self._prefilled = prefilled
         self._queue: list[Job] = []
         self._step: dict[Job, int] | None = None
-        self._cache: PrefixCache | None = None
+        self._cache = PrefixCache(rules.kv_tokens)
 
     def arrive(self, job: Job) -> None:
         """Take a request."""
         self._queue.append(job)
-        if self._cache is not None and job.arrival.blocks:
-            tokens = self._cache.held_blocks(job.arrival.blocks) * job.arrival.block_tokens
-            job.expect_cached(min(tokens, job.num_tokens - 1))
+        job.expect_cached(self._cache.held_tokens(job.arrival))
         job.enter(State.WAITING, self._loop.now_s)
         if self._step is None:
             self._issue()
@@ -105,8 +103,7 @@ class PeerReplica:
                 continue
             job.prefilled_s = now_s
             self._queue.remove(job)
-            if self._cache is not None:
-                self._cache.put(job.arrival.blocks)
+            self._cache.put(job.arrival)
             self._prefilled(job)
         if self._step is None:
             self._issue()
@@ -139,10 +136,7 @@ class PeerReplica:
         return sorted(self._queue, key=rank)
 
     def _take_prefix(self, job: Job) -> None:
-        if job.started or not job.arrival.blocks:
+        if job.started:
             return
         job.started = True
-        if self._cache is None:
-            self._cache = PrefixCache(self._rules.kv_tokens // job.arrival.block_tokens)
-        tokens = self._cache.hit_blocks(job.arrival.blocks) * job.arrival.block_tokens
-        job.num_computed_tokens = min(tokens, job.num_tokens - 1)
+        job.num_computed_tokens = self._cache.hit_tokens(job.arrival)

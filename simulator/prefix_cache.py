@@ -6,42 +6,49 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from simulator.workload import Arrival
 
 
 class PrefixCache:
     """Blocks by hash, the least recently used evicted first.
 
     Args:
-        capacity_blocks: Blocks of the workload's size that fit; 0 switches the cache off.
+        capacity_tokens: Tokens that fit; 0 switches the cache off.
     """
 
-    def __init__(self, capacity_blocks: int) -> None:
-        self._capacity = capacity_blocks
+    def __init__(self, capacity_tokens: int) -> None:
+        self._capacity_tokens = capacity_tokens
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def held_blocks(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks are there."""
+    def held_tokens(self, arrival: Arrival) -> int:
+        """How much of a prompt is there; at least one token always remains to be computed."""
+        return self._tokens(arrival, self._held_blocks(arrival))
+
+    def hit_tokens(self, arrival: Arrival) -> int:
+        """The same, and it is used."""
+        count = self._held_blocks(arrival)
+        for block in arrival.blocks[:count]:
+            self._blocks.move_to_end(block)
+        return self._tokens(arrival, count)
+
+    def put(self, arrival: Arrival) -> None:
+        """A prompt has been prefilled."""
+        if self._capacity_tokens == 0 or not arrival.blocks:
+            return
+        for block in arrival.blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._capacity_tokens // arrival.block_tokens:
+            self._blocks.popitem(last=False)
+
+    def _held_blocks(self, arrival: Arrival) -> int:
         count = 0
-        for block in hashes:
+        for block in arrival.blocks:
             if block not in self._blocks:
                 break
             count += 1
         return count
 
-    def hit_blocks(self, hashes: Sequence[int]) -> int:
-        """The same, and they are used."""
-        count = self.held_blocks(hashes)
-        for block in hashes[:count]:
-            self._blocks.move_to_end(block)
-        return count
-
-    def put(self, hashes: Sequence[int]) -> None:
-        """A prompt has been prefilled."""
-        if self._capacity == 0:
-            return
-        for block in hashes:
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
+    @staticmethod
+    def _tokens(arrival: Arrival, blocks: int) -> int:
+        return min(blocks * arrival.block_tokens, arrival.tokens - 1)
