@@ -10,6 +10,8 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from slo.fading import Fading
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 MEMORY_S: Final = 20.0
 """What arrived this long ago counts 1/e of what arrives now."""
-_RESCALE_AT: Final = 50.0
 _FORGOTTEN: Final = 1e-6
 _Key = TypeVar("_Key")
 
@@ -32,24 +33,17 @@ class Demand:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self.memory_s = memory_s
         self._grown: dict[Tier, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._since_s: float | None = None
+        self._fading = Fading(memory_s)
 
     def arrived(self, tier: Tier, tenant: str, work_s: float, now_s: float) -> None:
         """A request asks for `work_s` seconds of prefill, whether or not it will get them."""
-        if self._since_s is None:
-            self._since_s = now_s
-        age = (now_s - self._since_s) / self.memory_s
-        if age > _RESCALE_AT:
-            self._rescale(math.exp(-age))
-            self._since_s, age = now_s, 0.0
-        # Instead of everything old shrinking at each call, what is new grows.
-        self._grown[tier][tenant] += work_s * math.exp(age)
+        if (factor := self._fading.rescale(now_s)) < 1:
+            self._rescale(factor)
+        self._grown[tier][tenant] += work_s * self._fading.grown(now_s)
 
     def by_tenant(self, now_s: float) -> dict[Tier, dict[str, float]]:
         """Arriving work, seconds per second."""
-        if self._since_s is None:
-            return {}
-        scale = math.exp((self._since_s - now_s) / self.memory_s) / self.memory_s
+        scale = self._fading.kept(now_s) / self.memory_s
         return {
             tier: {name: grown * scale for name, grown in tenants.items()}
             for tier, tenants in self._grown.items()

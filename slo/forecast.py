@@ -9,6 +9,8 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+from slo.fading import Fading
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,6 @@ _FROM_LOAD: Final = 0.9
 _TO_LOAD: Final = 1.2
 """Nothing is kept free below the one load, `SHARE` above the other; between them proportionally."""
 _MOST: Final = 0.95
-_MOST_MEMORIES: Final = 8.0
 _PER_OCTAVE: Final = 4
 _LOWEST: Final = -10 * _PER_OCTAVE
 _CLASSES: Final = 32 * _PER_OCTAVE
@@ -40,11 +41,10 @@ class Forecast:
 
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self._memory_s = memory_s
+        self._fading = Fading(memory_s)
         self._work_s = [0.0] * _CLASSES
         self._all_work_s = 0.0
         self._count = 0.0
-        self._since_s: float | None = None
-        """What is filed counts as if it had arrived then: what arrives later is filed as more than it is."""
         self._kept = 1.0
         """What remains until the last arrival of what is filed."""
         self._denser: list[float] | None = None
@@ -59,11 +59,11 @@ class Forecast:
         """
         if work_s <= 0 or weight <= 0:
             return
-        if self._since_s is None:
-            self._since_s = now_s
-        elif now_s - self._since_s > _MOST_MEMORIES * self._memory_s:
-            self._forget(now_s)
-        grown = math.exp((now_s - self._since_s) / self._memory_s)
+        if (factor := self._fading.rescale(now_s)) < 1:
+            self._work_s = [work * factor for work in self._work_s]
+            self._all_work_s *= factor
+            self._count *= factor
+        grown = self._fading.grown(now_s)
         self._kept = 1.0 / grown
         self._work_s[_class_of(weight / work_s)] += work_s * grown
         self._all_work_s += work_s * grown
@@ -104,15 +104,6 @@ class Forecast:
             self._denser = [work * self._kept / self._memory_s for work in sums][::-1]
         share, denser = SHARE * pressure, self._denser
         return [min(_MOST, share * denser[_class_of(worth) + 1]) for worth in worths_per_s]
-
-    def _forget(self, now_s: float) -> None:
-        """File everything anew as of now, before the numbers grow beyond what can be added to."""
-        assert self._since_s is not None
-        kept = math.exp((self._since_s - now_s) / self._memory_s)
-        self._work_s = [work * kept for work in self._work_s]
-        self._all_work_s *= kept
-        self._count *= kept
-        self._since_s = now_s
 
 
 def _class_of(worth_per_s: float) -> int:

@@ -1,0 +1,46 @@
+"""Running accounts that slowly forget.
+
+Owns how an account forgets: what was filed `memory_s` ago counts 1/e of what is filed now. Instead of
+everything old shrinking at each entry, what is new grows; once in a while everything is scaled back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+_RESCALE_AT: Final = 50.0
+"""Time constants after which entries have grown so much that older ones are better scaled back."""
+
+
+@dataclass(slots=True)
+class Fading:
+    """The scale of one account. Reads no clock; times never go back.
+
+    Attributes:
+        memory_s: Time constant of forgetting, seconds.
+    """
+
+    memory_s: float
+    _since_s: float | None = None
+    """What is filed then is filed as it is."""
+
+    def rescale(self, now_s: float) -> float:
+        """What everything filed has to be multiplied by before the next entry; nearly always 1."""
+        if self._since_s is None:
+            self._since_s = now_s
+        age = (now_s - self._since_s) / self.memory_s
+        if age <= _RESCALE_AT:
+            return 1.0
+        self._since_s = now_s
+        return math.exp(-age)
+
+    def grown(self, now_s: float) -> float:
+        """What an entry is multiplied by; after `rescale` with the same time."""
+        since_s = now_s if self._since_s is None else self._since_s
+        return math.exp((now_s - since_s) / self.memory_s)
+
+    def kept(self, now_s: float) -> float:
+        """What everything filed is multiplied by to be read."""
+        return 1.0 / self.grown(now_s)
