@@ -7,13 +7,13 @@ server's.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from decode_node.answers import error_in, is_answer, is_preamble
 from decode_node.prefill_watch import PULLED_S, PrefillLostError, PrefillWatch
 from slo.errors import RejectionReason
 from slo.replacement import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from slo.request import ReplicaId, RequestContext
     from telemetry.instruments import Instruments
 
-_ERROR_EVENT: Final = 'data: {"error"'
 _GIVEN_UP: Final = {
     ReplacementOutcome.LIMIT: "one replica after the other was lost while it computed the prompt; try again",
     ReplacementOutcome.DEADLINE: (
@@ -181,14 +180,6 @@ class Handover:
         return outcome, context
 
 
-def is_answer(piece: Any) -> bool:
-    """Whether a piece of an engine's answer is part of one: not an error, nor the end of a stream."""
-    text = piece[0] if isinstance(piece, list) and piece else piece
-    if isinstance(text, str):
-        return text.startswith("data: {") and not text.startswith(_ERROR_EVENT)
-    return getattr(piece, "error", None) is None
-
-
 def _by(
     decision: ReplacementDecision | None, context: RequestContext, cause: LossCause
 ) -> tuple[ReplacementOutcome, RequestContext]:
@@ -217,46 +208,10 @@ async def _opening(steps: Steps, pieces: AsyncGenerator[Any, None], replica: Rep
     """
     opening: list[Any] = []
     async for piece in pieces:
-        if (error := _failure_in(piece)) is not None and not steps.is_dead():
-            raise PrefillLostError(LossCause.PULL_FAILED, replica, error)
+        error = error_in(piece)
+        if error is not None and error.is_servers and not steps.is_dead():
+            raise PrefillLostError(LossCause.PULL_FAILED, replica, error.message)
         opening.append(piece)
-        if not _is_preamble(piece):
+        if not is_preamble(piece):
             break
     return opening
-
-
-def _failure_in(piece: Any) -> str | None:
-    """The message of a server error in a piece of an answer; None for none."""
-    for text in piece if isinstance(piece, list) else [piece]:
-        if isinstance(text, str):
-            if not text.startswith(_ERROR_EVENT):
-                continue
-            error = json.loads(text.removeprefix("data: "))["error"]
-            code, message = error["code"], error["message"]
-        elif (found := getattr(text, "error", None)) is not None:
-            code, message = found.code, found.message
-        else:
-            continue
-        if int(code) >= 500:  # noqa: PLR2004 - HTTP's class of server errors
-            return str(message)
-    return None
-
-
-def _is_preamble(piece: Any) -> bool:
-    """Whether a piece only says who will speak: a chat's stream begins so, even one that fails then."""
-    texts = piece if isinstance(piece, list) else [piece]
-    return all(isinstance(text, str) and _names_the_role_alone(text) for text in texts)
-
-
-def _names_the_role_alone(text: str) -> bool:
-    if not text.startswith("data: {") or '"role"' not in text:
-        return False
-    choices = json.loads(text.removeprefix("data: ")).get("choices") or [{}]
-    return all(_is_empty(choice) for choice in choices)
-
-
-def _is_empty(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    if delta is None or choice.get("finish_reason"):
-        return False
-    return not any(value for name, value in delta.items() if name != "role")

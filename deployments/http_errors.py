@@ -7,7 +7,7 @@ spelt as the client spelt it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse
 
@@ -17,6 +17,7 @@ from slo.outcomes import Outcome, outcome_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from decode_node.answers import EngineError
     from router.decisions import Evicted, Rejected
     from slo.errors import AuthenticationError, FieldError
 
@@ -152,10 +153,10 @@ _RETRY_AFTER_S: Final = {"prefill_lost": 1, "deadline_passed": 1, "no_replica": 
 """Errors that our own replicas answer with, by their type."""
 
 
-def engine_error(error: Any) -> HTTPError:
+def engine_error(error: EngineError) -> HTTPError:
     """What an engine refused, with its own status; what its replica gave up, with the reason as code."""
-    status = int(error.code)
-    if (given_up := getattr(error, "type", None)) in _RETRY_AFTER_S:
+    status = error.code
+    if (given_up := error.type) in _RETRY_AFTER_S:
         return HTTPError(
             status,
             error.message,
@@ -167,7 +168,7 @@ def engine_error(error: Any) -> HTTPError:
         status,
         error.message,
         kind="invalid_request_error" if status < 500 else "server_error",  # noqa: PLR2004 - HTTP classes
-        param=getattr(error, "param", None),
+        param=error.param,
         code="invalid_value" if status < 500 else "engine_error",  # noqa: PLR2004 - HTTP classes
     )
 

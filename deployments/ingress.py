@@ -7,12 +7,10 @@ request arrives can make. Ray Serve LLM's ingress class does the rest.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -22,6 +20,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from decode_node.answers import error_in
 from deployments import http_errors, request_body, request_fields
 from deployments.accounting import Identity, RequestRecord, ingress_instruments
 from deployments.http_errors import HTTPError
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 _SSE = "text/event-stream"
-_ERROR_EVENT = 'data: {"error"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +198,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         except StopAsyncIteration:
             record.end(Outcome.FAILED)
             raise http_errors.internal_error(record.request_id) from None
-        if (error := _error_in(first)) is not None:
+        if (error := error_in(first)) is not None:
             failed = http_errors.engine_error(error)
             record.end(_outcome(failed))
             failed.headers.update(headers)
@@ -244,7 +242,7 @@ async def _events(
             record.event(text)
             yield text
         async for piece in rest:
-            if _error_in(piece) is not None:
+            if error_in(piece) is not None:
                 outcome = Outcome.FAILED
             for text in _texts(piece):
                 record.event(text)
@@ -265,19 +263,9 @@ def _outcome(failed: HTTPError) -> Outcome:
 
 
 def _texts(piece: Any) -> list[str]:
-    if (error := getattr(piece, "error", None)) is not None:
+    if not isinstance(piece, list | str) and (error := error_in(piece)) is not None:
         return [_error_event(http_errors.engine_error(error))]
     return [str(text) for text in piece] if isinstance(piece, list) else [str(piece)]
-
-
-def _error_in(piece: Any) -> Any:
-    """The error that an engine answers with, as an object or as the event of a stream; None for none."""
-    text = piece[0] if isinstance(piece, list) and piece else piece
-    if isinstance(text, str):
-        if not text.startswith(_ERROR_EVENT):
-            return None
-        return SimpleNamespace(**json.loads(text.removeprefix("data: "))["error"])
-    return getattr(piece, "error", None)
 
 
 def _error_event(error: HTTPError) -> str:

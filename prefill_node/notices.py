@@ -31,6 +31,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         computed: The fraction of the pass that lies before `boundary`.
         done: The fraction before the boundary where it goes on if it is kept.
         tokens: Prompt tokens of the step.
+        pairs: Their `slo.predictor.attention_pairs`.
         checkpoint_bytes: What each rank keeps; 0 when the work is lost.
         ordered_s: When the governor ordered it.
         stopped_s: When it stopped.
@@ -45,6 +46,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     computed: float
     done: float
     tokens: int
+    pairs: float
     checkpoint_bytes: int
     ordered_s: float
     stopped_s: float
@@ -90,12 +92,14 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
         reason: A value of `DropReason`.
         done: The fraction of the step's forward pass that it had computed and kept.
         tokens: Prompt tokens of those jobs in the step.
+        pairs: Their `slo.predictor.attention_pairs`.
     """
 
     jobs: tuple[str, ...]
     reason: str
     done: float
     tokens: int
+    pairs: float
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):

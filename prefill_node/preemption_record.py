@@ -156,7 +156,7 @@ class PreemptionRecord:
                 self._instruments.observe(PREEMPTION_STOP_TO_SERVICE, waited_s)
                 self._tell("prefill_served", (notice.job,), {"after_stop_s": waited_s})
             case Dropped():
-                lost_s = self._lost(notice.tokens, notice.done, notice.reason)
+                lost_s = self._lost(notice, notice.done, notice.reason)
                 self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "lost_s": lost_s})
             case Passed():
                 self._passed(notice)
@@ -173,9 +173,9 @@ class PreemptionRecord:
         if (arrived_s := self._arrived_s.get(stop.beneficiary)) is not None:
             self._instruments.observe(PREEMPTION_ARRIVAL_TO_STOP, stop.stopped_s - arrived_s)
         if outcome != "kept":
-            self._lost(stop.tokens, stop.computed, outcome)
+            self._lost(stop, stop.computed, outcome)
         elif stop.computed > stop.done:
-            self._lost(stop.tokens, stop.computed - stop.done, "operator")
+            self._lost(stop, stop.computed - stop.done, "operator")
         fields: dict[str, float | str] = {
             "step": stop.step_id,
             "boundary": stop.boundary,
@@ -187,9 +187,9 @@ class PreemptionRecord:
         }
         self._tell("prefill_stopped", stop.jobs, fields)
 
-    def _lost(self, tokens: int, fraction: float, reason: str) -> float:
+    def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""
-        lost_s = self._ledger.predictor.prefill_s(tokens) * fraction
+        lost_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
         self._instruments.count(WORK_LOST, lost_s, reason=reason)
         return lost_s
 

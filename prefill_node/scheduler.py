@@ -172,11 +172,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
         if (step := self._suspensions.step_of(request.request_id)) is None:
             return
+        tokens = step.members[request.request_id]
         dropped = Dropped(
             jobs=self._jobs_of([request.request_id]),
             reason=reason,
             done=step.done,
-            tokens=step.members[request.request_id],
+            tokens=tokens,
+            pairs=attention_pairs(tokens, request.num_computed_tokens),
         )
         self._suspensions.forget(request.request_id, time.monotonic())
         self._bulletin.notice(dropped)
@@ -325,6 +327,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 computed=stopped.computed,
                 done=stopped.done,
                 tokens=scheduled.total_num_scheduled_tokens,
+                pairs=pairs,
                 checkpoint_bytes=stopped.checkpoint_bytes,
                 ordered_s=stopped.stopped_s if order is None else order.ordered_s,
                 stopped_s=stopped.stopped_s,

@@ -15,7 +15,7 @@ from slo.request import JobId
 from slo.tiers import Tier
 from telemetry.catalogue import Kind
 
-LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+LINE = PrefillPredictor(per_token_s=0.0005, fixed_s=0.0, per_pair_s=5e-7)
 
 
 class Instruments:
@@ -105,6 +105,7 @@ def stopped(
         computed=boundary / 12,
         done=done,
         tokens=1000,
+        pairs=1e6,
         checkpoint_bytes=checkpoint_bytes,
         ordered_s=4.5,
         stopped_s=5.0,
@@ -113,7 +114,7 @@ def stopped(
 
 RESUMED = Resumed(("long",), 3, suspended_s=2.0, issued_s=7.0, first_operator_s=7.25)
 SERVED = Served("urgent", stopped_s=5.0, first_operator_s=5.125)
-DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000)
+DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000, pairs=1e6)
 
 METRICS_OF = {
     "kept": (
