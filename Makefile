@@ -54,7 +54,8 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/idle_overhead.py
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/stop_latency.py
 	$(BIN)/python benchmarks/vote.py
-	$(BIN)/python benchmarks/preemption_rules.py
+	$(BIN)/python benchmarks/preemption_decision.py
+	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/preemption_rules.py
 
 .PHONY: bench-routing
 bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)

@@ -46,7 +46,7 @@ _CALIBRATION: Final = (
     *((tokens, context) for tokens in (128, 2048) for context in (2048, 16_384)),
 )
 """Lengths and contexts that are measured, tokens."""
-_NO_LIMITS: Final = Limits(
+NO_LIMITS: Final = Limits(
     max_preemptions=1 << 30,
     max_suspended_s=float("inf"),
     max_suspended_steps=1 << 30,
@@ -205,13 +205,13 @@ def _admitting(arm: Arm) -> Build:
 _CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
 _JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
-    PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=_NO_LIMITS
+    PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
 )
 ABORT: Final = PreemptionRules(
     PreemptionMode.RECOMPUTE,
     PreemptionPolicy.CONSERVATIVE,
     margin=1.0,
-    limits=replace(_NO_LIMITS, stubborn_after=0.9),
+    limits=replace(NO_LIMITS, stubborn_after=0.9),
 )
 OURS: Final = PreemptionRules()
 """The defaults of the servers."""
@@ -238,19 +238,17 @@ ABORT_ARMS: Final = (
     "slackserve",
 )
 TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve", "slackserve-admission")
-_SLACKSERVE: Final = Arm(
-    "slackserve",
-    "SlackServe",
-    Scheduling(
-        OURS,
-        DEFAULT_ORDER,
-        Granularity.REPLAYED,
-        1,
-        step_tokens=STEP_TOKENS,
-        foresees=True,
-        is_fair=True,
-    ).build,
+SERVERS: Final = Scheduling(
+    OURS,
+    DEFAULT_ORDER,
+    Granularity.REPLAYED,
+    1,
+    step_tokens=STEP_TOKENS,
+    foresees=True,
+    is_fair=True,
 )
+"""How the servers run a replica by default."""
+_SLACKSERVE: Final = Arm("slackserve", "SlackServe", SERVERS.build)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
@@ -258,14 +256,7 @@ ARMS: Final[Mapping[str, Arm]] = {
         Arm(
             "slackserve-off",
             "SlackServe, preemption off",
-            Scheduling(
-                OFF,
-                DEFAULT_ORDER,
-                Granularity.NONE,
-                step_tokens=STEP_TOKENS,
-                foresees=True,
-                is_fair=True,
-            ).build,
+            replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead=0).build,
         ),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),

@@ -40,14 +40,12 @@ class EngineLimits:
         kv_tokens: Tokens that its KV memory holds.
         max_suspended_s: A request that has been suspended for so long in total goes first.
         checkpoint_bytes_per_token: What stopping a step keeps.
-        caches_prefixes: Whether finished prompts serve as prefixes of others.
     """
 
     budget_tokens: int = STEP_TOKENS
     kv_tokens: int = 400_000
     max_suspended_s: float = 30.0
     checkpoint_bytes_per_token: int = 16_384
-    caches_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class VirtualEngine:
         self._times: dict[int, PassTimes] = {}
         self._step_id = 0
         self._lead: Lead | None = None
-        self._cache = PrefixCache(limits.kv_tokens if limits.caches_prefixes else 0)
+        self._cache = PrefixCache(limits.kv_tokens)
         self._view: SchedulerView | None = None
 
     @property
