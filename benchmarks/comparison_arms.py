@@ -6,7 +6,6 @@ KV cache each, no waiting for a batch of the stream, and the same environment.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import yaml
-from local_server import serve_until_ready
+from local_server import embedded_settings, environment, serve_until_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 PORT = 18441
 MODEL_LEN = 8192
 _HERE = Path(__file__).parent
-_EMBEDDED = _HERE.parent / "deployments" / "configs" / "embedded.yaml"
 
 
 @dataclass(frozen=True)
@@ -144,11 +142,7 @@ def _end_children() -> None:
 
 
 def _start_ours(arm: Arm, log: Path, directory: Path) -> None:
-    settings = yaml.safe_load(_EMBEDDED.read_text()) | {
-        "max_model_len": MODEL_LEN,
-        "preemption": {"mode": arm.preemption},
-        "kv_transfer": {"prefill_port": 24000, "decode_port": 26000},
-    }
+    settings = embedded_settings(max_model_len=MODEL_LEN, preemption={"mode": arm.preemption})
     for tier in settings["tiers"].values():
         tier["sheddable"] = False  # so that all arms do the same work
     config = directory / f"{arm.name}.yaml"
@@ -163,7 +157,7 @@ def _start_stock(arguments: tuple[str, ...], log: Path, within_s: float = 400) -
         stdout=log.open("w"),
         stderr=subprocess.STDOUT,
         cwd=_HERE.parent,
-        env={**os.environ, "PYTHONPATH": str(_HERE.parent)},
+        env=environment(),
     )
     deadline_s = time.monotonic() + within_s
     while "\nready\n" not in log.read_text(errors="replace"):

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from preemption import logged
+from local_server import logged
 
 from deployments.bench import Asking, offer
 from deployments.bench_client import connected

@@ -12,33 +12,18 @@ import argparse
 import random
 import statistics
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from offline_engine import offline_engine
-from report import write
+from offline_engine import offline_engine, prefill_s
+from report import overhead, write
 from tiny_models import build_tiny
 
 from prefill_node.engine_setup import EngineSetup
 
 TOKENS = (512, 2048)
-
-
-def prefill_s(llm: Any, prompt: list[int]) -> float:
-    """Seconds of one prefill."""
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    started_s = time.perf_counter()
-    llm.generate(
-        [TokensPrompt(prompt_token_ids=prompt)],
-        SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
-        use_tqdm=False,
-    )
-    return time.perf_counter() - started_s
 
 
 def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
@@ -53,16 +38,14 @@ def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
             seconds = prefill_s(llm, [rng.randrange(250) for _ in range(tokens)])
             if number >= 2:  # the first touch memory  # noqa: PLR2004
                 times[on].append(seconds)
-    ratios = sorted(with_ / without for with_, without in zip(times[True], times[False], strict=True))
     return {
         "tokens": tokens,
         "pairs": pairs,
         "votes": board.boundaries_reached(0) - votes,
         "without_ms": statistics.median(times[False]) * 1e3,
         "with_ms": statistics.median(times[True]) * 1e3,
-        "overhead": statistics.median(ratios) - 1,
         "overhead_of_medians": statistics.median(times[True]) / statistics.median(times[False]) - 1,
-        "quartiles": [ratios[len(ratios) // 4] - 1, ratios[3 * len(ratios) // 4] - 1],
+        **overhead(times[True], times[False]),
     }
 
 

@@ -1,14 +1,38 @@
-"""A `slackserve serve` of this machine, for benchmarks and tests."""
+"""A `slackserve serve` of this machine and its log, for benchmarks and tests."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from deployments.launcher import get_json
+
+_ROOT = Path(__file__).parent.parent
+_EMBEDDED = _ROOT / "deployments" / "configs" / "embedded.yaml"
+
+
+def embedded_settings(**changes: Any) -> dict[str, Any]:
+    """Those of the embedded model, changed, and on ports of their own beside another server."""
+    ports = {"kv_transfer": {"prefill_port": 24000, "decode_port": 26000}}
+    settings: dict[str, Any] = yaml.safe_load(_EMBEDDED.read_text())
+    return settings | ports | changes
+
+
+def environment() -> dict[str, str]:
+    """This process's, and our packages on the path."""
+    return {**os.environ, "PYTHONPATH": str(_ROOT)}
+
+
+def logged(log: str, event: str, field: str) -> list[float]:
+    """The values of a field in a server's log lines of one event."""
+    return [float(value) for value in re.findall(rf"{event} .*?\b{field}=([\d.e+-]+)", log)]
 
 
 def serve_until_ready(
@@ -23,7 +47,7 @@ def serve_until_ready(
         [sys.executable, "-m", "deployments.cli", "serve", "--port", str(port), *arguments],
         stdout=log.open("w"),
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env=environment(),
     )
     deadline_s = time.monotonic() + within_s
     while (get_json(f"http://127.0.0.1:{port}/ready") or {}).get("status") != "ready":

@@ -6,6 +6,7 @@ The scheduler runs here, so that one call takes one step; the workers run in pro
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -69,3 +70,17 @@ def offline_engine(
         core.model_executor.shutdown()
         core.scheduler.shutdown()
         board.close()
+
+
+def prefill_s(llm: Any, prompt: list[int]) -> float:
+    """Seconds of one prefill on an `LLM`."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    started_s = time.perf_counter()
+    llm.generate(
+        [TokensPrompt(prompt_token_ids=prompt)],
+        SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
+        use_tqdm=False,
+    )
+    return time.perf_counter() - started_s

