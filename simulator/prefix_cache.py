@@ -13,7 +13,7 @@ class PrefixCache:
     """Blocks by hash, the least recently used evicted first.
 
     Args:
-        capacity_tokens: Tokens that fit; 0 switches the cache off.
+        capacity_tokens: Tokens that fit.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
@@ -33,8 +33,6 @@ class PrefixCache:
 
     def put(self, arrival: Arrival) -> None:
         """A prompt has been prefilled."""
-        if self._capacity_tokens == 0 or not arrival.blocks:
-            return
         for block in arrival.blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
