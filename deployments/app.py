@@ -21,7 +21,8 @@ from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.server import DecodeNodeConfig, DecodeServer
-from deployments.config import ConfigError, PoolConfig, SlackServeConfig
+from deployments.config import PoolConfig, SlackServeConfig
+from deployments.config_errors import ConfigError
 from deployments.cpu_plan import CorePlan, plan_cores
 from deployments.http_app import make_ingress
 from deployments.ingress import IngressConfig

@@ -14,7 +14,7 @@ from rich.text import Text
 from deployments.calibration import WORST_MAPE, save_profile, sweep, with_handoff_s, with_handoffs
 from deployments.calibration_check import check_handoffs, check_prefills
 from deployments.calibration_plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 from deployments.profile_use import profile_of
 
 if TYPE_CHECKING:

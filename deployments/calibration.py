@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 from simulator.prefill_profile import PROFILE_FORMAT, read_profile
 from slo.handoff import fit_handoff
 from slo.predictor import Fit, Sample, fit

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayTaskError
 
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponse

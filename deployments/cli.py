@@ -21,7 +21,8 @@ from rich.text import Text
 from deployments.bench_command import bench
 from deployments.bench_errors import BenchError
 from deployments.calibrate_command import calibrate
-from deployments.config import ConfigError, SlackServeConfig, load, parse
+from deployments.config import SlackServeConfig, load, parse
+from deployments.config_errors import ConfigError
 from deployments.model_errors import ModelStoreError
 from deployments.model_progress import rich_progress
 from deployments.model_store import ModelStore

@@ -1,117 +1,30 @@
 """The configuration of a deployment: parsed once, strict, and refused before anything starts.
 
-Owns the names, defaults and limits of every setting. An unknown key is refused with the nearest valid one;
+Owns the whole and how it is read, and the settings of the replicas, of KV transfer and of the router; other
+sections have modules of their own beside this one. An unknown key is refused with the nearest valid one;
 values that cannot work together are refused with the reason. `slackserve serve`, `serve run`,
 `serve deploy` and a RayService all go through `SlackServeConfig`.
 """
 
-import dataclasses
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from deployments.admission_config import AdmissionConfig, FairnessConfig, TenantLimitsConfig
+from deployments.admission_config import AdmissionConfig, FairnessConfig
+from deployments.config_errors import ConfigError
+from deployments.key_config import KeyConfig, key_ring, read_keys, tenant_limits
+from deployments.monitor_config import MonitorConfig
+from deployments.preemption_config import PreemptionConfig
+from deployments.tier_config import TiersConfig
 from router.decode import KvLink
 from router.policies import PlacementName
-from simulator.strict_yaml import ClientTier, ObjectiveMs, Positive, Section, explain, read_mapping, read_yaml
-from slo.monitor import MonitorSettings
+from simulator.strict_yaml import Positive, Section, explain, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
-from slo.order import DEFAULT_ORDER, QueueOrder
-from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
-from slo.steering import SteeringRules
-from slo.tenancy import KeyRing, Tenant
+from slo.tenancy import KeyRing
 from slo.tenant_limits import TenantLimit
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; the message names the key and what would be right."""
-
-
-class TierConfig(Section):
-    """What a tier is promised. `ttft_ms` and `ttft_scale` exclude each other; neither means no deadline."""
-
-    ttft_ms: ObjectiveMs | None = Field(None, description="Time to first token, milliseconds.")
-    ttft_scale: Positive | None = Field(
-        None, description="Instead: a multiple of the request's own predicted prefill time, for example 1.3."
-    )
-    tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
-    sheddable: bool = Field(default=True, description="May be refused when its deadline cannot be met.")
-    weight: Positive = Field(1.0, description="Worth of one request on time, relative to other tiers.")
-    share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="Fraction of prefill time that its requests get when they want it."
-    )
-
-    @model_validator(mode="after")
-    def _one_ttft_objective(self) -> Self:
-        if self.ttft_ms is not None and self.ttft_scale is not None:
-            msg = "give ttft_ms or ttft_scale, not both"
-            raise ValueError(msg)
-        return self
-
-    def policy(self) -> TierPolicy:
-        """The same in the vocabulary of the decision rules, seconds."""
-        return TierPolicy(
-            ttft_s=None if self.ttft_ms is None else self.ttft_ms / 1e3,
-            ttft_scale=self.ttft_scale,
-            tpot_s=None if self.tpot_ms is None else self.tpot_ms / 1e3,
-            sheddable=self.sheddable,
-            weight=self.weight,
-            share=self.share,
-        )
-
-
-def _default_tier(tier: Tier) -> TierConfig:
-    policy = DEFAULT_TIER_POLICIES[tier]
-    return TierConfig(
-        ttft_ms=None if policy.ttft_s is None else policy.ttft_s * 1e3,
-        tpot_ms=None if policy.tpot_s is None else policy.tpot_s * 1e3,
-        sheddable=policy.sheddable,
-        weight=policy.weight,
-        share=policy.share,
-    )
-
-
-def _over_defaults(name: str, given: Any) -> Any:
-    if not isinstance(given, dict) or name not in CLIENT_TIERS:
-        return given
-    defaults = _default_tier(Tier(name)).model_dump()
-    if given.get("ttft_scale") is not None:
-        defaults.pop("ttft_ms")
-    return {**defaults, **given}
-
-
-class TiersConfig(Section):
-    """The three tiers that clients can ask for."""
-
-    premium: TierConfig = Field(default_factory=lambda: _default_tier(Tier.PREMIUM))
-    standard: TierConfig = Field(default_factory=lambda: _default_tier(Tier.STANDARD))
-    background: TierConfig = Field(default_factory=lambda: _default_tier(Tier.BACKGROUND))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_what_is_not_given(cls, values: Any) -> Any:
-        """A tier that is given in part keeps its defaults for the rest."""
-        if not isinstance(values, dict):
-            return values
-        return {name: _over_defaults(name, given) for name, given in values.items()}
-
-    @model_validator(mode="after")
-    def _shares_of_one(self) -> Self:
-        total = self.premium.share + self.standard.share + self.background.share
-        if total > 1 + 1e-9:
-            msg = f"the shares of all tiers together are at most 1, not {total:g}"
-            raise ValueError(msg)
-        return self
-
-    def policies(self) -> dict[Tier, TierPolicy]:
-        """Policies by tier."""
-        system = DEFAULT_TIER_POLICIES[Tier.SYSTEM]
-        return {tier: getattr(self, tier.value).policy() for tier in CLIENT_TIERS} | {Tier.SYSTEM: system}
 
 
 class PoolConfig(Section):
@@ -154,81 +67,6 @@ _RESERVED_ENGINE_KWARGS = {
     "data_parallel_size": "use the pool's replicas",
     "distributed_executor_backend": "it follows the accelerator",
 }
-
-
-_RULES = PreemptionRules()
-_LIMITS = Limits.default_for(PreemptionMode.RESUME)
-_RECOMPUTE_LIMITS = Limits.default_for(PreemptionMode.RECOMPUTE)
-
-
-class PreemptionLimitsConfig(Section):
-    """How much preemption is borne; past one of these a step runs to its end, whatever waits."""
-
-    max_preemptions: Annotated[int, Field(ge=0)] | None = Field(
-        None,
-        description="Stops of one request; by default "
-        f"{_LIMITS.max_preemptions}, and {_RECOMPUTE_LIMITS.max_preemptions} with mode: recompute.",
-    )
-    max_suspended_s: Positive = Field(
-        _LIMITS.max_suspended_s, description="Total seconds that one request is suspended."
-    )
-    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(
-        _LIMITS.max_suspended_steps, description="Suspended steps per replica."
-    )
-    max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
-        _LIMITS.max_suspended_bytes >> 20, description="Memory of their checkpoints, MiB on each rank."
-    )
-
-
-class PreemptionConfig(Section):
-    """Whether and when a running prefill makes way for a more urgent request."""
-
-    mode: PreemptionMode = Field(
-        _RULES.mode,
-        description="A stopped prefill continues, starts again (recompute), or none is stopped.",
-    )
-    policy: PreemptionPolicy = Field(
-        _RULES.policy,
-        description="When a waiter that can be met takes over from one that can be met.",
-    )
-    margin: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        _RULES.margin,
-        description="How much more urgent a waiter must be, or how far predictions are trusted.",
-    )
-    order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
-    granularity: Literal["layer", "sublayer", "operator"] = Field(
-        "operator",
-        description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",
-    )
-    launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="On an accelerator, boundaries that may be launched before the first of them is done."
-    )
-    join_tokens: Annotated[int, Field(ge=1)] = Field(
-        2048, description="Prompts are prefilled together while they have no more tokens together."
-    )
-    vote_timeout_s: Positive = Field(
-        20.0, description="A tensor-parallel rank that stays away from a vote for longer has failed."
-    )
-    limits: PreemptionLimitsConfig = PreemptionLimitsConfig()
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        """YAML reads a bare `off` as false."""
-        return PreemptionMode.OFF if value is False else value
-
-    def rules(self) -> PreemptionRules:
-        """The same in the vocabulary of the decision rules."""
-        given = self.limits
-        limits = dataclasses.replace(
-            Limits.default_for(self.mode),
-            max_suspended_s=given.max_suspended_s,
-            max_suspended_steps=given.max_suspended_steps,
-            max_suspended_bytes=given.max_suspended_mib << 20,
-        )
-        if given.max_preemptions is not None:
-            limits = dataclasses.replace(limits, max_preemptions=given.max_preemptions)
-        return PreemptionRules(self.mode, self.policy, self.margin, limits)
 
 
 class KVLinkConfig(Section):
@@ -291,109 +129,10 @@ class RouterSection(Section):
     )
 
 
-_MONITOR = MonitorSettings()
-_STEERING = _MONITOR.rules
-Target = Annotated[float, Field(gt=0, lt=1)]
-
-
-class TargetsConfig(Section):
-    """By tier, the fraction of requests that shall meet their objectives."""
-
-    premium: Target = _MONITOR.targets[Tier.PREMIUM]
-    standard: Target = _MONITOR.targets[Tier.STANDARD]
-    background: Target = _MONITOR.targets[Tier.BACKGROUND]
-
-
-class MonitorConfig(Section):
-    """The cluster-wide SLO monitor: what it measures against, and what it may do."""
-
-    enabled: bool = True
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        9465, description="Where it exports metrics to Prometheus; 0 for nowhere."
-    )
-    targets: TargetsConfig = TargetsConfig()
-    window_s: Annotated[float, Field(ge=12, le=86_400)] = Field(
-        _MONITOR.window_s, description="The long window; the short one is a twelfth of it."
-    )
-    shed: bool = Field(_MONITOR.steers, description="Shed and reserve when a tier misses its target.")
-    correct: bool = Field(_MONITOR.corrects, description="Correct predictions by measured forward passes.")
-    direct: bool = Field(_MONITOR.directs, description="Order running prefills to make way.")
-    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(
-        _MONITOR.quantile, description="Of measured over predicted times, that predictions aim at."
-    )
-    act_at_burn: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
-        _STEERING.act_at_burn, description="The burn rate from which on a tier is at risk."
-    )
-    least_missed: Annotated[int, Field(ge=1)] = Field(
-        _STEERING.least_missed, description="Misses in the short window below which it is not."
-    )
-    step: Annotated[float, Field(gt=0, le=1)] = Field(
-        _STEERING.step, description="By how much a shed level changes at a time."
-    )
-    most_shed_standard: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_shed_standard
-    reserve_step: Annotated[float, Field(gt=0, le=1)] = _STEERING.reserve_step
-    most_reserved: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_reserved
-    tighten_every_s: Positive = Field(
-        _STEERING.tighten_every_s, description="Least time between two steps towards more shedding."
-    )
-    relax_every_s: Positive = Field(
-        _STEERING.relax_every_s, description="Least time between any step and one towards less."
-    )
-
-    def settings(self, preemption: PreemptionConfig) -> MonitorSettings:
-        """The same in the vocabulary of the decision rules."""
-        names = [field.name for field in dataclasses.fields(SteeringRules)]
-        return MonitorSettings(
-            targets={tier: getattr(self.targets, tier.value) for tier in CLIENT_TIERS},
-            window_s=self.window_s,
-            rules=SteeringRules(**{name: getattr(self, name) for name in names}),
-            steers=self.shed,
-            corrects=self.correct,
-            directs=self.direct,
-            quantile=self.quantile,
-            preemption=preemption.policy,
-            margin=preemption.margin,
-        )
-
-
 class LimitsConfig(Section):
     """What a client may send."""
 
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
-
-
-class KeyConfig(Section):
-    """One API key; give `key` or the environment variable that holds it."""
-
-    tenant: Annotated[str, Field(min_length=1, max_length=64)]
-    key: str | None = Field(None, min_length=8, repr=False)
-    key_env: str | None = None
-    highest_tier: ClientTier = Tier.PREMIUM
-    limits: TenantLimitsConfig | None = Field(
-        None, description="By default those of admission.default_limits."
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.key is None) == (self.key_env is None):
-            msg = f"tenant {self.tenant!r} needs exactly one of key and key_env"
-            raise ValueError(msg)
-        return self
-
-    def secret(self) -> str:
-        """The key itself.
-
-        Raises:
-            ConfigError: when its environment variable is not set.
-        """
-        if self.key is not None:
-            return self.key
-        assert self.key_env is not None
-        if not (value := os.environ.get(self.key_env)):
-            msg = f"api_keys: tenant {self.tenant!r} takes its key from ${self.key_env}, which is not set"
-            raise ConfigError(msg)
-        return value
 
 
 class SlackServeConfig(Section):
@@ -471,29 +210,18 @@ class SlackServeConfig(Section):
             )
             raise ValueError(msg)
 
+    def router_timeout_s(self) -> float:
+        """How long the router is waited for."""
+        by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0
+        return (self.router.timeout_ms or by_default_ms) / 1e3
+
     def tenant_limits(self) -> dict[str, TenantLimit]:
         """Limits of the tenants that have some of their own.
 
         Raises:
             ConfigError: when the key file cannot be read, or two keys give one tenant different limits.
         """
-        limits: dict[str, TenantLimit] = {}
-        for key in self._keys():
-            if key.limits is None:
-                continue
-            limit = key.limits.limit()
-            if limits.setdefault(key.tenant, limit) != limit:
-                msg = f"api_keys: the keys of tenant {key.tenant!r} have different limits"
-                raise ConfigError(msg)
-        return limits
-
-    def _keys(self) -> list[KeyConfig]:
-        return [*self.api_keys, *_keys_from(self.api_keys_file)]
-
-    def router_timeout_s(self) -> float:
-        """How long the router is waited for."""
-        by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0
-        return (self.router.timeout_ms or by_default_ms) / 1e3
+        return tenant_limits(self._keys())
 
     def key_ring(self) -> KeyRing:
         """The configured API keys.
@@ -501,14 +229,10 @@ class SlackServeConfig(Section):
         Raises:
             ConfigError: when the key file cannot be read, a variable is not set or two keys are equal.
         """
-        keys = self._keys()
-        secrets = [key.secret() for key in keys]
-        if len(set(secrets)) < len(secrets):
-            msg = "api_keys: two tenants have the same key"
-            raise ConfigError(msg)
-        return KeyRing(
-            (secret, Tenant(key.tenant, key.highest_tier)) for secret, key in zip(secrets, keys, strict=True)
-        )
+        return key_ring(self._keys())
+
+    def _keys(self) -> list[KeyConfig]:
+        return [*self.api_keys, *read_keys(self.api_keys_file)]
 
 
 def parse(values: dict[str, Any], source: str = "configuration") -> SlackServeConfig:
@@ -530,16 +254,3 @@ def load(path: Path) -> SlackServeConfig:
         ConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
     """
     return parse(read_mapping(path, ConfigError), str(path))
-
-
-def _keys_from(path: Path | None) -> tuple[KeyConfig, ...]:
-    if path is None:
-        return ()
-    values = read_yaml(path, ConfigError)
-    if not isinstance(values, list):
-        msg = f"{path}: expected a list of keys, each with tenant and key"
-        raise ConfigError(msg)
-    try:
-        return tuple(KeyConfig.model_validate(value) for value in values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None

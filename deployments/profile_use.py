@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 from simulator.prefill_profile import Profile, read_whole_profile
 
 if TYPE_CHECKING:

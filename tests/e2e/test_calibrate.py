@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from deployments.calibration import load_profile
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 from simulator.prefill_profile import read_whole_profile
 
 pytestmark = pytest.mark.e2e

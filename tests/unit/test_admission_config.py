@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.admission_config import AdmissionConfig, FairnessConfig, TenantLimitsConfig
-from deployments.config import ConfigError, parse
+from deployments.config import parse
+from deployments.config_errors import ConfigError
 from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission import AdmissionRules
 from slo.fairness import FairnessRules

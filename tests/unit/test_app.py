@@ -6,7 +6,8 @@ import pytest
 from tiny_models import build_tiny_llama
 
 import deployments
-from deployments.config import ConfigError, load, parse
+from deployments.config import load, parse
+from deployments.config_errors import ConfigError
 
 CONFIGS = sorted((Path(deployments.__file__).parent / "configs").glob("*.yaml"))
 

@@ -7,7 +7,7 @@ from deployments.calibrate_command import calibrate
 from deployments.calibration import load_profile, save_profile, sweep, with_handoffs
 from deployments.calibration_check import check_handoffs, check_prefills
 from deployments.calibration_plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
-from deployments.config import ConfigError
+from deployments.config_errors import ConfigError
 from deployments.profile_use import profile_of
 from simulator.prefill_profile import read_whole_profile
 from slo.handoff import HandoffModel, HandoffSample

@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from deployments.config import ConfigError, SlackServeConfig, load, parse
+from deployments.config import SlackServeConfig, load, parse
+from deployments.config_errors import ConfigError
 from slo.errors import AuthenticationError
 from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
 

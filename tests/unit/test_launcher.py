@@ -5,7 +5,8 @@ import threading
 import pytest
 from serving import free_port
 
-from deployments.config import ConfigError, parse
+from deployments.config import parse
+from deployments.config_errors import ConfigError
 from deployments.launcher import LocalDeployment, check_ports_free, get_json
 
 

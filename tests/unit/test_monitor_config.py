@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import ConfigError, MonitorConfig, PreemptionConfig, SlackServeConfig, parse
+from deployments.config import SlackServeConfig, parse
+from deployments.config_errors import ConfigError
+from deployments.monitor_config import MonitorConfig
+from deployments.preemption_config import PreemptionConfig
 from slo.monitor import MonitorSettings
 from slo.preemption import PreemptionPolicy
 from slo.tiers import Tier

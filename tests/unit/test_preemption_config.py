@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import ConfigError, PreemptionConfig, SlackServeConfig, parse
+from deployments.config import SlackServeConfig, parse
+from deployments.config_errors import ConfigError
+from deployments.preemption_config import PreemptionConfig
 from prefill_node.engine_setup import EngineSetup
 from slo.order import QueueOrder
 from slo.preemption import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
