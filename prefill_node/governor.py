@@ -9,8 +9,10 @@ engine's scheduler has published (`prefill_node.views`), and asks the rules (`sl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from prefill_node.views import JobAccount
 from slo.forecast import Forecast
@@ -293,4 +295,4 @@ class Governor:
         runs = view.step is not None and step.yielded_to in view.step.jobs
         if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):
             return as_one(members, now_s)
-        return replace(as_one(members, now_s), yielded_to=beneficiary.job_id)
+        return msgspec.structs.replace(as_one(members, now_s), yielded_to=beneficiary.job_id)

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from slo.predictor import PrefillPredictor
     from slo.request import JobId
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 _REMEMBER_ABANDONED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A prefill that the replica has accepted; the deadline is infinite for none.
 
     Attributes:

@@ -7,8 +7,10 @@ requests is `slo.order`, who shares a step `slo.batching`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from slo.batching import Candidate, compose_step
 from slo.order import QueueOrder, order
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from slo.request import JobId
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True):
     """A prefill that can start, or go on with its next chunk.
 
     Attributes:
@@ -44,8 +45,7 @@ class Queued:
     held_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(msgspec.Struct, frozen=True):
     """A suspended step that could go on.
 
     Attributes:
@@ -65,8 +65,7 @@ class Suspended:
     overdue: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Run these requests in a step of their own, after dropping what stands in the way of their memory.
 
     `lead` is the right by which the first of them runs; None for its deadline.
@@ -78,16 +77,14 @@ class Start:
     lead: Lead | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """Issue a suspended step again; `lead` as for `Start`."""
 
     step: SuspendedStep
     lead: Lead | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Run nothing: there is nothing, or a beneficiary is about to arrive, or memory about to be freed."""
 
 
@@ -169,7 +166,7 @@ def _first_that_fits(
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
         if (given_up := _give_up(first, may_take, missing - free_blocks, queue, suspended)) is not None:
-            return replace(given_up, lead=lead)
+            return msgspec.structs.replace(given_up, lead=lead)
         if may_take == math.inf:
             return None
     return None

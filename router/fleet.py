@@ -11,6 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from router.queue_plan import Workload
 from slo.preemption_terms import Prefill
 from slo.slack import NO_DEADLINE, SlackRank, sedf_rank
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
     from slo.tiers import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedJob:
+class PlacedJob(msgspec.Struct, frozen=True):
     """A prefill that a replica has been given and has not finished.
 
     Attributes:
@@ -44,8 +45,7 @@ class PlacedJob:
     work_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """What placing a new prefill on a replica would lead to.
 
     Attributes:

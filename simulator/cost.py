@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from prefill_node.pass_shape import PassShape
 from simulator.operators import AFTER_ATTENTION, BEFORE_ATTENTION, MLP, OPERATORS
 
@@ -58,8 +60,7 @@ class Accelerator:
     link_latency_s: float = 20e-6
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
+class PassTimes(msgspec.Struct, frozen=True):
     """The times of one forward pass.
 
     Attributes:

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from prefill_node.queue_view import QueueView
 from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
 from prefill_node.suspension import SuspendedStep, Suspensions
@@ -48,8 +50,7 @@ class EngineLimits:
     checkpoint_bytes_per_token: int = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
+class Issued(msgspec.Struct, frozen=True):
     """A step that runs.
 
     Attributes:

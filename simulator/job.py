@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.slack import NO_DEADLINE
 
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
     from simulator.workload import Arrival
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True):
     """What a replica sends along with a request, where vLLM's requests have it."""
 
     extra_args: dict[str, Any]

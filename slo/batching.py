@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,7 @@ STEP_TOKENS: Final = 8192
 as well as larger ones do and have their boundaries closer together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A prefill that could join the next step.
 
     Attributes:
@@ -48,8 +48,7 @@ JOIN_MARGIN: Final = 1.05
 """How many times its predicted time a shared pass is reckoned with: company is no reason to run a risk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """How many of the first candidates run together, and why no more."""
 
     size: int

@@ -10,8 +10,9 @@ single priority with a margin does not do: multiplying a negative priority by a 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
+
+import msgspec
 
 from slo.preemption_terms import (
     Decision,
@@ -71,7 +72,8 @@ def decide(
         return Keep(KeepReason.IDLE)
     running, guard = state.running, state.running.guard
     if guard > 0 and state.waiting:
-        state = replace(state, waiting=[waiter for waiter in state.waiting if waiter.weight > guard])
+        worthier = [waiter for waiter in state.waiting if waiter.weight > guard]
+        state = msgspec.structs.replace(state, waiting=worthier)
     if not state.waiting:
         return Keep(KeepReason.STARVING if guard > 0 else KeepReason.NOBODY_WAITS)
     if (limit := limit_reached(running, state, rules)) is not None:
@@ -145,7 +147,7 @@ def as_one(members: Sequence[Prefill], now_s: float) -> Prefill:
     urgent = min(
         members, key=lambda member: (member.deadline_s < now_s + member.remaining_s, member.deadline_s)
     )
-    return replace(
+    return msgspec.structs.replace(
         urgent,
         weight=sum(member.weight for member in members),
         suspended_s=max(member.suspended_s for member in members),

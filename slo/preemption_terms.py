@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from slo.tiers import Tier
 
 if TYPE_CHECKING:
@@ -84,8 +86,7 @@ class KeepReason(enum.StrEnum):
     """The step belongs to a class that has waited for too long; nobody who waits is worth enough more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(msgspec.Struct, frozen=True):
     """A prefill as the rules see it.
 
     Attributes:
@@ -136,8 +137,7 @@ class Limits:
         return Limits(max_preemptions=1) if mode is PreemptionMode.RECOMPUTE else Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class RunningStep:
+class RunningStep(msgspec.Struct, frozen=True):
     """The forward pass under way.
 
     Attributes:
@@ -163,8 +163,7 @@ class RunningStep:
     guard: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
+class ReplicaState(msgspec.Struct, frozen=True):
     """What runs and what waits.
 
     Attributes:
@@ -203,8 +202,7 @@ class PreemptionRules:
             raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
+class Preempt(msgspec.Struct, frozen=True):
     """Stop the step; `beneficiary` and all that wait before it run before it is resumed."""
 
     step_id: int
@@ -212,8 +210,7 @@ class Preempt:
     reason: PreemptReason
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(msgspec.Struct, frozen=True):
     """Let the step go on, and decide anew at `recheck_at_s` if it still runs; infinite for never."""
 
     reason: KeepReason

@@ -7,9 +7,10 @@ Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from slo.on_time import OnTimeSet, on_time_set, worth
 from slo.preemption_terms import (
@@ -97,7 +98,7 @@ def _worth_if_ended(
     behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
     if behind_s <= _NOTHING_S:
         return worth(runner) + sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
-    behind = replace(runner, remaining_s=behind_s)
+    behind = msgspec.structs.replace(runner, remaining_s=behind_s)
     return sum(map(worth, on_time_set([behind, *pool], ended_s, forecast).kept))
 
 

@@ -1,9 +1,10 @@
+import dataclasses
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slo.preemption import (
     Keep,
@@ -515,7 +516,7 @@ def test_a_step_at_its_limits_is_never_stopped(state, rules):
 @settings(max_examples=500)
 @given(states(), ALL_RULES)
 def test_a_rescue_saves_its_waiter_and_costs_less_than_it_is_worth(state, rules):
-    rules = replace(rules, policy=RESCUE, limits=Limits(10**9, math.inf, 10**9, 10**9, 2.0))
+    rules = dataclasses.replace(rules, policy=RESCUE, limits=Limits(10**9, math.inf, 10**9, 10**9, 2.0))
     decision = decide(state, NOW_S, rules)
     if not isinstance(decision, Preempt):
         return
@@ -541,6 +542,6 @@ def test_a_rescue_saves_its_waiter_and_costs_less_than_it_is_worth(state, rules)
 @settings(max_examples=300)
 @given(states(), ALL_RULES)
 def test_the_timer_lies_ahead(state, rules):
-    decision = decide(state, NOW_S, replace(rules, limits=Limits()))
+    decision = decide(state, NOW_S, dataclasses.replace(rules, limits=Limits()))
     if isinstance(decision, Keep):
         assert decision.recheck_at_s > NOW_S

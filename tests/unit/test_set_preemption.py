@@ -1,12 +1,13 @@
 """Whether a step makes way when all that wait are looked at together."""
 
+import dataclasses
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slo.forecast import Forecast
 from slo.on_time import on_time_set, worth
@@ -243,7 +244,7 @@ ALL_RULES = st.builds(
     rules,
     st.sampled_from([RESUME, RECOMPUTE]),
     MARGINS,
-    limits=st.just(replace(NO_LIMITS, max_suspended_s=60.0)),
+    limits=st.just(dataclasses.replace(NO_LIMITS, max_suspended_s=60.0)),
     stop_latency_s=st.floats(0, 0.1),
 )
 FORECASTS = st.sampled_from([None, crowded()])
