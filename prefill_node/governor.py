@@ -98,6 +98,8 @@ class Governor:
     forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Prefill] = field(default_factory=dict)
     _predictor: PrefillPredictor | None = None
+    _view: SchedulerView | None = None
+    _elsewhere: set[str] = field(default_factory=set)
 
     @property
     def is_on(self) -> bool:
@@ -193,10 +195,9 @@ class Governor:
         return self._ordered(self._prefills(view, now_s), now_s)
 
     def _prefills(self, view: SchedulerView, now_s: float) -> list[Prefill]:
-        elsewhere = set(view.done)
-        if view.step is not None:
-            elsewhere.update(view.step.jobs)
-        elsewhere.update(job for step in view.suspended for job in step.jobs)
+        if view is not self._view:
+            self._view, self._elsewhere = view, _elsewhere(view)
+        elsewhere = self._elsewhere
         if self._predictor is not self.ledger.predictor:
             self._predictor, self._fresh = self.ledger.predictor, {}
         accounts, fresh = view.accounts, self._fresh
@@ -207,30 +208,33 @@ class Governor:
             for job_id, job in self.ledger.accepted.items()
             if job_id not in elsewhere
         ]
-        steps = (self._suspended(step, view, now_s) for step in view.suspended)
-        return prefills + [step for step in steps if step is not None]
+        for step in view.suspended:
+            if (prefill := self._suspended(step, view, now_s)) is not None:
+                prefills.append(prefill)
+        return prefills
 
     def _ordered(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         limit_s = self.rules.limits.max_suspended_s
         return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s, forecast=self.forecast)
 
     def _state(self, view: SchedulerView, running: RunningStep, waiting: Sequence[Prefill]) -> ReplicaState:
-        kept_bytes = sum(item.checkpoint_bytes for item in view.suspended)
+        kept_bytes = sum([item.checkpoint_bytes for item in view.suspended])
         return ReplicaState(running, waiting, len(view.suspended), kept_bytes)
 
     def _running(
         self, view: SchedulerView, step: StepView, reached: tuple[int, int], now_s: float
     ) -> RunningStep:
-        total_s = self.total_s(step)
-        remaining_s = self.remaining_s(step, reached)
+        total_s, progress = self.total_s(step), self.progress(step, reached)
+        remaining_s = total_s * (1.0 - progress)
+        members = [
+            self._member(job, view.accounts.get(job, _UNTOUCHED), remaining_s, now_s) for job in step.jobs
+        ]
         return RunningStep(
             step_id=step.step_id,
-            members=tuple(
-                self._member(job, view.accounts.get(job, _UNTOUCHED), remaining_s, now_s) for job in step.jobs
-            ),
+            members=tuple(members),
             remaining_s=remaining_s,
             restart_s=total_s,
-            progress=self.progress(step, reached),
+            progress=progress,
             stoppable=step.stoppable and bool(step.jobs),
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
             boundary_s=total_s * self.profile.longest_stop,
@@ -296,3 +300,13 @@ class Governor:
         if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):
             return as_one(members, now_s)
         return msgspec.structs.replace(as_one(members, now_s), yielded_to=beneficiary.job_id)
+
+
+def _elsewhere(view: SchedulerView) -> set[str]:
+    """The jobs that do not wait to start or for their next chunk: done, running or suspended."""
+    jobs = set(view.done)
+    if view.step is not None:
+        jobs.update(view.step.jobs)
+    for step in view.suspended:
+        jobs.update(step.jobs)
+    return jobs

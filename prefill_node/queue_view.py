@@ -80,7 +80,7 @@ class QueueView:
         """What the governor needs to know: the step that runs, what is suspended, who has been stopped."""
         suspended = tuple(
             SuspendedView(
-                jobs=tuple(self.job_of(request) for request in item.members),
+                jobs=tuple(map(self.job_of, item.members)),
                 tokens=item.tokens,
                 pairs=item.pairs,
                 done=item.done,
@@ -138,7 +138,7 @@ class QueueView:
     ) -> Suspended:
         requests = [self._scheduler.requests[request_id] for request_id in step.members]
         remaining_s = predictor.pass_s(step.tokens, step.pairs) * (1.0 - step.done)
-        remaining_s += sum(_behind_s(request, step, predictor) for request in requests)
+        remaining_s += sum([_behind_s(request, step, predictor) for request in requests])
         accounts = self._suspensions.accounts
         open_s = now_s - step.since_s
         members = [
@@ -149,7 +149,7 @@ class QueueView:
         return Suspended(
             step,
             as_one(members, now_s),
-            held_blocks=sum(self._blocks(request)[0] for request in requests),
+            held_blocks=sum([self._blocks(request)[0] for request in requests]),
             blocked=awaits or must_wait(self._beneficiary(step, predictor), now_s),
             awaits_arrival=awaits,
             overdue=self._suspensions.is_overdue(step, now_s),
@@ -165,7 +165,7 @@ class QueueView:
     def _blocks(self, request: Request) -> tuple[int, int]:
         """(held, missing) KV blocks, prefix cache hits not foreseen."""
         groups = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        held = sum(len(blocks) for blocks in groups)
+        held = sum(map(len, groups))
         needed = -(-request.num_tokens // self._scheduler.block_size) * len(groups)
         return held, max(0, needed - held)
 

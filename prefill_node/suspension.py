@@ -107,15 +107,17 @@ class Suspensions:
 
     def suspended_s(self, request: str, now_s: float) -> float:
         """Seconds that a request has been suspended in total, an open suspension included."""
-        account = self.accounts.get(request)
         step = self.step_of(request)
-        return (0.0 if account is None else account.suspended_s) + (
-            0.0 if step is None else now_s - step.since_s
-        )
+        return self._closed_s(request) + (0.0 if step is None else now_s - step.since_s)
 
     def is_overdue(self, step: SuspendedStep, now_s: float) -> bool:
         """Whether one of its members has been suspended for as long as a request may be."""
-        return any(self.suspended_s(request, now_s) >= self.max_suspended_s for request in step.members)
+        open_s = now_s - step.since_s
+        return any(self._closed_s(request) + open_s >= self.max_suspended_s for request in step.members)
+
+    def _closed_s(self, request: str) -> float:
+        account = self.accounts.get(request)
+        return 0.0 if account is None else account.suspended_s
 
     def _close(self, step: SuspendedStep, now_s: float) -> None:
         self.steps.remove(step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -116,7 +117,7 @@ class PassTimes(msgspec.Struct, frozen=True):
             return -1
         layer = min(self.layers - 1, int(into_s / self.layer_s))
         rest_s = into_s - layer * self.layer_s
-        part = sum(1 for end_s in self.ends[:-1] if end_s <= rest_s + 1e-12)
+        part = bisect_right(self.ends, rest_s + 1e-12, hi=len(self.ends) - 1)
         return layer * len(self.ends) + part
 
 

@@ -31,6 +31,7 @@ class Job:
         handoff_s: From the end of prefill to the first token, as predicted.
         cached_tokens: Prompt tokens that the prefix cache is expected to hold when it starts.
         hit_tokens: Prompt tokens that it held.
+        num_tokens: Prompt tokens, and so are `num_prompt_tokens`.
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
         blocks: KV blocks that it holds.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
@@ -45,6 +46,9 @@ class Job:
     request_id: str = field(init=False)
     job_id: JobId = field(init=False)
     sampling_params: Sampling = field(init=False)
+    num_tokens: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    arrival_time: float = field(init=False)
     cached_tokens: int = 0
     hit_tokens: int = 0
     num_computed_tokens: int = 0
@@ -60,6 +64,8 @@ class Job:
     def __post_init__(self) -> None:  # noqa: D105 - gives it its names
         self.request_id = str(self.arrival.number)
         self.job_id = JobId(self.request_id)
+        self.num_tokens = self.num_prompt_tokens = self.arrival.tokens
+        self.arrival_time = self.arrival.at_s
         arguments: dict[str, Any] = {
             JOB_XARG: self.request_id,
             WEIGHT_XARG: self.weight,
@@ -74,21 +80,6 @@ class Job:
         """So much of the prompt is expected to be in the prefix cache."""
         self.cached_tokens = tokens
         self.sampling_params.extra_args[CACHED_XARG] = tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt tokens."""
-        return self.arrival.tokens
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens."""
-        return self.arrival.tokens
-
-    @property
-    def arrival_time(self) -> float:
-        """When it arrived."""
-        return self.arrival.at_s
 
     def is_finished(self) -> bool:
         """Whether its prefill has ended."""

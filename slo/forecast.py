@@ -37,9 +37,13 @@ class Forecast:
 
     Args:
         memory_s: Time constant of forgetting.
+
+    Attributes:
+        pressure: 0 as long as the replica can do everything, 1 when it is overloaded beyond doubt.
     """
 
     def __init__(self, memory_s: float = MEMORY_S) -> None:
+        self.pressure = 0.0
         self._memory_s = memory_s
         self._fading = Fading(memory_s)
         self._work_s = [0.0] * _CLASSES
@@ -47,7 +51,8 @@ class Forecast:
         self._count = 0.0
         self._kept = 1.0
         """What remains until the last arrival of what is filed."""
-        self._denser: list[float] | None = None
+        self._densest: list[float] | None = None
+        """The filed work of so many of the densest classes."""
 
     def arrived(self, work_s: float, weight: float, now_s: float) -> None:
         """A request has arrived.
@@ -68,7 +73,8 @@ class Forecast:
         self._work_s[_class_of(weight / work_s)] += work_s * grown
         self._all_work_s += work_s * grown
         self._count += grown
-        self._denser = None
+        self._densest = None
+        self.pressure = min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
 
     @property
     def load(self) -> float:
@@ -79,11 +85,6 @@ class Forecast:
     def near_s(self) -> float:
         """The time ahead of which nothing is kept free."""
         return NEAR * self._all_work_s / self._count if self._count else 0.0
-
-    @property
-    def pressure(self) -> float:
-        """0 as long as the replica can do everything, 1 when it is overloaded beyond doubt."""
-        return min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
 
     def reserved(self, worth_per_s: float) -> float:
         """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
@@ -99,11 +100,11 @@ class Forecast:
         """`reserved` for several."""
         if (pressure := self.pressure) == 0:
             return [0.0] * len(worths_per_s)
-        if self._denser is None:
-            sums = accumulate(reversed(self._work_s), initial=0.0)
-            self._denser = [work * self._kept / self._memory_s for work in sums][::-1]
-        share, denser = SHARE * pressure, self._denser
-        return [min(_MOST, share * denser[_class_of(worth) + 1]) for worth in worths_per_s]
+        if self._densest is None:
+            self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
+        share, kept, memory_s, densest = SHARE * pressure, self._kept, self._memory_s, self._densest
+        denser = [densest[_CLASSES - 1 - _class_of(worth)] for worth in worths_per_s]
+        return [min(_MOST, share * (work * kept / memory_s)) for work in denser]
 
 
 def _class_of(worth_per_s: float) -> int:
@@ -111,4 +112,7 @@ def _class_of(worth_per_s: float) -> int:
         return 0
     if worth_per_s == math.inf:
         return _CLASSES - 1
-    return min(max(math.floor(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST, 0), _CLASSES - 1)
+    number = math.floor(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST
+    if number < 0:
+        return 0
+    return number if number < _CLASSES else _CLASSES - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 STOPPED_WORTH: Final = 2.0
 """How much more a prefill is worth once it has been stopped: what was spent on it is lost if it is given up,
 and it goes on occupying memory until it is finished all the same."""
+
+_Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
+"""Seconds until it is due, its arrival, its position, its work: sorted by deadline, then first come, first served."""
 
 
 def worth(prefill: Prefill) -> float:
@@ -50,12 +53,12 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
         forecast: What will arrive; time is kept free for what is worth more per second of work than the least
             dense that is kept. Without it the present alone counts.
     """
-    rows: list[tuple[float, float, int, float, float, Prefill]] = []
+    rows: list[_Row] = []
     rest: list[Prefill] = []
     for index, prefill in enumerate(prefills):
         due_s, work_s = prefill.deadline_s - start_s, prefill.remaining_s
         if work_s <= due_s < math.inf:
-            rows.append((due_s, prefill.arrived_s, index, work_s, worth(prefill), prefill))
+            rows.append((due_s, prefill.arrived_s, index, work_s, prefill))
         else:
             rest.append(prefill)
     if not rows:
@@ -65,8 +68,11 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
         forecast = None
     if forecast is None and _all_fit(rows):
         return OnTimeSet([row[-1] for row in rows], [], rest)
-    deadlines, _, _, works, weights, hopeful = zip(*rows, strict=True)
-    given_up = _Choice(works, deadlines, weights, forecast).given_up()
+    deadlines, _, _, works, hopeful = zip(*rows, strict=True)
+    choice = _Choice(works, deadlines, [*map(worth, hopeful)], forecast)
+    if forecast is not None and choice.all_fit():
+        return OnTimeSet([*hopeful], [], rest)
+    given_up = choice.given_up()
     return OnTimeSet(
         [prefill for position, prefill in enumerate(hopeful) if position not in given_up],
         [hopeful[position] for position in sorted(given_up)],
@@ -74,12 +80,12 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
     )
 
 
-def _all_fit(rows: Sequence[tuple[float, float, int, float, float, Prefill]]) -> bool:
+def _all_fit(rows: Sequence[_Row]) -> bool:
     """Whether all are in time, one after the other; with one the question has been asked."""
     if len(rows) == 1:
         return True
     end_s = 0.0
-    for due_s, _, _, work_s, _, _ in rows:
+    for due_s, _, _, work_s, _ in rows:
         end_s += work_s
         if end_s > due_s:
             return False
@@ -123,6 +129,17 @@ class _Choice:
             self._reserved = forecast.reserved_for(self._worth)
             self._near_s = forecast.near_s
         self._is_all_free = max(self._reserved) == 0.0
+
+    def all_fit(self) -> bool:
+        """Whether nobody has to be given up: the least dense so far has the most time kept free before it."""
+        end_s = most = 0.0
+        near_s = self._near_s
+        for work_s, due_s, reserved in zip(self._works, self._deadlines, self._reserved, strict=True):
+            end_s += work_s
+            most = max(most, reserved)
+            if end_s > due_s - most * max(0.0, due_s - near_s):
+                return False
+        return True
 
     def given_up(self) -> set[int]:
         """The positions to give up."""

@@ -7,7 +7,7 @@ Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and 
 from __future__ import annotations
 
 import math
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -62,7 +62,7 @@ def decide_by_set(
     pool = [waiter for waiter in waiting if waiter.yielded_to not in members]
     if waiting and not pool:
         return Keep(KeepReason.PROTECTED)
-    overdue_s = sum(waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s)
+    overdue_s = sum([waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s])
     stop_s = rules.stop_latency_s + step.boundary_s
     ended_s = now_s + rules.margin * step.remaining_s + overdue_s
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
@@ -122,11 +122,11 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
 
 def _least_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     """The least that any of them has to spare when they run in this order from `start_s` on."""
-    ends = accumulate((prefill.remaining_s for prefill in prefills), initial=start_s)
-    next(ends)
-    return min(
-        (prefill.deadline_s - end_s for prefill, end_s in zip(prefills, ends, strict=True)), default=math.inf
-    )
+    least_s, end_s = math.inf, start_s
+    for prefill in prefills:
+        end_s += prefill.remaining_s
+        least_s = min(least_s, prefill.deadline_s - end_s)
+    return least_s
 
 
 def _why_not(stopped: OnTimeSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:

@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,8 +117,8 @@ def curved(*jobs):
 
 
 def test_a_prefix_that_is_expected_to_be_cached_is_no_work_but_is_looked_at():
-    cached = dataclasses.replace(job("cached", 1000), cached_tokens=600)
-    everything = dataclasses.replace(job("everything", 1000), cached_tokens=1000)
+    cached = msgspec.structs.replace(job("cached", 1000), cached_tokens=600)
+    everything = msgspec.structs.replace(job("everything", 1000), cached_tokens=1000)
     waiting = {it.job_id: it.remaining_s for it in curved(cached, everything, LONG).waiting(view(), 0.0)}
     assert waiting["long"] == pytest.approx(CURVE.prefill_s(1000))
     assert waiting["cached"] == pytest.approx(CURVE.prefill_s(400, 600))
@@ -125,7 +126,7 @@ def test_a_prefix_that_is_expected_to_be_cached_is_no_work_but_is_looked_at():
 
 
 def test_what_is_computed_counts_more_than_what_was_expected_to_be():
-    cached = dataclasses.replace(job("cached", 1000), cached_tokens=600)
+    cached = msgspec.structs.replace(job("cached", 1000), cached_tokens=600)
     (waiting,) = curved(cached).waiting(view(cached=JobAccount(0, 0.0, 200)), 0.0)
     assert waiting.remaining_s == pytest.approx(CURVE.prefill_s(800, 200))
 
