@@ -65,6 +65,7 @@ bench-routing: $(READY) ## Simulate the placement policies on eight replicas (AR
 bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/simulation.py $(ARGS)
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/offline_optimum.py
+	$(BIN)/python benchmarks/simulator_speed.py
 
 .PHONY: bench-validate
 bench-validate: $(READY) ## Hold the simulator against a real server on this machine

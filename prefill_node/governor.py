@@ -208,10 +208,8 @@ class Governor:
             for job_id, job in self.ledger.accepted.items()
             if job_id not in elsewhere
         ]
-        for step in view.suspended:
-            if (prefill := self._suspended(step, view, now_s)) is not None:
-                prefills.append(prefill)
-        return prefills
+        steps = (self._suspended(step, view, now_s) for step in view.suspended)
+        return prefills + [step for step in steps if step is not None]
 
     def _ordered(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         limit_s = self.rules.limits.max_suspended_s

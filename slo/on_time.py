@@ -22,7 +22,7 @@ STOPPED_WORTH: Final = 2.0
 and it goes on occupying memory until it is finished all the same."""
 
 _Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
-"""Seconds until it is due, its arrival, its position, its work: sorted by deadline, then first come, first served."""
+"""Seconds until it is due, its arrival, its position, its work: in order of deadlines, then of arrivals."""
 
 
 def worth(prefill: Prefill) -> float:
