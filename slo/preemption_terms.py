@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence  # noqa: TC003 - property tests read the annotations of structs
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from slo.request import JobId  # noqa: TC001 - likewise
 from slo.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.request import JobId
 
 
 class PreemptionMode(enum.StrEnum):
