@@ -181,17 +181,24 @@ class _Choice:
         """What remains of `given_up` when those that fit after all are taken out, the most valuable first."""
         works, weights = self._works, self._weights
         remains = set(given_up)
-        starts, room = self._gaps(remains)
+        usable_s = self._deadlines
+        if not self._is_all_free:
+            usable_s = [*map(self._usable_s, self._deadlines, range(len(works)))]
+        starts, room = self._gaps(remains, usable_s)
         for position in sorted(given_up, key=lambda position: (-weights[position], works[position])):
             work_s = works[position]
-            due_s = self._usable_s(self._deadlines[position], position)
-            if work_s <= room[position] and starts[position] + work_s <= due_s:
+            if work_s <= room[position] and starts[position] + work_s <= usable_s[position]:
                 remains.remove(position)
-                starts, room = self._gaps(remains)
+                starts, room = self._gaps(remains, usable_s)
         return remains
 
-    def _gaps(self, given_up: set[int]) -> tuple[list[float], list[float]]:
-        """By position: when one that was given up would start, how much those kept behind it can wait."""
+    def _gaps(self, given_up: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
+        """By position: when one that was given up would start, how much those kept behind it can wait.
+
+        Args:
+            given_up: Their positions.
+            usable_s: Of the time until each deadline, what is not kept free for others.
+        """
         kept = [*self._works]
         for position in given_up:
             kept[position] = 0.0
@@ -200,7 +207,7 @@ class _Choice:
         room: list[float] = []
         for position in range(len(kept) - 1, -1, -1):
             is_kept = kept[position] > 0 or position not in given_up
-            spare_s = self._usable_s(self._deadlines[position], position) - ends[position]
+            spare_s = usable_s[position] - ends[position]
             if is_kept and spare_s < least_s:
                 least_s = spare_s
             room.append(least_s)
