@@ -185,6 +185,8 @@ def _prefill_node(
         vote_timeout_s=preemption.vote_timeout_s,
         join_tokens=preemption.join_tokens,
         max_suspended_s=rules.limits.max_suspended_s,
+        max_suspended_steps=rules.limits.max_suspended_steps,
+        max_suspended_bytes=rules.limits.max_suspended_bytes,
         shares=shares_of(policies),
         ageing_per_s=fairness.ageing.per_s,
         ageing_most=fairness.ageing.most,

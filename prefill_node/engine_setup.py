@@ -41,6 +41,8 @@ class EngineSetup:
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
         max_suspended_s: Total seconds that a request may be suspended before it goes first.
+        max_suspended_steps: Steps suspended at a time; see `prefill_node.lost_steps` for this and the next.
+        max_suspended_bytes: Bytes of their checkpoints, on each rank.
         shares: Weight and share of each tier by name.
         ageing_per_s: The fields of `slo.ageing.Ageing` and `slo.fairness.FairnessRules`, as the next four.
     """
@@ -54,6 +56,8 @@ class EngineSetup:
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05
     max_suspended_s: float = Limits().max_suspended_s
+    max_suspended_steps: int = Limits().max_suspended_steps
+    max_suspended_bytes: int = Limits().max_suspended_bytes
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
     ageing_per_s: float = Ageing().per_s
     ageing_most: float = Ageing().most

@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from prefill_node.bulletin import Bulletin
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.kv_commit import CommitOnCompletion
+from prefill_node.lost_steps import SuspensionRoom, in_excess
 from prefill_node.notices import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.queue_view import QueueView, argument, tier_of
 from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
@@ -73,6 +74,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._jobs: dict[str, str] = {}
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._suspensions = Suspensions(self._setup.max_suspended_s)
+        self._room = SuspensionRoom(self._setup.max_suspended_steps, self._setup.max_suspended_bytes)
         self._view = QueueView(self, self._jobs, self._suspensions)
         self._bulletin = Bulletin(self._setup.board)
         self._step_id = 0
@@ -201,11 +203,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _choose(self, now_s: float) -> Choice:
         if self.pause_state == PauseState.PAUSED_ALL:
             return Wait()
+        suspended = self._view.suspended(self._predictor, now_s, self._arrived.__contains__)
+        if excess := in_excess(suspended, now_s, self._room):
+            self._start_over([request for step in excess for request in step.members], now_s)
+            suspended = [item for item in suspended if item.step not in excess]
         # What looked as if it would fit and did not: only what holds its memory already can run.
         free_blocks = 0 if self._memory_refused else self.kv_cache_manager.block_pool.get_num_free_blocks()
         return choose(
             self._view.queued(self._predictor, may_start=self.pause_state == PauseState.UNPAUSED),
-            self._view.suspended(self._predictor, now_s, self._arrived.__contains__),
+            suspended,
             free_blocks,
             now_s,
             ChoiceRules(
@@ -245,7 +251,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _make_room(self, choice: Start, now_s: float) -> None:
         """Take the KV blocks of those that the choice gives up; they start over."""
         members = [request for step in choice.drop_steps for request in step.members]
-        for request_id in (*members, *choice.drop_requests):
+        self._start_over((*members, *choice.drop_requests), now_s)
+
+    def _start_over(self, request_ids: Sequence[str], now_s: float) -> None:
+        """Take the KV blocks of requests that have started."""
+        for request_id in request_ids:
             request = self.requests[request_id]
             self.running.remove(request)
             self._preempt_request(request, now_s)

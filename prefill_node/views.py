@@ -19,7 +19,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
         from_boundary: Where it starts: 0, or the boundary of the checkpoint that it resumes.
         started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
-        guard: Only waiters of a higher worth may stop it; see `slo.preemption.RunningStep`.
+        guard: Only waiters of a higher worth or of its class may stop it; see `slo.preemption.RunningStep`.
     """
 
     step_id: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from prefill_node.lost_steps import SuspensionRoom
 from prefill_node.operator_work import REFERENCE_TOKENS
 from prefill_node.step_choice import ChoiceRules
 from simulator.aborting import AbortingReplica, AbortPolicy, AbortRules
@@ -157,10 +158,12 @@ class Scheduling:
     ) -> Replica:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
+        held = self.preemption.limits
         limits = EngineLimits(
             budget_tokens=self.step_tokens,
             kv_tokens=hardware.kv_tokens,
-            max_suspended_s=self.preemption.limits.max_suspended_s,
+            max_suspended_s=held.max_suspended_s,
+            suspended=SuspensionRoom(held.max_suspended_steps, held.max_suspended_bytes),
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
         forecast = Forecast() if self.foresees else None

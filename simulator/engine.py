@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from prefill_node.lost_steps import SuspensionRoom, in_excess
 from prefill_node.queue_view import QueueView
 from prefill_node.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
 from prefill_node.suspension import SuspendedStep, Suspensions
@@ -21,6 +22,7 @@ from simulator.findings import State
 from simulator.prefix_cache import PrefixCache
 from slo.batching import STEP_TOKENS
 from slo.predictor import attention_pairs
+from slo.preemption import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from slo.tiers import Tier
 
 BLOCK_TOKENS = 16
+_ROOM = SuspensionRoom(Limits().max_suspended_steps, Limits().max_suspended_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,14 @@ class EngineLimits:
         budget_tokens: Most tokens of one step; a longer prompt is prefilled in chunks.
         kv_tokens: Tokens that its KV memory holds.
         max_suspended_s: A request that has been suspended for so long in total goes first.
+        suspended: How much may be suspended at a time.
         checkpoint_bytes_per_token: What stopping a step keeps.
     """
 
     budget_tokens: int = STEP_TOKENS
     kv_tokens: int = 400_000
     max_suspended_s: float = 30.0
+    suspended: SuspensionRoom = _ROOM
     checkpoint_bytes_per_token: int = 16_384
 
 
@@ -248,9 +253,13 @@ class VirtualEngine:
         fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, self._lead)
 
     def _choose(self, now_s: float) -> Choice:
+        suspended = self._queues.suspended(self._rules.predictor, now_s, self._jobs.__contains__)
+        if excess := in_excess(suspended, now_s, self._limits.suspended):
+            self._start_over([self.requests[name] for step in excess for name in step.members], now_s)
+            suspended = [item for item in suspended if item.step not in excess]
         return choose(
             self._queues.queued(self._rules.predictor, may_start=True),
-            self._queues.suspended(self._rules.predictor, now_s, self._jobs.__contains__),
+            suspended,
             self._free_blocks,
             now_s,
             self._rules,

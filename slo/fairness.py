@@ -9,14 +9,18 @@ less than its share:
 
 - After `patience_s` it leads the queue, but for prefills of a higher worth that are on time; only those stop
   it.
-- After twice that it leads before all and nothing stops it.
+- After twice that it leads before all other classes, and none of them stops it.
 
-A class leads for at most its share `s` of the time (`slo.shares`). So the head starts within
-`2 * patience_s + r` seconds of its arrival or, if that is later, within `w / s + r` of the start of the head
-before it: `w` is that one's work, `r` what remains of the running step and one lead of each other class. In
+The right is the class's. Its own requests that are on time go before its head and may stop it: a head that is
+late anyway could only make them late too, and be followed by more of the kind.
+
+A class leads for at most its share `s` of the time (`slo.shares`), and with heads that have missed their
+deadlines for at most `LATE_PART` of that: they are answered, but they take little from those that can still
+be on time. So the head starts within `2 * patience_s + r` seconds of its arrival or, if that is later, within
+`w / s + r` of the start of the head before it, `w / (LATE_PART * s) + r` if that one was late: `w` is its
+work, `r` what remains of the running step, one lead of each other class, and what is on time of its own. In
 return, the classes above lose at most `s` of any long span of time, and nothing while nobody has waited for
-that long. A class that has its share is not starving, though an old request of it that is late may be: its
-younger ones go first as long as they can be on time, since the old one could only make them late too.
+that long. A class that has its share is not starving, though an old request of it that is late may be.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from slo.tiers import Tier, TierPolicy
 
 PATIENCE_S: Final = 30.0
+LATE_PART: Final = 0.1
+"""Of its share, how much a class leads with requests that are late anyway."""
 _AT_ONCE: Final = 2
 
 
@@ -58,11 +64,14 @@ class Lead(NamedTuple):
 
     Attributes:
         tier: The class whose right it is.
-        guard: The worth above which a prefill on time goes before it and may stop it; infinite for none.
+        guard: The worth above which a prefill on time of another class goes before it and may stop it;
+            infinite for none.
+        counts: How many times its seconds count against the share of its class.
     """
 
     tier: Tier
     guard: float
+    counts: float = 1.0
 
 
 class Fairness:
@@ -92,8 +101,8 @@ class Fairness:
         """
         total = sum(tokens.values())
         for tier, count in tokens.items():
-            has_led = lead is not None and lead.tier is tier
-            self.account.served(tier, seconds * count / total, now_s, led=has_led)
+            led = lead.counts if lead is not None and lead.tier is tier else 0.0
+            self.account.served(tier, seconds * count / total, now_s, led=led)
 
     def leads(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Lead]]:
         """The heads of classes that have the right to lead."""
@@ -117,9 +126,11 @@ class Fairness:
             return None
         if self.account.deficit(tier) <= 0:
             return None
-        if waited_s > _AT_ONCE * patience_s:
-            return Lead(tier, math.inf)
-        return Lead(tier, worth_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights))
+        guard = math.inf
+        if waited_s <= _AT_ONCE * patience_s:
+            guard = worth_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights)
+        is_late = now_s + prefill.remaining_s > prefill.deadline_s
+        return Lead(tier, guard, 1.0 / LATE_PART if is_late else 1.0)
 
     def led(
         self, ordered: Sequence[Prefill], leads: Sequence[tuple[Prefill, Lead]], start_s: float
@@ -136,7 +147,8 @@ class Fairness:
         start_s += sum(head.remaining_s for head, lead in leads if lead.guard == math.inf)
         # The one with the highest guard, and of several the oldest, is put in last and so goes first.
         for head, lead in sorted(leads, key=lambda one: (one[1].guard, -one[0].arrived_s)):
-            queue = _behind_the_worthier(head, lead.guard, queue, start_s)
+            others_s = start_s - head.remaining_s if lead.guard == math.inf else start_s
+            queue = _behind_those_before(head, lead.guard, queue, others_s)
         return queue
 
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
@@ -152,13 +164,14 @@ class Fairness:
         return sorted(prefills, key=key)
 
 
-def _behind_the_worthier(
+def _behind_those_before(
     lead: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
 ) -> list[Prefill]:
-    """The queue with a lead before all but those on time that are worth more than `guard`."""
+    """The queue with a lead before all but those on time of its own class or worth more than `guard`."""
     before: list[Prefill] = []
     after: list[Prefill] = [lead]
     for prefill in queue:
         on_time = start_s + prefill.remaining_s <= prefill.deadline_s < math.inf
-        (before if on_time and prefill.weight > guard else after).append(prefill)
+        goes_before = on_time and (prefill.weight > guard or prefill.tier is lead.tier)
+        (before if goes_before else after).append(prefill)
     return before + after

@@ -72,8 +72,8 @@ def decide(
         return Keep(KeepReason.IDLE)
     running, guard = state.running, state.running.guard
     if guard > 0 and state.waiting:
-        worthier = [waiter for waiter in state.waiting if waiter.weight > guard]
-        state = msgspec.structs.replace(state, waiting=worthier)
+        others = [waiter for waiter in state.waiting if not _is_guarded(running, waiter)]
+        state = msgspec.structs.replace(state, waiting=others)
     if not state.waiting:
         return Keep(KeepReason.STARVING if guard > 0 else KeepReason.NOBODY_WAITS)
     if (limit := limit_reached(running, state, rules)) is not None:
@@ -113,7 +113,7 @@ def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: Preempti
     suspended_s = max((member.suspended_s for member in step.members), default=0.0)
     table = (
         (waiter.yielded_to is not None, KeepReason.PROTECTED),
-        (waiter.weight <= step.guard, KeepReason.STARVING),
+        (_is_guarded(step, waiter), KeepReason.STARVING),
         (_slack_s(waiter, now_s, waiter.remaining_s) < stop_s, KeepReason.CANNOT_SAVE),
         (
             suspended_s + stop_s + waiter.remaining_s > rules.limits.max_suspended_s,
@@ -121,6 +121,13 @@ def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: Preempti
         ),
     )
     return next((reason for is_so, reason in table if is_so), None)
+
+
+def _is_guarded(step: RunningStep, waiter: Prefill) -> bool:
+    """Whether a step goes before a waiter by the right of its class, which the waiter does not share."""
+    if waiter.weight > step.guard:
+        return False
+    return step.guard > 0 and any(member.tier is not waiter.tier for member in step.members)
 
 
 def must_wait(beneficiary: Prefill | None, now_s: float) -> bool:

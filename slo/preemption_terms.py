@@ -145,8 +145,8 @@ class RunningStep(msgspec.Struct, frozen=True):
         stoppable: Whether it looks at stop orders at all.
         checkpoint_bytes: Bytes that stopping it would keep, on each rank.
         boundary_s: Longest time between two of its boundaries, which stopping may have to wait.
-        guard: Only waiters of a higher worth may stop it: it belongs to a class that would otherwise starve
-            (`slo.fairness`). Infinite: nobody may.
+        guard: Only waiters of a higher worth or of its own class may stop it, as that class would otherwise
+            starve (`slo.fairness`). Infinite: no other class may.
     """
 
     step_id: int

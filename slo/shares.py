@@ -22,9 +22,9 @@ MEMORY_S: Final = 60.0
 class ShareAccount:
     """Served prefill seconds by tier, slowly forgotten.
 
-    A class leads the queue for at most its share of the time: after a lead of `w` seconds the next starts no
-    sooner than `w / share` seconds after the beginning of the last. In any span of `t` seconds a class so
-    leads for at most `share * t` seconds and one prefill.
+    A class leads the queue for at most its share of the time: after a lead that counts for `w` seconds the
+    next starts no sooner than `w / share` seconds after the beginning of the last. In any span of `t` seconds
+    a class so leads for at most `share * t` seconds and one prefill.
 
     Args:
         shares: Fraction of the time that each class is entitled to; one without an entry to nothing.
@@ -37,21 +37,21 @@ class ShareAccount:
         self._grown: dict[Tier, float] = {}
         self._next_lead_s: dict[Tier, float] = {}
 
-    def served(self, tier: Tier, seconds: float, now_s: float, *, led: bool = False) -> None:
+    def served(self, tier: Tier, seconds: float, now_s: float, *, led: float = 0.0) -> None:
         """A forward pass has spent time on a class.
 
         Args:
             tier: The class.
             seconds: Device time, whether or not it ended the prefill.
             now_s: When the pass ended; never earlier than in the call before.
-            led: Whether the class had the pass by its right to lead.
+            led: How much of the time counts as a lead; 0 when the class did not have the pass by right.
         """
         if (factor := self._fading.rescale(now_s)) < 1:
             self._grown = {name: grown * factor for name, grown in self._grown.items()}
         self._grown[tier] = self._grown.get(tier, 0.0) + seconds * self._fading.grown(now_s)
-        if led and (share := self._shares.get(tier, 0.0)) > 0:
+        if led > 0 and (share := self._shares.get(tier, 0.0)) > 0:
             due_s = self._next_lead_s.get(tier, -math.inf)
-            self._next_lead_s[tier] = max(due_s, now_s - seconds) + seconds / share
+            self._next_lead_s[tier] = max(due_s, now_s - seconds) + led * seconds / share
 
     def achieved(self, tier: Tier) -> float:
         """Fraction of what was served lately that a class has had."""

@@ -199,6 +199,20 @@ def test_a_request_that_has_been_suspended_for_too_long_goes_first(models):
         assert running.step() == ["short"]
 
 
+def test_a_late_step_starts_over_when_its_place_is_wanted_for_those_on_time(models):
+    setup = EngineSetup(mode="resume", max_suspended_steps=1)
+    with engine(models("llama"), setup=setup) as running:
+        expected = alone(running, long=LONG)
+        suspend(running, "long", LONG, 2, beneficiary="short", deadline_s=0)
+        running.add("short", SHORT, deadline_s=10)
+        assert "short" in running.step()
+        assert running.rpc("checkpoints_held") == [0]
+        running.finish()
+        assert_same_output(running, expected)
+        dropped = [notice.jobs for notice in running.notices() if isinstance(notice, Dropped)]
+        assert dropped == [("long",)]
+
+
 def test_nothing_runs_while_everything_is_paused(running):
     expected = alone(running, long=LONG)
     suspend(running, "long", LONG, 2)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.ageing import Ageing
-from slo.fairness import Fairness, FairnessRules
+from slo.fairness import LATE_PART, Fairness, FairnessRules
 from slo.order import QueueOrder, order
 from slo.preemption import Prefill
 from slo.request import JobId
@@ -112,6 +112,33 @@ def test_a_class_that_has_its_share_does_not_lead():
     assert fairness.lead_of(queue[2], 1000.0) is None
 
 
+@pytest.mark.parametrize("kind", QueueOrder)
+@pytest.mark.parametrize("waited_s", [PATIENCE_S + 1, 2 * PATIENCE_S + 1])
+def test_what_is_on_time_uses_the_right_of_its_class_first(kind, waited_s):
+    now_s = 1000.0
+    queue = [
+        job("standard", Tier.STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
+        job("late", Tier.PREMIUM, due_s=now_s - waited_s + 1, arrived_s=now_s - waited_s),
+        job("premium", Tier.PREMIUM, due_s=now_s + 1.5, arrived_s=now_s - 1),
+    ]
+    fairness = busy(fair(), Tier.STANDARD)
+    assert names(queue, now_s, fairness, kind) == ["premium", "late", "standard"]
+    assert names(queue[:2], now_s, fairness, kind) == ["late", "standard"]
+
+
+def test_a_class_leads_less_with_what_is_late_anyway():
+    fairness, share = busy(fair()), DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share
+    late = job("late", Tier.BACKGROUND, due_s=20.0)
+    for head, counts in ((job("not late", Tier.BACKGROUND), 1.0), (late, 1.0 / LATE_PART)):
+        now_s = 1000.0 * counts
+        lead = fairness.lead_of(head, now_s)
+        fairness.step_ended({Tier.BACKGROUND: 10}, 1.0, now_s + 1.0, lead)
+        fairness.account.served(Tier.PREMIUM, 1e6, now_s + 1.0)
+        next_s = now_s + counts / share
+        assert fairness.lead_of(late, next_s - 0.01) is None
+        assert fairness.lead_of(late, next_s + 0.01) is not None
+
+
 def test_with_infinite_patience_nobody_leads():
     queue = waiting_behind(900.0)
     assert names(queue, 1000.0, busy(fair(patience_s=NEVER)))[0] == "standard"
@@ -166,14 +193,15 @@ def test_premium_on_time_goes_before_what_has_aged_but_not_twice_the_patience(dr
     works=st.lists(st.floats(0.05, 6.0), min_size=2, max_size=12),
     premium_s=st.floats(0.05, 1.0),
     tiers=st.lists(st.sampled_from([Tier.BACKGROUND, Tier.STANDARD]), min_size=12, max_size=12),
+    lateness=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s, tiers):
+def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s, tiers, lateness):
     """A replica that never stops a step, and a queue in which there is always premium that can be met."""
     fairness = fair()
     shares = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
     left = {
-        JobId(str(number)): job(str(number), tier, work_s=work_s)
-        for number, (work_s, tier) in enumerate(zip(works, tiers, strict=False))
+        JobId(str(number)): job(str(number), tier, 0.0 if is_late else NEVER, work_s=work_s)
+        for number, (work_s, tier, is_late) in enumerate(zip(works, tiers, lateness, strict=False))
     }
     longest_s = max([*works, premium_s])
     started = dict.fromkeys((Tier.BACKGROUND, Tier.STANDARD), (0.0, 0.0))
@@ -191,7 +219,8 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
             before_s, work_s = started[first.tier]
             bound_s = max(2 * PATIENCE_S, before_s + work_s / shares[first.tier]) + 3 * longest_s
             assert now_s <= bound_s + 1e-6, f"{first.tier} waited until {now_s:.1f}"
-            started[first.tier] = now_s, first.remaining_s
+            counts = 1.0 / LATE_PART if first.deadline_s < NEVER else 1.0
+            started[first.tier] = now_s, counts * first.remaining_s
             led_s += first.remaining_s
         else:
             premium_served_s += premium_s

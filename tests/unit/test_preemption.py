@@ -23,6 +23,7 @@ from slo.preemption import (
     must_wait,
 )
 from slo.request import JobId
+from slo.tiers import Tier
 
 CONSERVATIVE, AGGRESSIVE, RESCUE, ON_TIME_SET = PreemptionPolicy
 RESUME, RECOMPUTE, OFF = PreemptionMode
@@ -49,6 +50,7 @@ def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
 
 RELAXED = job("relaxed", due_s=9.0)
 URGENT = job("urgent", due_s=2.0, weight=4.0)
+STARVED = replace(RELAXED, tier=Tier.BACKGROUND)
 LIMITS = Limits(max_preemptions=2, max_suspended_s=5.0, max_suspended_steps=3, max_suspended_bytes=100)
 
 KEPT = [
@@ -165,11 +167,11 @@ KEPT = [
         [replace(URGENT, yielded_to=RELAXED.job_id)],
         {},
     ),
-    ("its class would starve", KeepReason.STARVING, replace(step(RELAXED), guard=math.inf), [URGENT], {}),
+    ("its class would starve", KeepReason.STARVING, replace(step(STARVED), guard=math.inf), [URGENT], {}),
     (
         "its class would starve, nobody is worth enough",
         KeepReason.STARVING,
-        replace(step(RELAXED), guard=URGENT.weight),
+        replace(step(STARVED), guard=URGENT.weight),
         [URGENT],
         {"policy": ON_TIME_SET},
     ),
@@ -182,6 +184,12 @@ STOPPED = [
         PreemptReason.RESCUE,
         replace(step(RELAXED), guard=URGENT.weight / 2),
         {"policy": ON_TIME_SET},
+    ),
+    (
+        "it would starve, but the waiter is of its class",
+        PreemptReason.RESCUE,
+        replace(step(RELAXED), guard=math.inf),
+        {},
     ),
     ("late anyway", PreemptReason.RUNNER_LOST, step(job("r", 1.9, weight=9.0)), {}),
     ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": ON_TIME_SET}),

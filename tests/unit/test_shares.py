@@ -42,7 +42,7 @@ def test_what_was_served_long_ago_counts_less():
 def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(Tier.PREMIUM, 1000.0, 99.0)
-    paced.served(Tier.BACKGROUND, 1.5, 101.5, led=True)
+    paced.served(Tier.BACKGROUND, 1.5, 101.5, led=1.0)
     assert not paced.is_paced(Tier.BACKGROUND, 109.9)
     assert paced.is_paced(Tier.BACKGROUND, 110.0)
     assert paced.is_paced(Tier.STANDARD, 101.5)
@@ -56,7 +56,7 @@ def test_leads_take_no_more_than_the_share_of_any_span_and_one_prefill(leads):
         now_s = max(now_s + pause_s, paced._next_lead_s.get(Tier.BACKGROUND, 0.0))
         led.append((now_s, work_s))
         now_s += work_s
-        paced.served(Tier.BACKGROUND, work_s, now_s, led=True)
+        paced.served(Tier.BACKGROUND, work_s, now_s, led=1.0)
     share = SHARES[Tier.BACKGROUND]
     for first, (since_s, _) in enumerate(led):
         taken_s = 0.0

@@ -73,3 +73,31 @@ def test_standard_pays_no_more_than_the_share():
     fair, unfair = served("slackserve")[Tier.STANDARD], served("unfair")[Tier.STANDARD]
     paid = (on_time(unfair) - on_time(fair)) * LOADS[Tier.STANDARD]
     assert paid < DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share + 0.05
+
+
+@cache
+def urgent_on_time(name):
+    """Urgent requests on time in an overload without end, where most that is stopped is given up."""
+    preset = PRESETS["blog-70b"]
+    hardware = replace(preset.hardware, weights=TIER_WEIGHTS)
+    jobs = run(OVERLOADED[name], hardware, preset.workload.stream(6.0, 1200, 1)).jobs
+    return on_time([job for job in jobs if job.arrival.kind == "urgent"])
+
+
+def ours(**limits):
+    rules = replace(OURS, limits=replace(OURS.limits, **limits))
+    scheduling = Scheduling(
+        rules, DEFAULT_ORDER, Granularity.REPLAYED, 1, step_tokens=8192, foresees=True, is_fair=True
+    )
+    return Arm("limited", "With these limits", scheduling.build)
+
+
+OVERLOADED = {
+    "four places": ours(max_suspended_steps=4),
+    "no limits": ours(max_suspended_steps=1 << 30, max_suspended_bytes=1 << 60),
+}
+
+
+def test_what_is_suspended_and_late_does_not_end_preemption():
+    assert urgent_on_time("no limits") > 0.5
+    assert urgent_on_time("four places") > urgent_on_time("no limits") - 0.06
