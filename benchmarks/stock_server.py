@@ -1,7 +1,8 @@
 """Ray Serve LLM's own prefill/decode application with the embedded model, as a peer of ours.
 
 One prefill and one decode replica behind `ray.serve.llm.build_pd_openai_app`, on the same cores, with the
-same KV cache, data type and environment as `slackserve serve` takes on this machine. Runs until SIGTERM.
+same KV cache, data type and environment as `slackserve serve` takes on this machine, and with its connector,
+which keeps the engines off each other's cores. Runs until SIGTERM.
 
     python benchmarks/stock_server.py --port 8000 [--chunk-tokens 512] [--priority]
 """
@@ -17,6 +18,7 @@ from typing import Any
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
 from deployments.cpu_plan import plan_cores
 from deployments.model_store import ModelStore
+from kv_transfer.connector import NixlConnector
 
 PREFILL_NIXL_PORT = 24000
 DECODE_NIXL_PORT = 26000
@@ -35,6 +37,8 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
         "scheduling_policy": "priority" if arguments.priority else "fcfs",
         "kv_transfer_config": {
             "kv_connector": "NixlConnector",
+            # vLLM's own would have both engines compute on the machine's last core (`kv_transfer.cores`).
+            "kv_connector_module_path": NixlConnector.__module__,
             "kv_role": role,
             "kv_buffer_device": "cpu",
         },

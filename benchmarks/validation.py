@@ -38,7 +38,7 @@ SEED = 5
 ARM = FIXED["slackserve"]
 ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
 REPEATS = 3
-PAUSE_S = 0.7
+PAUSE_S = 2.5
 KINDS = {
     "short": Kind(0.8, 0, 2.0, Tier.PREMIUM, output_tokens=4, range_tokens=(64, 512), is_uniform=True),
     "long": Kind(0.2, 0, 20.0, Tier.STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),

@@ -1,19 +1,23 @@
 """The NIXL connector that both tiers load, and its configuration.
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be given up
-early, and an engine ends with its replica. The transfer itself is vLLM's.
+early, an engine ends with its replica, and on CPU the transfer leaves the engine its cores. The transfer
+itself is vLLM's.
 """
 
 from __future__ import annotations
 
 import enum
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.platforms import current_platform
 
+from kv_transfer.cores import transfer_threads_apart
 from kv_transfer.lifeline import end_with_parent
 
 if TYPE_CHECKING:
@@ -38,7 +42,9 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, *args: Any, **kwargs: Any) -> None:
-        super().__init__(vllm_config, role, *args, **kwargs)
+        is_computing_here = role is KVConnectorRole.WORKER and current_platform.is_cpu()
+        with transfer_threads_apart() if is_computing_here else nullcontext():
+            super().__init__(vllm_config, role, *args, **kwargs)
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
 
