@@ -8,7 +8,7 @@ What a prompt takes alone is measured before and after the stream, since a share
 equally fast, and after a pause as most requests of the stream find the server. The stream asks for one token
 each: on CPU the decode tier takes from the prefill tier what it computes, and that is not simulated.
 
-    python benchmarks/validation.py [--requests 60] [--load 0.4]
+    python benchmarks/validation.py [--requests 60] [--load 0.35]
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def main() -> None:
     """Record, simulate, print both and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--load", type=float, default=0.4)
+    parser.add_argument("--load", type=float, default=0.35)
     arguments = parser.parse_args()
     recording = record(arguments.requests, arguments.load)
     found = compare(recording)
