@@ -255,6 +255,7 @@ def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
         "reported_s_ago": now_s - replica.reported_at_s,
         "draining": replica.draining,
         "per_token_s": replica.predictor.per_token_s,
+        "per_pair_s": replica.predictor.per_pair_s,
         "fixed_s": replica.predictor.fixed_s,
         "handoff_s": replica.predictor.handoff_s,
     }
