@@ -11,8 +11,6 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import psutil
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,8 +22,7 @@ def transfer_threads_apart() -> Iterator[None]:
     The calling thread is back on its own cores afterwards, wherever it was moved meanwhile.
     """
     own = os.sched_getaffinity(0)
-    parent = psutil.Process(os.getppid())
-    os.sched_setaffinity(0, {max(parent.cpu_affinity())})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(os.getppid()))})
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ def test_it_writes_a_profile_and_shows_how_well_it_fits(deployment, tmp_path):
     run = calibrate("--output", str(path), "--lengths", "64,1024,3000", "--repeats", "2")
     assert run.returncode == 0, run.stderr
     predictor = load_profile(path)
+    assert predictor.per_token_s > 0
     assert 0 < predictor.prefill_s(64) < predictor.prefill_s(3000) < 30
     profile = json.loads(path.read_text())
     assert len([sample for sample in profile["samples"] if sample["context_tokens"] == 0]) == 6

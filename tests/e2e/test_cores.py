@@ -2,33 +2,19 @@
 
 import os
 
-import psutil
 import pytest
+from processes import of_kind, processes_of
 
 from deployments.cpu_memory import allocator_environment
 
 pytestmark = pytest.mark.e2e
 
 
-def workers(tier):
-    """The workers of a tier's engines."""
-    replicas = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if f"ServeReplica:slackserve:{tier}:" in " ".join(process.info["cmdline"] or [])
-    ]
-    return [
-        process
-        for replica in replicas
-        for process in replica.children(recursive=True)
-        if "VLLM::Worker" in " ".join(process.cmdline())
-    ]
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core the tiers share it")
 def test_no_core_computes_for_both_tiers(deployment):
     [prefill], [decode] = [
-        [set(worker.cpu_affinity()) for worker in workers(tier)] for tier in ("Prefill", "Decode")
+        [set(worker.cpu_affinity()) for worker in of_kind("worker", processes_of(tier))]
+        for tier in ("Prefill", "Decode")
     ]
     assert prefill
     assert decode
@@ -36,6 +22,6 @@ def test_no_core_computes_for_both_tiers(deployment):
 
 
 def test_engines_keep_freed_memory(deployment):
-    [worker] = workers("Prefill")
+    [worker] = of_kind("worker", processes_of("Prefill"))
     environment = worker.environ()
     assert {name: environment.get(name) for name in allocator_environment()} == allocator_environment()

@@ -8,25 +8,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from processes import of_kind, processes_of
 from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
 
 LONG = 3900
-
-
-def processes_of(tier):
-    """The replica process of a tier and everything below it."""
-    for process in psutil.process_iter(["cmdline"]):
-        if f"ServeReplica:slackserve:{tier}:" in " ".join(process.info["cmdline"] or []):
-            return [process, *process.children(recursive=True)]
-    pytest.fail(f"no {tier} replica")
-
-
-def the(kind, processes):
-    """Of a replica's processes: the replica itself, its EngineCore, or a worker."""
-    names = {"replica": "ServeReplica", "engine": "VLLM::EngineCore", "worker": "VLLM::Worker"}
-    return next(process for process in processes if names[kind] in " ".join(process.cmdline()))
 
 
 def boards():
@@ -79,7 +66,7 @@ async def test_killed_while_a_prefill_is_suspended(deployment, kind):
     )
     processes = processes_of("Prefill")
     calls = await suspend_a_prefill(client, deployment)
-    the(kind, processes).kill()
+    next(of_kind(kind, processes)).kill()
     killed_s = time.monotonic()
     answers = await asyncio.gather(*calls)
     assert time.monotonic() - killed_s < 30, "a client waited for too long"

@@ -1,0 +1,19 @@
+"""The processes of a deployment's replicas."""
+
+import psutil
+import pytest
+
+_NAMES = {"replica": "ServeReplica", "engine": "VLLM::EngineCore", "worker": "VLLM::Worker"}
+
+
+def processes_of(tier):
+    """The replica process of a tier and everything below it."""
+    for process in psutil.process_iter(["cmdline"]):
+        if f"ServeReplica:slackserve:{tier}:" in " ".join(process.info["cmdline"] or []):
+            return [process, *process.children(recursive=True)]
+    pytest.fail(f"no {tier} replica")
+
+
+def of_kind(kind, processes):
+    """Of a replica's processes: the replica itself, its EngineCore, or its workers."""
+    return (process for process in processes if _NAMES[kind] in " ".join(process.cmdline()))
