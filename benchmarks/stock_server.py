@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
-from deployments.cpu_memory import allocator_environment
+from deployments.cpu_environment import cpu_environment
 from deployments.cpu_plan import plan_cores
 from deployments.model_store import ModelStore
 from kv_transfer.connector import NixlConnector
@@ -59,10 +59,8 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
             "env_vars": {
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": cores,
-                "TORCHDYNAMO_DISABLE": "1",
-                **allocator_environment(),
+                **cpu_environment(kv_cache_gib=1),
             }
         },
         # Only spares the start a process that would find the model where it is.

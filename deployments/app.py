@@ -23,7 +23,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.config import PoolConfig, SlackServeConfig
 from deployments.config_errors import ConfigError
-from deployments.cpu_memory import allocator_environment
+from deployments.cpu_environment import cpu_environment
 from deployments.cpu_plan import CorePlan, plan_cores
 from deployments.http_app import make_ingress
 from deployments.ingress import IngressConfig
@@ -290,11 +290,7 @@ def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -
     if Path(model.source).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     if config.accelerator == "cpu":
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gib)
-        # vLLM compiles its sampler with torch.compile even in eager mode; on a CPU that is a minute of C++
-        # compilation inside the first request.
-        env["TORCHDYNAMO_DISABLE"] = "1"
-        env |= allocator_environment()
+        env |= cpu_environment(config.kv_cache_gib)
     elif role is KVRole.PREFILL and config.preemption.mode is not PreemptionMode.OFF:
         # A step can only be stopped and issued again with vLLM's first model runner.
         env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
