@@ -45,35 +45,35 @@ fmt: $(READY) ## Format the code and mend what can be mended by itself
 
 .PHONY: bench
 bench: $(READY) ## Measure the serving path and the router; JSON in benchmarks/results
-	$(BIN)/python benchmarks/router_decision.py
-	$(BIN)/python benchmarks/serving_path.py
+	$(BIN)/python -m benchmarks.cores.router_decision
+	$(BIN)/python -m benchmarks.engines.serving_path
 
 .PHONY: bench-preempt
 bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries, votes, the rules
-	$(BIN)/python benchmarks/preemption.py
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/idle_overhead.py
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/stop_latency.py
-	$(BIN)/python benchmarks/vote.py
-	$(BIN)/python benchmarks/preemption_decision.py
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/preemption_rules.py
+	$(BIN)/python -m benchmarks.engines.preemption
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.idle_overhead
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.stop_latency
+	$(BIN)/python -m benchmarks.engines.vote
+	$(BIN)/python -m benchmarks.cores.preemption_decision
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.preemption_rules
 
 .PHONY: bench-routing
 bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/routing.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.routing $(ARGS)
 
 .PHONY: bench-sim
 bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/simulation.py $(ARGS)
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/offline_optimum.py
-	$(BIN)/python benchmarks/simulator_speed.py
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.simulation $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.offline_optimum
+	$(BIN)/python -m benchmarks.cores.simulator_speed
 
 .PHONY: bench-validate
 bench-validate: $(READY) ## Hold the simulator against a real server on this machine
-	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/validation.py
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.validation
 
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
-	$(BIN)/python benchmarks/comparison.py $(ARGS)
+	$(BIN)/python -m benchmarks.comparison.run $(ARGS)
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Compile requirements/cpu.lock anew

@@ -1,6 +1,6 @@
 """Measures what lies between the end of a prefill and the first token, from a decode replica.
 
-Owns the requests that are measured. What follows from the times is `slo.handoff`'s.
+Owns the requests that are measured. What follows from the times is `slo.predict.handoff`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.serve.llm.openai_api_models import CompletionRequest
 
-from slo.handoff import HandoffSample
+from slo.predict.handoff import HandoffSample
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

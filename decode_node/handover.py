@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from decode_node.answers import error_in, is_answer, is_preamble
-from decode_node.prefill_watch import PULLED_S, PrefillLostError, PrefillWatch
+from decode_node.prefill_health import PULLED_S, PrefillLostError, PrefillWatch
 from slo.errors import RejectionReason
 from slo.replacement import (
     LossCause,

@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
-from decode_node.prefill_watch import PrefillLostError
+from decode_node.prefill_health import PrefillLostError
 from slo.replacement import LossCause
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM
 from telemetry import logs
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
     from slo.request import ReplicaId, RequestContext
-    from telemetry.background import Background
+    from telemetry.reporting.background import Background
 
 _REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
 """What a call ends with when the replica that has it does."""

@@ -22,22 +22,23 @@ from vllm.exceptions import GenerationError
 
 from decode_node.handoff_probe import HandoffProbe
 from decode_node.handover import GivenUpError, Handover, Steps
+from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.prefill_watch import PrefillWatch
 from decode_node.rendering import Rendered, render
 from slo.errors import EvictionReason, RejectionReason
-from slo.monitoring import DecodeSeen, Role
+from slo.monitor.messages import DecodeSeen, Role
 from slo.replacement import NO_REPLACEMENTS, ReplacementOutcome, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone
 from slo.request import ReplicaId, RequestContext
-from telemetry import logs, monitor_client
-from telemetry.background import Background
+from telemetry import logs
 from telemetry.catalogue import LOCAL_PREFILLS, REPLACEMENTS
-from telemetry.draining import is_draining
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
-from telemetry.monitor_client import MonitorClient, Participant
-from telemetry.reporter import Reporter
+from telemetry.reporting import monitor_client
+from telemetry.reporting.background import Background
+from telemetry.reporting.draining import is_draining
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+from telemetry.reporting.reporter import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
-    from slo.handoff import HandoffSample
+    from slo.predict.handoff import HandoffSample
     from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
 

@@ -21,37 +21,37 @@ from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.server import DecodeNodeConfig, DecodeServer
-from deployments.config import PoolConfig, SlackServeConfig
-from deployments.config_errors import ConfigError
-from deployments.cpu_environment import cpu_environment
-from deployments.cpu_plan import CorePlan, plan_cores
-from deployments.http_app import make_ingress
-from deployments.ingress import IngressConfig
-from deployments.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
-from deployments.model_store import ModelStore, ResolvedModel
-from deployments.profile_use import profile_of
-from deployments.slo_monitor import MonitorOptions
+from deployments.calibrate.profile_use import profile_of
+from deployments.config.errors import ConfigError
+from deployments.config.settings import PoolConfig, SlackServeConfig
+from deployments.http.app import make_ingress
+from deployments.http.ingress import IngressConfig
+from deployments.local.cpu_environment import cpu_environment
+from deployments.local.cpu_plan import CorePlan, plan_cores
+from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
+from deployments.models.store import ModelStore, ResolvedModel
+from deployments.monitor.actor import MonitorOptions
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup, shares_of
-from prefill_node.server import PrefillNodeConfig, PrefillServer
+from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.core import RouterLimits
-from router.decode import KvLink
-from router.deployment import RouterConfig, SlackRouter
-from router.pinning import PinnedDecode, PinnedPrefill
-from simulator.prefill_profile import Profile
-from slo.batching import STEP_TOKENS
-from slo.preemption import PreemptionMode
+from router.fleet.decode_replica import KvLink
+from router.serve.deployment import RouterConfig, SlackRouter
+from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
+from slo.files.profile import Profile
+from slo.predict.measured_on import UNKNOWN, Subject
+from slo.preemption.decide import PreemptionMode
+from slo.queue.batching import STEP_TOKENS
 from slo.replacement import ReplacementRules
-from slo.subject import UNKNOWN, Subject
 
 INGRESS_NAME = "Ingress"
 _SMALL_CPUS = 0.1
 _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of two kinds of numbers."""
-_SCHEDULER = "prefill_node.scheduler.SlackScheduler"
+_SCHEDULER = "prefill_node.engine.scheduler.SlackScheduler"
 _WORKERS = {
-    "cpu": "prefill_node.worker_cpu.YieldingCPUWorker",
-    "cuda": "prefill_node.worker_cuda.YieldingGPUWorker",
+    "cpu": "prefill_node.worker.cpu.YieldingCPUWorker",
+    "cuda": "prefill_node.worker.cuda.YieldingGPUWorker",
 }
 
 
@@ -230,7 +230,7 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
         accelerator_type=config.accelerator_type,
         engine_kwargs=_engine_kwargs(config, model, pool, role),
         runtime_env={"env_vars": _environment(config, model, role)},
-        callback_config={"callback_class": "deployments.replica_start.EngineLoadsModel"},
+        callback_config={"callback_class": "deployments.local.replica_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
             "NIXL_SIDE_CHANNEL_PORT_BASE": (

@@ -18,19 +18,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deployments.bench_command import bench
-from deployments.bench_errors import BenchError
-from deployments.calibrate_command import calibrate
-from deployments.config import SlackServeConfig, load, parse
-from deployments.config_errors import ConfigError
-from deployments.model_errors import ModelStoreError
-from deployments.model_progress import rich_progress
-from deployments.model_store import ModelStore
-from deployments.simulate_command import simulate
-from deployments.simulate_errors import SimulateError
+from deployments.bench.command import bench
+from deployments.bench.errors import BenchError
+from deployments.calibrate.command import calibrate
+from deployments.config.errors import ConfigError
+from deployments.config.settings import SlackServeConfig, load, parse
+from deployments.models.errors import ModelStoreError
+from deployments.models.progress import rich_progress
+from deployments.models.store import ModelStore
+from deployments.simulate.command import simulate
+from deployments.simulate.errors import SimulateError
 
 if TYPE_CHECKING:
-    from deployments.launcher import Part
+    from deployments.local.launcher import Part
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,7 +64,7 @@ def serve(
     settings = _settings(config, {"model": model, "host": host, "port": port})
     with rich_progress(_console) as progress:
         resolved = ModelStore().resolve(settings.model, progress)
-    from deployments.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
+    from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
     for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
@@ -98,8 +98,8 @@ def top(
     """Watch what the running deployment prefills, what waits and what is suspended, until Ctrl-C."""
     console = Console()
     with suppress(KeyboardInterrupt), _console.status("connecting") as status:
-        from deployments import top as looks  # noqa: PLC0415 - imports Ray
-        from deployments.running import NotRunningError, connect  # noqa: PLC0415
+        from deployments.local.running import NotRunningError, connect  # noqa: PLC0415
+        from deployments.top import collect as looks  # noqa: PLC0415 - imports Ray
 
         looks.quiet()
         try:
@@ -117,7 +117,7 @@ def top(
 
 def main() -> None:
     """Entry point; turns expected failures into one clear message and exit code 2."""
-    from deployments.launcher import StartError  # noqa: PLC0415
+    from deployments.local.launcher import StartError  # noqa: PLC0415
 
     try:
         app(standalone_mode=True)

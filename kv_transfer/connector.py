@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from vllm.platforms import current_platform
 
 from kv_transfer.cores import transfer_threads_apart
-from kv_transfer.lifeline import end_with_parent
+from kv_transfer.engine_lifetime import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

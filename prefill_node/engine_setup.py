@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.ageing import Ageing
-from slo.fairness import Fairness, FairnessRules
-from slo.order import DEFAULT_ORDER
-from slo.preemption import Limits
+from slo.preemption.decide import Limits
+from slo.queue.ageing import Ageing
+from slo.queue.fairness import Fairness, FairnessRules
+from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 if TYPE_CHECKING:
@@ -33,18 +33,20 @@ class EngineSetup:
 
     Attributes:
         board: Path of the replica's board; empty for none, and then no step can be stopped.
-        mode: A value of `slo.preemption.PreemptionMode`.
-        order: A value of `slo.order.QueueOrder`: which waiting prefill goes first.
-        granularity: A value of `prefill_node.boundary.Granularity`.
+        mode: A value of `slo.preemption.decide.PreemptionMode`.
+        order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
+        granularity: A value of `prefill_node.worker.boundary.Granularity`.
         launch_ahead: Boundaries that may be launched ahead of an accelerator.
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
         max_suspended_s: Total seconds that a request may be suspended before it goes first.
-        max_suspended_steps: Steps suspended at a time; see `prefill_node.lost_steps` for this and the next.
+        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.lost_steps` for this
+            and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
         shares: Weight and share of each tier by name.
-        ageing_per_s: The fields of `slo.ageing.Ageing` and `slo.fairness.FairnessRules`, as the next four.
+        ageing_per_s: The fields of `slo.queue.ageing.Ageing` and `slo.queue.fairness.FairnessRules`, as the
+            next four.
     """
 
     board: str = ""

@@ -1,8 +1,9 @@
 """The router's decisions, pure: reports and requests in, placements, refusals and evictions out.
 
-Owns admission and the moment of binding. The view of the fleet is `router.fleet_view`, the choice of the
-replica `router.placement` and its peers, the order of those held `router.holding`. Reads no clock (`now_s`
-is passed in) and sends nothing; the Serve deployment around it is `router.deployment`.
+Owns admission and the moment of binding. The view of the fleet is `router.fleet.view`, the choice of the
+replica `router.placement.policies` and its peers, the order of those held `router.placement.holding`. Reads
+no clock (`now_s` is passed in) and sends nothing; the Serve deployment around it is
+`router.serve.deployment`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.decisions import Evicted, Held, Placed, Rejected
-from router.decode import DecodeReplica, KvLink, choose_decode, link_to
-from router.fleet import PlacedJob
-from router.fleet_view import FleetView
-from router.gate import Gate
-from router.holding import HeldQueue, Terms
-from router.placement import PlacementReason, Prefill
+from router.admission import Gate
+from router.fleet.decode_replica import DecodeReplica, KvLink, choose_decode, link_to
+from router.fleet.prefill_replica import PlacedJob
+from router.fleet.view import FleetView
+from router.messages import Evicted, Held, Placed, PlacementReason, Rejected
+from router.placement.holding import HeldQueue, Terms
+from router.placement.policies import Prefill
 from slo.errors import EvictionReason, RejectionReason
-from slo.slack import NO_DEADLINE
+from slo.queue.slack import NO_DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from router.decisions import Decision, Outcome, PlacementRequested
-    from router.fleet import PrefillReplica
-    from router.placement import Choice, PlacementPolicy
-    from router.prefix_index import PrefixIndex
-    from slo.prompt_length import PromptLengthEstimator
+    from router.fleet.prefill_replica import PrefillReplica
+    from router.fleet.prefix_index import PrefixIndex
+    from router.messages import Decision, Outcome, PlacementRequested
+    from router.placement.policies import Choice, PlacementPolicy
+    from slo.predict.prompt_length import PromptLengthEstimator
     from slo.reports import DecodeReported, PrefillReported, ReplicaGone
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier, TierPolicy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from slo.predictor import PrefillPredictor
+    from slo.predict.prefill_time import PrefillPredictor
     from slo.request import JobId, ReplicaId
     from slo.tiers import Tier
 

@@ -1,8 +1,7 @@
 """The GPU's prefill worker, whose boundaries can be taken out and put back."""
 
-from bareable import Bareable
-
-from prefill_node.worker_cuda import YieldingGPUWorker
+from benchmarks.engines.bareable import Bareable
+from prefill_node.worker.cuda import YieldingGPUWorker
 
 
 class BareableGPUWorker(Bareable, YieldingGPUWorker):

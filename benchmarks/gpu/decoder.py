@@ -1,8 +1,8 @@
 """A decoder of Llama's shape in plain PyTorch, with random weights.
 
 Written like vLLM's: hidden states and residual go from layer to layer, norms write in place, keys and values
-go into a cache, and submodules have vLLM's names. So `prefill_node.boundary` finds and wraps its layers as it
-does in an engine. Attention is PyTorch's; everything between the matrices runs unfused.
+go into a cache, and submodules have vLLM's names. So `prefill_node.worker.boundary` finds and wraps its
+layers as it does in an engine. Attention is PyTorch's; everything between the matrices runs unfused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from simulator.operators import ModelShape
+    from simulator.cost.operators import ModelShape
 
 _EPSILON = 1e-5
 _ROPE_BASE = 500_000.0

@@ -4,8 +4,8 @@ Three parts. `urgent`: a short prompt arrives while a long one is computed. `idl
 never stop, in pairs on one engine. `load`: two minutes of FlowPrefill's mix at each rate. The weights are
 dummies of Llama-3-8B's shape. Each part is written as soon as it is measured.
 
-    PYTHONPATH=.:benchmarks python -m gpu.engine                                   # all arms and parts
-    PYTHONPATH=.:benchmarks python -m gpu.engine --arm slackserve --part urgent    # one of each
+    python -m benchmarks.gpu.engine                                   # all arms and parts
+    python -m benchmarks.gpu.engine --arm slackserve --part urgent    # one of each
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from report import quantiles
-
-from gpu.device import Device
-from gpu.findings import Findings, print_table
-from gpu.replica import Arm, Replica, replica, write_model
-from prefill_node.boundary import Granularity
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.findings import Findings, print_table
+from benchmarks.gpu.replica import Arm, Replica, replica, write_model
+from benchmarks.report import quantiles
 from prefill_node.engine_setup import EngineSetup
-from simulator.operators import LLAMA_3_8B, ModelShape
-from simulator.presets import qwen_trace_like
-from slo.batching import STEP_TOKENS
+from prefill_node.worker.boundary import Granularity
+from simulator.cost.operators import LLAMA_3_8B, ModelShape
+from simulator.study.presets import qwen_trace_like
+from slo.queue.batching import STEP_TOKENS
 from telemetry.catalogue import (
     PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_RESUME_OVERHEAD,
@@ -43,7 +42,7 @@ from telemetry.catalogue import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simulator.workload import Arrival
+    from simulator.workload.arrivals import Arrival
 
 URGENT_P99_MS: Final = 8.0
 IDLE_OVERHEAD: Final = 0.005

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpu.decoder import KVCache, random_decoder
-from gpu.variants import Bench, Prompt
+from benchmarks.gpu.decoder import KVCache, random_decoder
+from benchmarks.gpu.variants import Bench, Prompt
 
 if TYPE_CHECKING:
     import random
 
-    from gpu.decoder import Decoder
-    from gpu.device import Device
-    from gpu.variants import Fitted, Variant
-    from prefill_node.checkpoint import Checkpoint
-    from prefill_node.forward import Signal
-    from simulator.operators import ModelShape
+    from benchmarks.gpu.decoder import Decoder
+    from benchmarks.gpu.device import Device
+    from benchmarks.gpu.variants import Fitted, Variant
+    from prefill_node.worker.checkpoint import Checkpoint
+    from prefill_node.worker.forward import Signal
+    from simulator.cost.operators import ModelShape
 
 
 _PAGE_BYTES = 4096

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import report
+from benchmarks import report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

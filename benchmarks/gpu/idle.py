@@ -10,13 +10,13 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from report import overhead
+from benchmarks.report import overhead
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from gpu.variants import Bench, Fitted, Prompt
+    from benchmarks.gpu.variants import Bench, Fitted, Prompt
 
 BARE = "bare"
 BARE_AGAIN = "bare again"

@@ -2,9 +2,9 @@
 
 Needs PyTorch, NumPy and msgspec, neither vLLM nor Ray. Each part is written as soon as it is measured.
 
-    PYTHONPATH=.:benchmarks python -m gpu.mechanism            # bounded for about five minutes
-    PYTHONPATH=.:benchmarks python -m gpu.mechanism --quick    # fewer repetitions
-    PYTHONPATH=.:benchmarks python -m gpu.mechanism --tiny     # a small model, also without a GPU
+    python -m benchmarks.gpu.mechanism            # bounded for about five minutes
+    python -m benchmarks.gpu.mechanism --quick    # fewer repetitions
+    python -m benchmarks.gpu.mechanism --tiny     # a small model, also without a GPU
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from gpu.decoder import fast_attention, random_decoder
-from gpu.device import Device
-from gpu.exactness import against_float64, exactness, resume_overhead
-from gpu.findings import Findings, print_table
-from gpu.idle import idle_overhead
-from gpu.operator_times import time_operators, time_passes, write_operators, write_profile
-from gpu.signaller import Signaller
-from gpu.stops import Moments, stop_latencies, urgent_alone
-from gpu.variants import UNBOUNDED, Bench, Fitted, Variant
-from prefill_node.board import Board
-from prefill_node.boundary import Granularity
-from simulator.operators import LLAMA_3_8B, ModelShape
+from benchmarks.gpu.decoder import fast_attention, random_decoder
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.exactness import against_float64, exactness, resume_overhead
+from benchmarks.gpu.findings import Findings, print_table
+from benchmarks.gpu.idle import idle_overhead
+from benchmarks.gpu.operator_times import time_operators, time_passes, write_operators, write_profile
+from benchmarks.gpu.signaller import Signaller
+from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
+from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from prefill_node.board.board import Board
+from prefill_node.worker.boundary import Granularity
+from simulator.cost.operators import LLAMA_3_8B, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simulator.operators import ATTENTION, OPERATORS
-from simulator.prefill_profile import PROFILE_FORMAT
-from slo.predictor import Sample, fit
+from simulator.cost.operators import ATTENTION, OPERATORS
+from slo.files.profile import PROFILE_FORMAT
+from slo.predict.prefill_time import Sample, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from gpu.decoder import Decoder
-    from gpu.device import Device
-    from gpu.variants import Bench
+    from benchmarks.gpu.decoder import Decoder
+    from benchmarks.gpu.device import Device
+    from benchmarks.gpu.variants import Bench
 
 WARM_UP = 2
 

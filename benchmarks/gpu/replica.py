@@ -1,7 +1,7 @@
 """A prefill replica without Ray: a vLLM engine in a process of its own, and before it, here, the governor.
 
-Owns what `prefill_node.server` does around an engine, as far as prefills go: the ledger, the board, the
-watch. A stock engine is the same without them.
+Owns what `prefill_node.replica.server` does around an engine, as far as prefills go: the ledger, the board,
+the watch. A stock engine is the same without them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from prefill_node.board import Board
-from prefill_node.governor import ForwardProfile, Governor
-from prefill_node.ledger import Accepted, PrefillLedger
-from prefill_node.pass_shape import PassShape
-from prefill_node.preemption_record import PreemptionRecord
-from prefill_node.watch import Watch
-from slo.order import QueueOrder
-from slo.predictor import PrefillPredictor, Sample, fit
-from slo.preemption import PreemptionRules
+from prefill_node.board.board import Board
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.preemption_controller import Watch
+from prefill_node.replica.preemption_metrics import PreemptionRecord
+from slo.predict.prefill_time import PrefillPredictor, Sample, fit
+from slo.preemption.decide import PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
     DEADLINE_XARG,
@@ -34,7 +35,6 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
 )
-from slo.slack import NO_DEADLINE
 from slo.tiers import Tier
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prefill_node.engine_setup import EngineSetup
-    from simulator.operators import ModelShape
+    from simulator.cost.operators import ModelShape
     from telemetry.catalogue import Metric
 
 ENVIRONMENT: Final = {
@@ -72,7 +72,7 @@ class Arm:
 
 
 class Tally:
-    """Metrics of `prefill_node.preemption_record`, kept as numbers."""
+    """Metrics of `prefill_node.replica.preemption_metrics`, kept as numbers."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
@@ -259,8 +259,8 @@ async def replica(
     if board is not None:
         where = "cpu.YieldingCPUWorker" if on_host else "cuda.YieldingGPUWorker"
         arguments |= {
-            "scheduler_cls": "prefill_node.scheduler.SlackScheduler",
-            "worker_cls": worker_cls or f"prefill_node.worker_{where}",
+            "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",
+            "worker_cls": worker_cls or f"prefill_node.worker.{where}",
             "additional_config": replace(setup, board=str(board.path)).encode(),
         }
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefill_node.board import Board
-from prefill_node.views import StopOrder
+from prefill_node.board.board import Board
+from prefill_node.board.messages import StopOrder
 
 if TYPE_CHECKING:
     from types import TracebackType

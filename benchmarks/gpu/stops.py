@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from report import quantiles
+from benchmarks.report import quantiles
 
 if TYPE_CHECKING:
     import random
 
-    from gpu.signaller import Signaller
-    from gpu.variants import Bench, Fitted, Prompt
+    from benchmarks.gpu.signaller import Signaller
+    from benchmarks.gpu.variants import Bench, Fitted, Prompt
 
 URGENT_EVERY = 5
 _MOST_IN_VAIN = 200

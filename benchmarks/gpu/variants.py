@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpu.decoder import KVCache
-from prefill_node.boundary import Granularity, install
-from prefill_node.forward import Forward
-from prefill_node.launch_ahead import EventBound, HostOnly
-from prefill_node.vote import SoleVote
+from benchmarks.gpu.decoder import KVCache
+from prefill_node.worker.boundary import Granularity, install
+from prefill_node.worker.forward import Forward
+from prefill_node.worker.launch_ahead import EventBound, HostOnly
+from prefill_node.worker.vote import SoleVote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.distributed import ProcessGroup
 
-    from gpu.decoder import Decoder
-    from gpu.device import Device
-    from prefill_node.boundary import Boundaries
-    from prefill_node.checkpoint import Checkpoint
-    from prefill_node.forward import Signal, Stop
+    from benchmarks.gpu.decoder import Decoder
+    from benchmarks.gpu.device import Device
+    from prefill_node.worker.boundary import Boundaries
+    from prefill_node.worker.checkpoint import Checkpoint
+    from prefill_node.worker.forward import Signal, Stop
 
 UNBOUNDED = 0
 

@@ -2,7 +2,7 @@
 
 Owns the list of these names. Nothing is imported, so a wheel can be read that does not run here.
 
-    PYTHONPATH=.:benchmarks python -m gpu.vllm_fit DIRECTORY    # where its `vllm` package lies
+    python -m benchmarks.gpu.vllm_fit DIRECTORY    # where its `vllm` package lies
 """
 
 from __future__ import annotations

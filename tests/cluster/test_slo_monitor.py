@@ -17,7 +17,7 @@ import pytest
 from serving import free_port
 from waiting import assert_soon
 
-from deployments.launcher import get_json
+from deployments.local.launcher import get_json
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

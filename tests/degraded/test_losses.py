@@ -19,8 +19,9 @@ import pytest
 import ray
 from serving import Deployment, free_port, start
 from steady_load import WAIT_S, SteadyLoad
-from tiny_models import build_tiny_llama
 from waiting import at_rest
+
+from benchmarks.engines.tiny_models import build_tiny_llama
 
 pytestmark = pytest.mark.e2e
 

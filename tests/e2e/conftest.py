@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from serving import Deployment, free_port, start
-from tiny_models import build_tiny_llama
+
+from benchmarks.engines.tiny_models import build_tiny_llama
 
 
 def nixl_port() -> int:

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from deployments.calibration import load_profile
-from deployments.config_errors import ConfigError
-from simulator.prefill_profile import read_whole_profile
+from deployments.calibrate.profile import load_profile
+from deployments.config.errors import ConfigError
+from slo.files.profile import read_whole_profile
 
 pytestmark = pytest.mark.e2e
 

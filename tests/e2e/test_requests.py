@@ -4,7 +4,7 @@ import httpx
 import pytest
 from waiting import assert_soon
 
-from slo.predictor import PrefillPredictor
+from slo.predict.prefill_time import PrefillPredictor
 
 pytestmark = pytest.mark.e2e
 

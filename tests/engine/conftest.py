@@ -4,8 +4,8 @@ import os
 
 import pytest
 from engines import engine
-from tiny_models import build_tiny
 
+from benchmarks.engines.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
 
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

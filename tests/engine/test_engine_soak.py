@@ -8,8 +8,8 @@ import psutil
 import pytest
 from engines import engine, random_prompt
 
-from prefill_node.notices import Resumed, Stopped
-from prefill_node.views import StopOrder
+from prefill_node.board.events import Resumed, Stopped
+from prefill_node.board.messages import StopOrder
 
 REQUESTS = 2000
 MOST_WAITING = 12
@@ -43,7 +43,7 @@ def memory_of_workers():
 def test_random_arrivals_preemptions_and_aborts(models):
     rng = random.Random(11)
     with engine(
-        models("llama"), tensor_parallel_size=2, worker="prefill_node.worker_cpu.YieldingCPUWorker"
+        models("llama"), tensor_parallel_size=2, worker="prefill_node.worker.cpu.YieldingCPUWorker"
     ) as running:
         trouble = Troublemaker(running.board, seed=12)
         trouble.start()

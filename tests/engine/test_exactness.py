@@ -5,7 +5,7 @@ import random
 import pytest
 from engines import engine, random_prompt
 
-from deployments.model_store import ModelStore
+from deployments.models.store import ModelStore
 from prefill_node.engine_setup import EngineSetup
 
 PROMPT = random_prompt(700, seed=1)

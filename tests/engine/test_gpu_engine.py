@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefill_node.boundary import Granularity
+from prefill_node.worker.boundary import Granularity
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def run(out, *arguments):
     """Run it as a person would, and return what it has written."""
     environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}",
+        "PYTHONPATH": str(ROOT),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }

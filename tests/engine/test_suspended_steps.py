@@ -6,9 +6,9 @@ import pytest
 from engines import engine, random_prompt
 from vllm.v1.core.sched.interface import PauseState
 
+from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from prefill_node.engine_setup import EngineSetup
-from prefill_node.notices import Dropped, Passed, Resumed, Served, Started, Stopped
-from slo.forecast import MEMORY_S
+from slo.queue.arrival_forecast import MEMORY_S
 
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)

@@ -11,11 +11,10 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from offline_engine import offline_engine
-
-from prefill_node import notices
-from prefill_node.queue_view import argument
-from prefill_node.views import StopOrder
+from benchmarks.engines.offline_engine import offline_engine
+from prefill_node.board import events as notices
+from prefill_node.board.messages import StopOrder
+from prefill_node.engine.queue import argument
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG
 
 

@@ -11,18 +11,18 @@ import sys
 
 import ray
 
-from deployments.slo_monitor import MonitorOptions, start_monitor, stop_monitor
-from slo.attainment import RequestEnded
-from slo.directives import ReplicaSeen
-from slo.monitor import MonitorSettings
-from slo.monitoring import IngressSeen, PrefillSeen, Role
+from deployments.monitor.actor import MonitorOptions, start_monitor, stop_monitor
+from slo.monitor.attainment import RequestEnded
+from slo.monitor.directives import ReplicaSeen
+from slo.monitor.messages import IngressSeen, PrefillSeen, Role
+from slo.monitor.settings import MonitorSettings
+from slo.monitor.shedding import SteeringRules
 from slo.outcomes import Outcome
+from slo.predict.prediction_error import PassMeasured
 from slo.request import ReplicaId
-from slo.residuals import PassMeasured
-from slo.steering import SteeringRules
 from slo.tiers import Tier
 from telemetry.catalogue import MONITOR_LOST
-from telemetry.monitor_client import MonitorClient, Participant, find_monitor
+from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor
 
 SLOW = ReplicaId("slow")
 LATE = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from prefill_node.worker_cpu import YieldingCPUWorker
+from prefill_node.worker.cpu import YieldingCPUWorker
 
 
 class Scripted:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import openai
 import yaml
-from local_server import serve_until_ready
 
-from deployments.launcher import get_json
+from benchmarks.engines.local_server import serve_until_ready
+from deployments.local.launcher import get_json
 
 
 @dataclass(frozen=True)

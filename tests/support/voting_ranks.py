@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from prefill_node.board import Board
-from prefill_node.vote import VoteMismatchError, VoteTimeoutError, choose_transport
+from prefill_node.board.board import Board
+from prefill_node.worker.vote import choose_transport
+from prefill_node.worker.vote_errors import VoteMismatchError, VoteTimeoutError
 
 GROUP_LIMIT_S = 600.0
 """The collective group's own limit: far beyond any vote's, as in vLLM."""
@@ -20,7 +21,7 @@ GROUP_LIMIT_S = 600.0
 _END_S = 5.0
 _PATIENCE_S = 120.0  # the first process imports torch, on a machine that may be busy
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "prefill_node.vote"])
+_context.set_forkserver_preload(["torch.distributed", "prefill_node.worker.vote"])
 
 
 @dataclasses.dataclass(frozen=True)

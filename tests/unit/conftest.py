@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefill_node.board import Board
+from prefill_node.board.board import Board
 
 
 @pytest.fixture

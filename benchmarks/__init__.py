@@ -1,0 +1,1 @@
+"""Measurements, each a module that is run by itself."""

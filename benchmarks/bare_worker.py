@@ -1,9 +1,0 @@
-"""The CPU's prefill worker, whose boundaries can be taken out and put back."""
-
-from bareable import Bareable
-
-from prefill_node.worker_cpu import YieldingCPUWorker
-
-
-class BareableCPUWorker(Bareable, YieldingCPUWorker):
-    """Runs with its boundaries, or as the same engine without them."""

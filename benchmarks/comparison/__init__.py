@@ -1,0 +1,1 @@
+"""SlackServe against stock Ray Serve LLM."""

@@ -1,0 +1,167 @@
+"""The servers that `comparison.py` compares: how each is started, what its settings are, and its end.
+
+All serve the embedded model in float32 on the same cores, with one prefill and one decode replica, 1 GiB of
+KV cache each, no waiting for a batch of the stream, and the same environment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import yaml
+
+from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PORT = 18441
+MODEL_LEN = 8192
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the compared servers.
+
+    Attributes:
+        name: As in the results.
+        stock: Arguments of `stock_server.py`; None is ours.
+        preemption: Ours: the mode.
+        is_prioritised: Send vLLM's `priority` by tier.
+    """
+
+    name: str
+    stock: tuple[str, ...] | None = None
+    preemption: str = "off"
+    is_prioritised: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What distinguishes it, for the results."""
+        if self.stock is None:
+            return {
+                "application": "slackserve",
+                "preemption": self.preemption,
+                "max_num_batched_tokens": MODEL_LEN,
+            }
+        return {"application": "ray.serve.llm.build_pd_openai_app", "arguments": list(self.stock)}
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How stock vLLM cuts prompts: tokens of a step, and of one prompt in a step (0: all of them)."""
+
+    tokens: int
+    long_tokens: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Chunking:
+        """From 512 or 512/384."""
+        tokens, _, long_tokens = text.partition("/")
+        return cls(int(tokens), int(long_tokens or 0))
+
+    def __str__(self) -> str:
+        """As it is given."""
+        return f"{self.tokens}/{self.long_tokens}" if self.long_tokens else str(self.tokens)
+
+    def arguments(self) -> tuple[str, ...]:
+        """For `stock_server.py`."""
+        return ("--chunk-tokens", str(self.tokens), "--long-tokens", str(self.long_tokens))
+
+
+def chunked(name: str, chunking: Chunking) -> Arm:
+    """Stock with chunked prefill; the arm `stock-priority` also has vLLM's priorities."""
+    if name == "stock-priority":
+        return Arm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
+    return Arm(name, chunking.arguments())
+
+
+FIXED = {
+    arm.name: arm
+    for arm in (
+        Arm("stock", ()),
+        Arm("slackserve-off"),
+        Arm("slackserve", preemption="resume"),
+    )
+}
+TUNED = ("stock-chunked", "stock-priority")
+"""Arms whose chunks are tuned before they are measured."""
+
+
+@dataclass
+class Running:
+    """A server that is up."""
+
+    log: Path
+    ready_s: float
+    _read: int = field(default=0)
+
+    url: str = f"http://127.0.0.1:{PORT}"
+
+    def new_log(self) -> str:
+        """What it has logged since the last call."""
+        with self.log.open(errors="replace") as lines:
+            lines.seek(self._read)
+            text = lines.read()
+            self._read = lines.tell()
+        return text
+
+
+@contextmanager
+def running(arm: Arm, directory: Path) -> Iterator[Running]:
+    """Start an arm's server, and leave no process behind."""
+    log = directory / f"{arm.name}-{time.time():.0f}.log"
+    started_s = time.monotonic()
+    try:
+        if arm.stock is None:
+            _start_ours(arm, log, directory)
+        else:
+            _start_stock(arm.stock, log)
+        yield Running(log, time.monotonic() - started_s)
+    finally:
+        _end_children()
+
+
+def _end_children() -> None:
+    """Ask the server to stop, and kill what is left of its processes; there are no other children."""
+    us = psutil.Process()
+    servers, family = us.children(), us.children(recursive=True)
+    for server in servers:
+        server.terminate()
+    psutil.wait_procs(servers, timeout=90)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+def _start_ours(arm: Arm, log: Path, directory: Path) -> None:
+    settings = embedded_settings(max_model_len=MODEL_LEN, preemption={"mode": arm.preemption})
+    for tier in settings["tiers"].values():
+        tier["sheddable"] = False  # so that all arms do the same work
+    config = directory / f"{arm.name}.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    serve_until_ready(log, PORT, "--config", str(config), "--verbose")
+
+
+def _start_stock(arguments: tuple[str, ...], log: Path, within_s: float = 400) -> None:
+    command = [sys.executable, "-m", "benchmarks.comparison.stock_server", "--port", str(PORT)]
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [*command, "--max-model-len", str(MODEL_LEN), *arguments],
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        cwd=_ROOT,
+        env=environment(),
+    )
+    deadline_s = time.monotonic() + within_s
+    while "\nready\n" not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError(f"the server did not come up:\n{log.read_text()[-6000:]}")
+        time.sleep(0.5)

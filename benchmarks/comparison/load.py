@@ -1,0 +1,201 @@
+"""The requests of `comparison.py`: what is asked, warming up, a server's capacity, and one run at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.engines.local_server import logged
+from deployments.bench.client import connected
+from deployments.bench.load import Asking, offer
+from deployments.bench.prompts import Prompts
+from deployments.bench.score import score
+from simulator.workload.arrivals import Arrival, Kind, Mix
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from benchmarks.comparison.arms import Arm, Running
+    from deployments.bench.answer import Offered
+
+SEED = 4000
+VOCABULARY = range(1000, 40000)
+URGENT_SHARE = 0.75
+URGENT_TOKENS = (32, 128)
+LONG_TOKENS = (1500, 4000)
+OUTPUT_TOKENS = 8
+WARM_UP_TOKENS = (64, 4000, 1500, 64, 512, 3000, 64)
+URGENT_ALONE_TOKENS = (32, 45, 64, 90, 128)
+LONG_ALONE_TOKENS = (2500, 2500)
+_TIMEOUT_S = 900.0
+
+
+class PrioritisedAsking(Asking):
+    """Asks with vLLM's `priority` too, which only a server with that policy takes."""
+
+    def fields(self, arrival: Arrival) -> dict[str, Any]:
+        """The body of a request."""
+        return {**super().fields(arrival), "priority": Tier.PREMIUM.rank - arrival.tier.rank}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A fraction of the capacity, and the prompt tokens per second that it is."""
+
+    fraction: float
+    tokens_ps: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm at one load in one round.
+
+    Attributes:
+        load: Fraction of the capacity.
+        urgent: Attainment of urgent requests.
+        long: The same of long ones.
+        overall: The same of all.
+        prompt_tokens_ps: Of answered requests, until the last of them was answered.
+    """
+
+    arm: str
+    round: int
+    load: float
+    offered_tokens_ps: float
+    requests: dict[str, int]
+    urgent: float
+    long: float
+    overall: float
+    ttft_ms: dict[str, dict[str, float]]
+    tpot_ms: dict[str, dict[str, float]]
+    prompt_tokens_ps: float
+    wall_s: float
+    preemptions: int
+    refused: dict[str, int]
+    failed: dict[str, int]
+    late_ms: dict[str, float]
+
+
+def mix(urgent_ms: float, long_ms: float) -> Mix:
+    """Urgent short prompts among long ones."""
+    urgent = Kind(
+        URGENT_SHARE,
+        mean_tokens=0,
+        ttft_s=urgent_ms / 1e3,
+        tier=Tier.PREMIUM,
+        output_tokens=OUTPUT_TOKENS,
+        range_tokens=URGENT_TOKENS,
+        is_uniform=True,
+    )
+    long = replace(
+        urgent,
+        share=1 - URGENT_SHARE,
+        ttft_s=long_ms / 1e3,
+        tier=Tier.STANDARD,
+        range_tokens=LONG_TOKENS,
+    )
+    return Mix({"urgent": urgent, "long": long})
+
+
+def mean_tokens(of: Mix) -> float:
+    """Of a prompt of the mix."""
+    return statistics.fmean(arrival.tokens for arrival in of.stream(1.0, 20_000, SEED))
+
+
+def ask(arm: Arm, server: Running, arrivals: list[Arrival]) -> Offered:
+    """Offer a stream of requests."""
+    return asyncio.run(_ask(arm, server.url, arrivals))
+
+
+async def _ask(arm: Arm, url: str, arrivals: list[Arrival]) -> Offered:
+    async with connected(url, None, _TIMEOUT_S) as target:
+        models = await target.models()
+        assert models
+        asking = PrioritisedAsking if arm.is_prioritised else Asking
+        return await offer(target, arrivals, asking(models[0], Prompts(VOCABULARY)))
+
+
+def alone_ms(
+    arm: Arm, server: Running, lengths: tuple[int, ...], output_tokens: int = 2, pause_s: float = 0.0
+) -> list[float]:
+    """TTFT of prompts that have the server to themselves, milliseconds.
+
+    Args:
+        arm: What is asked.
+        server: Where.
+        lengths: Tokens of each prompt.
+        output_tokens: Tokens asked for.
+        pause_s: Before each prompt; a server that has been idle is not as fast as one that has just answered.
+
+    Raises:
+        RuntimeError: when one is not answered.
+    """
+    times = []
+    for tokens in lengths:
+        time.sleep(pause_s)
+        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, Tier.PREMIUM)
+        answer = ask(arm, server, [request]).ended[0].answer
+        if answer.ttft_s is None or answer.reason:
+            raise RuntimeError(f"{arm.name} did not answer a prompt of {tokens} tokens: {answer.reason}")
+        times.append(answer.ttft_s * 1e3)
+    return times
+
+
+def warm_up(arm: Arm, server: Running) -> dict[str, Any]:
+    """Touch all memory; then what a request takes alone."""
+    alone_ms(arm, server, WARM_UP_TOKENS)
+    return {
+        "ready_s": server.ready_s,
+        "urgent_alone_ms": alone_ms(arm, server, URGENT_ALONE_TOKENS),
+        "long_alone_ms": alone_ms(arm, server, LONG_ALONE_TOKENS),
+    }
+
+
+def burst_tokens_ps(arm: Arm, server: Running, of: Mix, count: int) -> float:
+    """Prompt tokens per second of the first `count` requests of the mix, all at once."""
+    run = ask(arm, server, of.stream(1e6, count, SEED))
+    got = [(item.arrival.tokens, item.answer) for item in run.ended if not item.answer.reason]
+    last_s = max(answer.sent_s + answer.ttft_s for _, answer in got if answer.ttft_s is not None)
+    return sum(tokens for tokens, _ in got) / (last_s - min(answer.sent_s for _, answer in got))
+
+
+def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> list[Arrival]:
+    """About `seconds` of the mix, its time stretched so that exactly `tokens_ps` prompt tokens arrive in it.
+
+    A short stream may by chance have few of the long prompts that are most of the work.
+    """
+    rate_rps = tokens_ps / mean_tokens(of)
+    arrivals = of.stream(rate_rps, max(1, round(rate_rps * seconds)), seed)
+    window_s = sum(arrival.tokens for arrival in arrivals) / tokens_ps
+    stretch = window_s * rate_rps / len(arrivals)
+    return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals]
+
+
+def run_at(arm: Arm, server: Running, of: Mix, load: Load, number: int, seconds: float) -> Run:
+    """One run. The same load in the same round is the same stream."""
+    seed = SEED + 1000 * (number + 1) + round(100 * load.fraction)
+    arrivals = offered(of, load.tokens_ps, seconds, seed)
+    server.new_log()
+    result = score(ask(arm, server, arrivals))
+    scores = {name: result.kinds.get(name) for name in of.kinds}
+    overall = result.overall
+    return Run(
+        arm=arm.name,
+        round=number,
+        load=load.fraction,
+        offered_tokens_ps=load.tokens_ps,
+        requests={name: 0 if part is None else part.requests for name, part in scores.items()},
+        urgent=1.0 if scores["urgent"] is None else scores["urgent"].attainment,
+        long=1.0 if scores["long"] is None else scores["long"].attainment,
+        overall=overall.attainment,
+        ttft_ms={name: dict(part.ttft_ms) for name, part in result.kinds.items()},
+        tpot_ms={name: dict(part.tpot_ms) for name, part in result.kinds.items()},
+        prompt_tokens_ps=overall.prompt_tokens_ps,
+        wall_s=result.wall_s,
+        preemptions=len(logged(server.new_log(), "prefill_stopped", "stop_ms")),
+        refused=dict(overall.refused),
+        failed=dict(overall.failed),
+        late_ms=dict(result.late_ms),
+    )

@@ -1,0 +1,120 @@
+"""What `comparison.py` makes of its runs: medians and spreads, the verdict, the tables. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.comparison.load import Run
+
+OURS = "slackserve"
+STOCK = "stock"
+TARGET_STOCK = 0.45
+TARGET_RATIO = 2.0
+TARGET_THROUGHPUT = 0.05
+_MEASURED = ("urgent", "long", "overall", "prompt_tokens_ps", "preemptions")
+
+
+def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Median, least and most over the rounds, by load and arm."""
+    found = []
+    for load in sorted({run.load for run in runs}):
+        for arm in dict.fromkeys(run.arm for run in runs):
+            same = [run for run in runs if (run.load, run.arm) == (load, arm)]
+            if same:
+                row: dict[str, Any] = {"load": load, "arm": arm, "rounds": len(same)}
+                row |= {name: spread([getattr(run, name) for run in same]) for name in _MEASURED}
+                row["urgent_ttft_p50_ms"] = spread(
+                    [run.ttft_ms.get("urgent", {}).get("p50", 0.0) for run in same]
+                )
+                row["urgent_ttft_p90_ms"] = spread(
+                    [run.ttft_ms.get("urgent", {}).get("p90", 0.0) for run in same]
+                )
+                row["long_ttft_p50_ms"] = spread(
+                    [run.ttft_ms.get("long", {}).get("p50", 0.0) for run in same]
+                )
+                row["lost"] = sum(sum(run.refused.values()) + sum(run.failed.values()) for run in same)
+                found.append(row)
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At each load: ours against the stock arm that has most urgent requests in time."""
+    found = []
+    for load in sorted({row["load"] for row in rows}):
+        here = {row["arm"]: row for row in rows if row["load"] == load}
+        stock = [row for name, row in here.items() if name.startswith(STOCK)]
+        if OURS not in here or not stock:
+            continue
+        best = max(stock, key=lambda row: row["urgent"]["median"])
+        ours = here[OURS]
+        throughput = ours["prompt_tokens_ps"]["median"] / best["prompt_tokens_ps"]["median"] - 1
+        is_asked = best["urgent"]["median"] <= TARGET_STOCK
+        found.append(
+            {
+                "load": load,
+                "best_stock": best["arm"],
+                "best_stock_urgent": best["urgent"]["median"],
+                "ours_urgent": ours["urgent"]["median"],
+                "ratio": _ratio(ours["urgent"]["median"], best["urgent"]["median"]),
+                "throughput_difference": throughput,
+                "stock_at_most_45_percent": is_asked,
+                "target_met": is_asked
+                and ours["urgent"]["median"] >= TARGET_RATIO * best["urgent"]["median"]
+                and throughput >= -TARGET_THROUGHPUT,
+            }
+        )
+    return found
+
+
+def _ratio(ours: float, stock: float) -> float | None:
+    return ours / stock if stock else None
+
+
+_COLUMNS = (
+    "urgent\nin time",
+    "(range)",
+    "long\nin time",
+    "all\nin time",
+    "urgent TTFT\np50/p90, ms",
+    "long TTFT\np50, ms",
+    "tokens\n/s",
+    "stops",
+    "lost",
+)
+
+
+def loads_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One row for each load and arm: medians, with least and most where that matters."""
+    table = Table("load", Column("arm", no_wrap=True))
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    before = None
+    for row in rows:
+        if before not in (None, row["load"]):
+            table.add_section()
+        before = row["load"]
+        table.add_row(
+            f"{row['load']:g}",
+            row["arm"],
+            f"{row['urgent']['median']:.0%}",
+            f"{row['urgent']['least']:.0%}-{row['urgent']['most']:.0%}",
+            f"{row['long']['median']:.0%}",
+            f"{row['overall']['median']:.0%}",
+            f"{row['urgent_ttft_p50_ms']['median']:.0f}/{row['urgent_ttft_p90_ms']['median']:.0f}",
+            f"{row['long_ttft_p50_ms']['median']:.0f}",
+            f"{row['prompt_tokens_ps']['median']:.0f}",
+            f"{row['preemptions']['median']:g}",
+            str(row["lost"]),
+        )
+    return table

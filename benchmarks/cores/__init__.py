@@ -1,0 +1,1 @@
+"""Measurements of the decision code and in virtual time."""

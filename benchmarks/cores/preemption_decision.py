@@ -1,0 +1,95 @@
+"""How long it takes to put a queue in order and to decide on preemption.
+
+Times `slo.queue.order` and `slo.preemption.decide` with 10, 30 and 100 waiting prefills: CPU time, which
+other work on the machine does not lengthen much. Of a crowded queue a third is late, and more arrives than
+can be done.
+
+    python -m benchmarks.cores.preemption_decision
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import quantiles, write
+from slo.preemption.decide import (
+    Keep,
+    PreemptionPolicy,
+    PreemptionRules,
+    Prefill,
+    ReplicaState,
+    RunningStep,
+    decide,
+)
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.order import QueueOrder, order
+from slo.request import JobId
+
+SEED = 20260216
+DECISIONS = 2000
+WEIGHTS = (1.0, 2.0, 4.0)
+WAITING = (10, 30, 100)
+CASES = (
+    (QueueOrder.SEDF, PreemptionPolicy.RESCUE),
+    (QueueOrder.ON_TIME_SET, PreemptionPolicy.RESCUE),
+    (QueueOrder.ON_TIME_SET, PreemptionPolicy.ON_TIME_SET),
+)
+
+
+def queue_of(waiting: int, rng: random.Random, *, crowded: bool) -> list[Prefill]:
+    """Prefills whose deadlines leave each of them more than its work, or less."""
+    horizon_s = waiting * (0.1 if crowded else 0.6)
+    return [
+        Prefill(
+            JobId(str(number)),
+            rng.choice(WEIGHTS),
+            rng.uniform(0.2, 1) * horizon_s,
+            rng.uniform(0.02, 0.4),
+            rng.random(),
+        )
+        for number in range(waiting)
+    ]
+
+
+def measure(kind: QueueOrder, policy: PreemptionPolicy, waiting: int, *, crowded: bool) -> dict[str, float]:
+    """Microseconds of CPU to decide, the order of the queue included where the policy asks for it."""
+    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rules = PreemptionRules(policy=policy)
+    forecast = Forecast()
+    for number in range(300):
+        forecast.arrived(0.15 if crowded else 0.05, rng.choice(WEIGHTS), number * 0.1)
+    running = Prefill(JobId("running"), 1e9, 0.1, 0.1, 0.0)
+    step = RunningStep(1, (running,) * 4, 0.1, 0.1)
+    times_us = []
+    for _ in range(DECISIONS):
+        queue = queue_of(waiting, rng, crowded=crowded)
+        started_ns = time.thread_time_ns()
+        if policy is not PreemptionPolicy.ON_TIME_SET:
+            queue = order(kind, queue, 0.0, forecast=forecast)
+        decision = decide(ReplicaState(step, queue), 0.0, rules, forecast)
+        times_us.append((time.thread_time_ns() - started_ns) / 1e3)
+        assert isinstance(decision, Keep)
+    return quantiles(times_us, 50, 99)
+
+
+def main() -> None:
+    """Measure all and print one table."""
+    table = Table("order", "policy", "waiting", "crowded", "p50 µs", "p99 µs")
+    rows = []
+    for kind, policy in CASES:
+        for crowded in (False, True):
+            for waiting in WAITING:
+                found = measure(kind, policy, waiting, crowded=crowded)
+                row = {"order": kind, "policy": policy, "waiting": waiting, "crowded": crowded}
+                rows.append({**row, "cpu_us": found})
+                table.add_row(*map(str, row.values()), *(f"{value:.0f}" for value in found.values()))
+    Console().print(table)
+    print(write("preemption_decision", {"seed": SEED, "decisions": DECISIONS, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

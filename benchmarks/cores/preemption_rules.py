@@ -1,0 +1,163 @@
+"""What orders of the queue, policies of preemption, its margin and its limits are worth on one replica.
+
+Simulates a replica as it serves by default (Llama-3-8B on one A100), all else unchanged: every order with
+every policy, arriving one by one or in bursts, at several loads; then the default with other margins and
+other limits. Short prompts are due soon and worth much, long ones late and worth little. Load 1 is what the
+replica could just do with one prompt per pass; passes are shared, so that it can do somewhat more.
+
+    python -m benchmarks.cores.preemption_rules
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import write
+from simulator.arms.arm import Arm
+from simulator.arms.arms import NO_LIMITS, SERVERS
+from simulator.study.goodput import Experiment, point
+from simulator.study.presets import PRESETS
+from simulator.workload.arrivals import Kind, Mix
+from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.study.run import Run
+
+PRESET = "flowprefill-8b"
+SEEDS = range(1, 7)
+REQUESTS = 1000
+ARRIVALS = ((1, 0.5), (1, 0.9), (1, 1.5), (12, 0.3), (12, 0.7))
+"""Mean number of requests that arrive at once, and load."""
+SHOWN = ((1, 0.9), (1, 1.5), (12, 0.7))
+"""Those under which margins and limits are compared."""
+KINDS = {
+    "short": Kind(0.7, 0, 0.25, Tier.PREMIUM, range_tokens=(200, 1500), is_uniform=True),
+    "medium": Kind(0.2, 0, 4.0, Tier.STANDARD, range_tokens=(2000, 8000), is_uniform=True),
+    "long": Kind(0.1, 0, 6.0, Tier.BACKGROUND, range_tokens=(8000, 30_000), is_uniform=True),
+}
+RULES = (
+    PreemptionRules(PreemptionMode.OFF),
+    PreemptionRules(
+        PreemptionMode.RECOMPUTE,
+        PreemptionPolicy.RESCUE,
+        limits=Limits.default_for(PreemptionMode.RECOMPUTE),
+    ),
+    *(PreemptionRules(policy=policy) for policy in PreemptionPolicy),
+)
+DEFAULT = PreemptionRules()
+LIMITS = Limits()
+VARIATIONS = {
+    "the defaults": DEFAULT,
+    **{f"margin {margin:g}": replace(DEFAULT, margin=margin) for margin in (1, 1.5, 6)},
+    "no limits": replace(DEFAULT, limits=NO_LIMITS),
+    "4 stops of a request": replace(DEFAULT, limits=replace(LIMITS, max_preemptions=4)),
+    "1 stop of a request": replace(DEFAULT, limits=replace(LIMITS, max_preemptions=1)),
+    "5 s of suspension": replace(DEFAULT, limits=replace(LIMITS, max_suspended_s=5.0)),
+    "1 s of suspension": replace(DEFAULT, limits=replace(LIMITS, max_suspended_s=1.0)),
+    "2 suspended steps": replace(DEFAULT, limits=replace(LIMITS, max_suspended_steps=2)),
+    "256 MiB of checkpoints": replace(DEFAULT, limits=replace(LIMITS, max_suspended_bytes=256 << 20)),
+}
+
+
+class Case(NamedTuple):
+    """One way to decide, under one kind of arrivals."""
+
+    burst: int
+    load: float
+    order: QueueOrder
+    rules: PreemptionRules
+
+
+def serve(case: Case) -> dict[str, float]:
+    """Percentages on time, stops per request, and the percentage of the work that was done again.
+
+    `weighted` is by worth, and `error` its standard error over the streams.
+    """
+    experiment = Experiment(PRESETS[PRESET].hardware, Mix(KINDS, burst=case.burst), REQUESTS, SEEDS)
+    arm = Arm("rules", "", replace(SERVERS, order=case.order, preemption=case.rules).build)
+    rate_rps = case.load * experiment.capacity_rps()
+    runs = experiment.runs(arm, rate_rps, {})
+    weighted = [_weighted(run) for run in runs]
+    found = point(rate_rps, runs, {})
+    return {
+        "weighted": statistics.mean(weighted),
+        "error": statistics.stdev(weighted) / math.sqrt(len(weighted)),
+        "all": 100 * found.attainment,
+        **{kind: 100 * found.by_kind[kind] for kind in KINDS},
+        "stops": found.preemptions,
+        "again": 100 * found.lost_work,
+    }
+
+
+def _weighted(run: Run) -> float:
+    met = sum(job.weight for job in run.jobs if job.is_on_time)
+    return 100 * met / sum(job.weight for job in run.jobs)
+
+
+def described(case: Case) -> dict[str, Any]:
+    """The columns that say what was simulated."""
+    rules = case.rules
+    policy = "-" if rules.mode is PreemptionMode.OFF else rules.policy.value
+    return {
+        "burst": case.burst,
+        "load": case.load,
+        "order": case.order.value,
+        "mode": rules.mode.value,
+        "policy": policy,
+    }
+
+
+def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """One table."""
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+
+
+def main() -> None:
+    """Simulate everything, print two tables, write JSON."""
+    rules = [
+        Case(burst, load, kind, preemption)
+        for burst, load in ARRIVALS
+        for kind in QueueOrder
+        for preemption in RULES
+    ]
+    varied = [
+        (name, Case(burst, load, SERVERS.order, preemption))
+        for burst, load in SHOWN
+        for name, preemption in VARIATIONS.items()
+    ]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(serve, [*rules, *(case for _, case in varied)])
+        compared = [{**described(case), **next(found)} for case in rules]
+        variations = [
+            {"burst": case.burst, "load": case.load, "rules": name, **next(found)} for name, case in varied
+        ]
+    console = Console(width=150)
+    show(console, "per cent on time: orders, modes and policies", compared)
+    show(console, "per cent on time: margins and limits", variations)
+    results = {
+        "preset": PRESET,
+        "seeds": [*SEEDS],
+        "requests": REQUESTS,
+        "kinds": {name: asdict(kind) for name, kind in KINDS.items()},
+        "rules": compared,
+        "variations": variations,
+    }
+    print(write("preemption_rules", results))
+
+
+if __name__ == "__main__":
+    main()

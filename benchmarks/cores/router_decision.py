@@ -1,0 +1,114 @@
+"""How long the router's pure core takes to place a request.
+
+Places 1,000 requests over fleets of 8, 100 and 1,000 replicas, each with outstanding work, and prints the
+distribution of the CPU time per placement, which other work on the machine does not lengthen much. The work
+outstanding stays the same: what is placed is taken back. In the last rows every replica has more to do than
+can be on time, so that a request is hardly ever free anywhere, and half of the prompts share a prefix that a
+tenth of the replicas has.
+
+    python -m benchmarks.cores.router_decision
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import quantiles, write
+from router.core import RouterCore, RouterLimits
+from router.messages import Placed, PlacementRequested
+from router.placement.registry import POLICIES
+from slo.objectives import Objective
+from slo.predict.prefill_time import PrefillPredictor
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported
+from slo.request import JobId, ReplicaId
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES
+
+SEED = 20260216
+PLACEMENTS = 1000
+HEADINGS = ("p50 µs", "p90 µs", "p99 µs", "max µs")
+CASES = (
+    (8, 4, False),
+    (8, 32, False),
+    (100, 32, False),
+    (1000, 32, False),
+    (100, 32, True),
+    (1000, 32, True),
+)
+PREFIX = tuple(range(16))
+"""Hashes of a prefix of 2,048 tokens."""
+LINE = PrefillPredictor(per_token_s=0.000_06, fixed_s=0.01, handoff_s=0.02)
+
+
+def fleet(
+    policy: str, replicas: int, outstanding: int, rng: random.Random, *, overloaded: bool
+) -> RouterCore:
+    """A router that has heard from `replicas` replicas with `outstanding` prefills each."""
+    latest_s = 2.0 if overloaded else 20.0
+    core = RouterCore(DEFAULT_TIER_POLICIES, POLICIES[policy](rng), RouterLimits(stale_after_s=1e9))
+    for number in range(replicas):
+        jobs = tuple(
+            OutstandingJob(
+                JobId(f"{number}-{job}"),
+                rng.choice(CLIENT_TIERS),
+                rng.randint(50, 8000),
+                None if not overloaded and rng.random() < 0.2 else rng.uniform(0.1, latest_s),  # noqa: PLR2004
+            )
+            for job in range(outstanding)
+        )
+        running = jobs[0].job_id if jobs else None
+        yields_in_s = 0.01 if overloaded else None
+        report = PrefillReported(ReplicaId(f"p{number}"), LINE, jobs, running, 0.0, yields_in_s)
+        core.prefill_reported(report, 0.0)
+    for number in range(max(1, replicas // 2)):
+        core.decode_reported(DecodeReported(ReplicaId(f"d{number}"), rng.random(), 3), 0.0)
+    return core
+
+
+def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = False) -> dict[str, float]:
+    """Microseconds of CPU per placement."""
+    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    core = fleet(policy, replicas, outstanding, rng, overloaded=overloaded)
+    if overloaded:
+        for number in range(0, replicas, 10):
+            core.prefixes.placed(ReplicaId(f"p{number}"), PREFIX, 128)
+    times_us = []
+    for number in range(PLACEMENTS + 50):
+        tier = rng.choice(CLIENT_TIERS)
+        request = PlacementRequested(
+            JobId(f"new-{number}"),
+            Objective(tier, DEFAULT_TIER_POLICIES[tier].ttft_s, None),
+            explicit_deadline=False,
+            prompt_tokens=rng.randint(50, 8000),
+            prompt_bytes=0,
+            prefix_hashes=PREFIX if overloaded and number % 2 else (),
+            hash_block=128,
+        )
+        started_ns = time.thread_time_ns()
+        decision = core.place(request, 0.001)
+        times_us.append((time.thread_time_ns() - started_ns) / 1e3)
+        if isinstance(decision, Placed):
+            core.job_ended(request.job_id, 0.001)
+    return quantiles(times_us[50:], 50, 90, 99, 100)
+
+
+def main() -> None:
+    """Measure all and print one table."""
+    table = Table("policy", "replicas", "outstanding each", "load", *HEADINGS)
+    rows = []
+    for policy in POLICIES:
+        for replicas, outstanding, overloaded in CASES:
+            result = measure(policy, replicas, outstanding, overloaded=overloaded)
+            load = "overloaded" if overloaded else "mixed"
+            row = {"policy": policy, "replicas": replicas, "outstanding": outstanding, "load": load}
+            rows.append({**row, "cpu_us": result})
+            table.add_row(*map(str, row.values()), *(f"{value:.0f}" for value in result.values()))
+    Console().print(table)
+    print(write("router_decision", {"seed": SEED, "placements": PLACEMENTS, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The tables of docs/benchmarks.md that come from virtual time: presets, traces, the trade-off curve.
+
+Traces are not part of the project; give their paths to have them simulated too:
+
+    python -m benchmarks.cores.simulation [--trace mooncake_conversation.jsonl --trace
+    azure_llm_2023_conv.csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import RESULTS, write
+from simulator.report import granularity_plot, save, write_report
+from simulator.study.presets import PRESETS, on_trace
+from simulator.study.study import Study
+from simulator.study.tradeoff import tradeoff
+
+if TYPE_CHECKING:
+    from simulator.findings import Findings
+    from simulator.study.presets import Preset
+
+REPORTED = "flowprefill-8b"
+"""Its plots and report are written besides."""
+CURVE_TOKENS = 8192
+SUMMARY = ("goodput_rps", "blocking_ms", "objective_ms", "cdf_rate_rps", "assumptions", "seed", "requests")
+
+
+def summary(found: Findings) -> dict[str, Any]:
+    """What of the findings is kept: distributions and timelines are drawn, and can be simulated again."""
+    document = found.document()
+    return {
+        **{name: document[name] for name in SUMMARY},
+        "points": {arm.arm: [asdict(point) for point in arm.points] for arm in found.arms},
+    }
+
+
+def show(console: Console, found: Findings, took_s: float) -> None:
+    """Goodput of each arm, and how many times its first arm's."""
+    table = Table(title=f"{found.title} ({took_s:.0f} s)")
+    for heading in ("arm", "90 % in time", "", "99 % in time", "", "stops", "blocking mean / p99"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    first = found.arms[0].goodput_rps
+    for arm in found.arms:
+        cells = []
+        for level, rate in arm.goodput_rps.items():
+            cells += [f"{rate:.2f}/s", f"{rate / first[level]:.2f}x" if first[level] else "-"]
+        blocking = "-" if arm.blocking is None else f"{arm.blocking.mean:.1f} / {arm.blocking.p99:.1f} ms"
+        table.add_row(arm.title, *cells, str(arm.blocking.count if arm.blocking else 0), blocking)
+    console.print(table)
+
+
+def main() -> None:
+    """Simulate everything and write one JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, action="append", default=[])
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--output", type=Path, default=RESULTS / "simulation")
+    arguments = parser.parse_args()
+    console = Console()
+    presets: list[Preset] = [*PRESETS.values()]
+    presets += [on_trace(PRESETS[REPORTED], path) for path in arguments.trace]
+    curve = tradeoff(PRESETS[REPORTED].hardware, CURVE_TOKENS)
+    results: dict[str, Any] = {"tradeoff": [asdict(place) for place in curve]}
+    for preset in presets:
+        if arguments.only and preset.name not in arguments.only:
+            continue
+        started_s = time.perf_counter()
+        found = Study(preset, preset.arms, arguments.requests).findings(f"slackserve simulate {preset.name}")
+        results[preset.name] = summary(found)
+        show(console, found, time.perf_counter() - started_s)
+        if preset.name == REPORTED:
+            points = [(place.label, place.mean_ms, place.p99_ms, place.cost_percent) for place in curve]
+            save(found, arguments.output, [granularity_plot(points)])
+            write_report(found, arguments.output, [granularity_plot(points)])
+    console.print(write("simulation", results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What the whole serving path adds to the time to first token of a bare engine, at concurrency 1.
+
+Serves a tiny random model with `slackserve serve` and runs the same model in a bare vLLM engine of this
+process, on the cores that the prefill replica has. Requests alternate between the two, so that whatever else
+the machine does hits both. Prints medians and quantiles of the TTFT of each and of their difference, and
+where the time goes by the server's own log.
+
+    python -m benchmarks.engines.serving_path [--requests 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engines.local_server import serve_until_ready
+from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.report import quantiles, write
+from deployments.local.cpu_plan import plan_cores
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import AsyncIterator
+
+SEED = 59681
+PORT = 18437
+LENGTHS = (32, 512, 2048)
+VOCABULARY = 200
+
+
+def prompts(requests: int) -> list[list[int]]:
+    """Random prompts, each used once: no prefix is ever cached."""
+    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    return [rng.choices(range(VOCABULARY), k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
+
+
+async def bare_engine(model: Path) -> Any:
+    """A vLLM engine with the same arguments, without KV transfer and without any server."""
+    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1)
+    os.environ |= {
+        "VLLM_CPU_OMP_THREADS_BIND": cores.prefill[0],
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(model), dtype="float32", enforce_eager=True, max_model_len=4096, async_scheduling=False
+        )
+    )
+
+
+async def bare_ttft_s(engine: Any, prompt: list[int], number: int) -> float:
+    """Seconds to the first token of the bare engine."""
+    from vllm import SamplingParams
+
+    started_s = time.perf_counter()
+    ttft_s = 0.0
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+    async for _ in engine.generate({"prompt_token_ids": prompt}, sampling, f"bare-{number}"):
+        ttft_s = ttft_s or time.perf_counter() - started_s
+    return ttft_s
+
+
+async def served_ttft_s(client: httpx.AsyncClient, prompt: list[int], number: int) -> float:
+    """Seconds to the first chunk over HTTP."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "stream": True, "ignore_eos": True}
+    started_s = time.perf_counter()
+    ttft_s = 0.0
+    headers = {"x-request-id": f"bench-{number}"}
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        response.raise_for_status()
+        async for _ in response.aiter_bytes():
+            ttft_s = ttft_s or time.perf_counter() - started_s
+    return ttft_s
+
+
+async def alternate(engine: Any, requests: int) -> AsyncIterator[tuple[int, float, float]]:
+    """(prompt tokens, bare TTFT, served TTFT) of each pair."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=60) as client:
+        for number, prompt in enumerate(prompts(requests)):
+            bare_s = await bare_ttft_s(engine, prompt, number)
+            yield len(prompt), bare_s, await served_ttft_s(client, prompt[::-1], number)
+
+
+def serve(model: Path, directory: Path) -> subprocess.Popen[bytes]:
+    """Start the server and wait until it is ready."""
+    config = directory / "config.yaml"
+    settings = {"model": str(model), "model_name": "tiny", "port": PORT, "max_model_len": 4096}
+    config.write_text(yaml.safe_dump(settings))
+    return serve_until_ready(directory / "log", PORT, "--config", str(config), "--verbose")
+
+
+def prefill_times_s(log: Path) -> dict[int, float]:
+    """Seconds that each benchmark request spent at the prefill replica, by its number."""
+    found = re.findall(r"prefill_ended request_id=bench-(\d+) .*seconds=([\d.e-]+)", log.read_text())
+    return {int(number): float(seconds) for number, seconds in found}
+
+
+async def run(directory: Path, model: Path, requests: int) -> dict[str, Any]:
+    """Measure and summarise."""
+    engine = await bare_engine(model)
+    for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
+        await bare_ttft_s(engine, prompt, -number - 1)
+    process = serve(model, directory)
+    try:
+        async for _ in alternate(engine, len(LENGTHS) * 4):
+            pass
+        pairs = [pair async for pair in alternate(engine, requests)]
+        await asyncio.sleep(1)
+    finally:
+        process.terminate()
+        process.wait(60)
+        engine.shutdown()
+    at_prefill_s = prefill_times_s(directory / "log")
+    by_length: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    for number, (tokens, bare_s, served_s) in enumerate(pairs):
+        by_length[tokens].append((bare_s, served_s, at_prefill_s.get(number, float("nan"))))
+    return {str(tokens): _summary(rows) for tokens, rows in sorted(by_length.items())}
+
+
+def _summary(rows: list[tuple[float, float, float]]) -> dict[str, Any]:
+    bare, served, prefill = ([value * 1e3 for value in column] for column in zip(*rows, strict=True))
+    added = [one - other for one, other in zip(served, bare, strict=True)]
+    return {
+        "pairs": len(rows),
+        "bare_ttft_ms": quantiles(bare, 50, 90, 99),
+        "served_ttft_ms": quantiles(served, 50, 90, 99),
+        "at_prefill_replica_ms": quantiles(prefill, 50, 90),
+        "added_ms": quantiles(added, 50, 90, 99),
+        "added_ms_stdev": statistics.stdev(added),
+    }
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=90)
+    requests = parser.parse_args().requests
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        results = asyncio.run(run(directory, build_tiny_llama(directory / "tiny"), requests))
+    table = Table(
+        "prompt tokens", "bare p50 ms", "served p50 ms", "at prefill p50 ms", "added p50 ms", "added p90 ms"
+    )
+    for tokens, row in results.items():
+        cells = (
+            row["bare_ttft_ms"]["p50"],
+            row["served_ttft_ms"]["p50"],
+            row["at_prefill_replica_ms"]["p50"],
+            row["added_ms"]["p50"],
+            row["added_ms"]["p90"],
+        )
+        table.add_row(tokens, *(f"{cell:.1f}" for cell in cells))
+    Console().print(table)
+    print(write("serving_path", {"seed": SEED, "by_prompt_tokens": results}))
+
+
+if __name__ == "__main__":
+    main()

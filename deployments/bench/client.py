@@ -1,0 +1,168 @@
+"""One streaming completion of an OpenAI-compatible server over HTTP, timed.
+
+Owns the HTTP side of `slackserve bench`: finding the model, sending a request, and what became of it. It is
+built on aiohttp, like the client of `vllm bench serve` (`vllm.benchmarks.lib.endpoint_request_func`). That
+one is not used because of a request that fails it keeps neither the status nor the error's code, so that 429
+and 503 cannot be told apart, and an error in the middle of a stream counts as success; it also takes all of
+vLLM to import, which a client's machine need not have. The `openai` package tells errors apart, but takes ten
+times as long for each chunk, time that a client on the server's machine takes from the server.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import msgspec
+
+from deployments.bench.answer import Answer, Fate
+from deployments.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+_OK: Final = 200
+_REFUSALS: Final = frozenset({429, 503})
+_KEEP_ALIVE_S: Final = 2.0
+"""Less than servers wait before they close an idle connection, so that no request meets one being closed."""
+
+
+class Server:
+    """A server that is connected to.
+
+    Args:
+        session: To send with.
+        url: Where its API is, with `/v1`.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def models(self) -> list[str] | None:
+        """The names of the models that it serves; None when it has no such list.
+
+        Raises:
+            BenchError: when it cannot be reached, or wants another key.
+        """
+        try:
+            async with self._session.get(f"{self._url}/models", timeout=_LOOK) as response:
+                if response.status in {401, 403}:
+                    raise BenchError(f"{self._url} refuses the API key ({response.status}); give --api-key")
+                if response.status != _OK:
+                    return None
+                return [str(model["id"]) for model in (await response.json(content_type=None))["data"]]
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise BenchError(f"{self._url} cannot be reached: {why}; is the server running?") from None
+        except (ValueError, KeyError, TypeError):
+            raise BenchError(f"{self._url}/models does not answer as the OpenAI API does") from None
+
+    async def complete(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a streaming completion and read it to its end. Never raises for what the server does."""
+        stream = _Stream(time.perf_counter())
+        try:
+            async with self._session.post(
+                f"{self._url}/completions", data=body, headers={"Content-Type": "application/json", **headers}
+            ) as response:
+                if response.status != _OK:
+                    return stream.refused(response.status, await response.read())
+                async for line in response.content:
+                    stream.read(line)
+        except TimeoutError:
+            return stream.failed("timeout")
+        except (aiohttp.ClientError, OSError) as error:
+            return stream.failed(type(error).__name__)
+        except ValueError:  # a line that is not JSON, or longer than any event
+            return stream.failed("not an event stream")
+        return stream.ended()
+
+
+_LOOK: Final = aiohttp.ClientTimeout(total=10)
+
+
+@asynccontextmanager
+async def connected(url: str, api_key: str | None, timeout_s: float) -> AsyncIterator[Server]:
+    """Connect to the server at `url`, given with or without `/v1`; requests longer than `timeout_s` fail."""
+    base = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        raise BenchError(f"--url: {url!r} does not begin with http:// or https://")
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+    ) as session:
+        yield Server(session, f"{base}/v1")
+
+
+class _Stream:
+    """What has come of an answer."""
+
+    def __init__(self, sent_s: float) -> None:
+        self._sent_s = sent_s
+        self._first_s: float | None = None
+        self._last_s = sent_s
+        self._chunks = 0
+        self._counted: int | None = None
+        self._error = ""
+        self._is_done = False
+
+    def read(self, line: bytes) -> None:
+        """Take a line of the event stream."""
+        if not line.startswith(b"data:"):
+            return
+        payload = line[5:].strip()
+        if payload == b"[DONE]":
+            self._is_done = True
+            return
+        event = msgspec.json.decode(payload)
+        if event.get("error"):
+            self._error = _code(event)
+        if event.get("choices"):
+            self._last_s = time.perf_counter()
+            self._chunks += 1
+            if self._first_s is None:
+                self._first_s = self._last_s
+        if usage := event.get("usage"):
+            self._counted = usage.get("completion_tokens")
+
+    def ended(self) -> Answer:
+        """The stream ended as HTTP sees it; it may still not have been a whole answer."""
+        if self._error:
+            return self.failed(f"in the stream: {self._error}")
+        if self._first_s is None:
+            return self.failed("no token")
+        if not self._is_done:
+            return self.failed("cut off")
+        return self._answer(Fate.ANSWERED)
+
+    def failed(self, reason: str) -> Answer:
+        """It failed, perhaps after some tokens."""
+        return self._answer(Fate.FAILED, reason)
+
+    def refused(self, status: int, body: bytes) -> Answer:
+        """The server answered with an error."""
+        try:
+            code = _code(msgspec.json.decode(body))
+        except msgspec.DecodeError:
+            code = ""
+        fate = Fate.REFUSED if status in _REFUSALS else Fate.FAILED
+        return self._answer(fate, f"{status} {code}".strip())
+
+    def _answer(self, fate: Fate, reason: str = "") -> Answer:
+        tokens = self._chunks if self._counted is None else self._counted
+        ttft_s = tpot_s = None
+        if self._first_s is not None:
+            ttft_s = self._first_s - self._sent_s
+            tpot_s = (self._last_s - self._first_s) / (tokens - 1) if tokens > 1 else None
+        return Answer(fate, self._sent_s, time.perf_counter(), reason, ttft_s, tpot_s, tokens)
+
+
+def _code(event: Any) -> str:
+    """The `code` of an OpenAI error, or its type; servers put the HTTP status there, too."""
+    error = event.get("error", event) if isinstance(event, dict) else event
+    if not isinstance(error, dict):
+        return ""
+    return str(next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), ""))

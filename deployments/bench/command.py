@@ -1,0 +1,158 @@
+"""The command `slackserve bench`: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deployments.bench.errors import BenchError
+from deployments.bench.mixes import WorkloadFile, load_workload
+from deployments.bench.stream import Extent, Shape
+from deployments.calibrate.profile import load_profile
+from simulator.workload.arrivals import TraceError, Workload, read_trace
+from slo.tiers import CLIENT_TIERS, Tier
+
+if TYPE_CHECKING:
+    from deployments.bench.run import Plan
+
+_DEFAULT_DURATION_S = 60.0
+
+
+def bench(  # noqa: PLR0913 - each is an option of the command
+    *,
+    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="By default the first one that is served.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="embedded (the default), assistant, or a YAML file.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Replay a Mooncake .jsonl or Azure .csv.")] = None,
+    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many to send.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, help="Or for how many seconds, by default 60.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Times, lengths and tiers follow from it.")] = 0,
+    tiers: Annotated[str | None, typer.Option(help="Shares, such as premium=0.2,standard=0.8.")] = None,
+    scale: Annotated[float, typer.Option(min=1e-6, help="Factor on all lengths.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=2, help="Most of prompt and output together.")] = None,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Most tokens of an output.")] = None,
+    vocabulary: Annotated[str, typer.Option(help="Token ids that prompts are made of.")] = "1000-30000",
+    profile: Annotated[Path | None, typer.Option(help="Prefill times for kinds with ttft_scale.")] = None,
+    slo_headers: Annotated[bool, typer.Option(help="Send tier and objective as headers.")] = True,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of the drawn length.")] = True,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request has failed.")] = 600.0,
+    search: Annotated[bool, typer.Option("--search", help="Find the highest good rate instead.")] = False,
+    attainment: Annotated[float, typer.Option(min=0.01, max=1, help="What --search calls good.")] = 0.9,
+    min_rate: Annotated[float, typer.Option(min=1e-6, help="Where --search begins.")] = 0.1,
+    max_rate: Annotated[float, typer.Option(min=1e-6, help="Where --search ends.")] = 10.0,
+    precision: Annotated[float, typer.Option(min=0.001, max=1, help="How close --search goes.")] = 0.05,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Send open-loop load to a running server, and score its answers against their objectives."""
+    from deployments.bench.run import Plan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
+
+    if search and min_rate >= max_rate:
+        raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
+    plan = Plan(
+        url=url,
+        model=model,
+        api_key=api_key,
+        workload=_workload(mix, trace, profile),
+        extent=_extent(requests, duration),
+        shape=Shape(scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers)),
+        seed=seed,
+        vocabulary=parse_vocabulary(vocabulary),
+        slo_headers=slo_headers,
+        body={"ignore_eos": True} if ignore_eos else {},
+        timeout_s=timeout,
+    )
+    _check_writable(json_file)
+    console = Console()
+    if search:
+        found = run_search(plan, console, (min_rate, max_rate), attainment, precision)
+    else:
+        found = run_once(plan, console, rate)
+    if json_file is not None:
+        _write(json_file, {**_about(plan, trace, mix), **found})
+        console.print(Text(f"written to {json_file}"))
+
+
+def parse_tiers(text: str) -> dict[Tier, float]:
+    """Shares by tier, as in `premium=0.2,standard=0.8`.
+
+    Raises:
+        BenchError: when it is something else, or all shares are 0.
+    """
+    shares: dict[Tier, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        if name not in CLIENT_TIERS:
+            near = difflib.get_close_matches(name, CLIENT_TIERS, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(CLIENT_TIERS)}"
+            raise BenchError(f"--tiers: there is no tier {name!r}; {hint}")
+        try:
+            shares[Tier(name)] = float(share)
+        except ValueError:
+            raise BenchError(f"--tiers: {part!r} is not a tier and its share, like {name}=0.5") from None
+    if not all(0 <= share < float("inf") for share in shares.values()) or not any(shares.values()):
+        raise BenchError(f"--tiers: {text!r} gives no share above 0, or one below")
+    return shares
+
+
+def parse_vocabulary(text: str) -> range:
+    """Token ids from the first to the last, as in `1000-30000`.
+
+    Raises:
+        BenchError: when it is something else.
+    """
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
+        raise BenchError(f"--vocabulary: {text!r} is not a range of token ids, like 1000-30000")
+    return range(int(low), int(high) + 1)
+
+
+def _workload(mix: str | None, trace: Path | None, profile: Path | None) -> Workload:
+    predictor = None if profile is None else load_profile(profile)
+    prefill_s = None if predictor is None else predictor.prefill_s
+    given: WorkloadFile = load_workload(mix or ("embedded" if trace is None else "trace"))
+    if trace is None:
+        return given.mix(prefill_s)
+    try:
+        return given.trace(read_trace(trace), prefill_s)
+    except (TraceError, OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"--trace: {error}") from None
+
+
+def _extent(requests: int | None, duration_s: float | None) -> Extent:
+    if requests is not None and duration_s is not None:
+        raise BenchError("give --requests or --duration, not both")
+    if requests is None and duration_s is None:
+        duration_s = _DEFAULT_DURATION_S
+    return Extent(requests, duration_s)
+
+
+def _about(plan: Plan, trace: Path | None, mix: str | None) -> dict[str, Any]:
+    workload = {"trace": None if trace is None else str(trace), "mix": mix}
+    return {"url": plan.url, "seed": plan.seed, **workload}
+
+
+def _check_writable(path: Path | None) -> None:
+    """Refuse before the run what cannot be written after it."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise BenchError(f"--json: {path} cannot be written; give a file in a directory that exists")
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(values, indent=2) + "\n")
+    except OSError as error:
+        raise BenchError(f"--json: {path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,93 @@
+"""Open-loop load: every request is sent when it arrives, whatever is still outstanding.
+
+Owns the sending. A closed loop would wait for a slow server and so ask less of it; here a queue builds up as
+it does with real clients. How late the client itself was is part of the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from deployments.bench.answer import Ended, Offered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deployments.bench.client import Server
+    from deployments.bench.prompts import Prompts
+    from simulator.workload.arrivals import Arrival
+
+_LEAD_S: Final = 0.05
+"""Between the start and the first arrival, so that the first body is made in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What every request of a run has in common.
+
+    Attributes:
+        slo_headers: Send tier and objective as headers.
+        body: Further fields of the body.
+    """
+
+    model: str
+    prompts: Prompts
+    slo_headers: bool = True
+    body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
+
+    def headers(self, arrival: Arrival) -> dict[str, str]:
+        """The headers of a request."""
+        if not self.slo_headers:
+            return {}
+        headers = {"x-slo-tier": arrival.tier.value}
+        if arrival.ttft_s is not None:
+            headers["x-slo-ttft-ms"] = f"{arrival.ttft_s * 1e3:.3f}"
+        return headers
+
+    def fields(self, arrival: Arrival) -> dict[str, Any]:
+        """The body of a request."""
+        return {
+            "model": self.model,
+            "prompt": self.prompts.of(arrival),
+            "max_tokens": arrival.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.body,
+        }
+
+
+async def offer(
+    server: Server,
+    arrivals: Sequence[Arrival],
+    asking: Asking,
+    on_ended: Callable[[Ended], None] = lambda _: None,
+) -> Offered:
+    """Send all `arrivals` at their times and wait for the last answer.
+
+    Args:
+        server: Where to.
+        arrivals: In order of arrival.
+        asking: What they have in common.
+        on_ended: Called with each request that is over.
+    """
+    start_s = time.perf_counter() + _LEAD_S
+
+    async def send(arrival: Arrival, body: bytes) -> Ended:
+        answer = await server.complete(body, asking.headers(arrival))
+        ended = Ended(arrival, answer, answer.sent_s - start_s - arrival.at_s)
+        on_ended(ended)
+        return ended
+
+    async with asyncio.TaskGroup() as group:
+        sending = []
+        for arrival in arrivals:
+            body = msgspec.json.encode(asking.fields(arrival))  # in the gap before its arrival, not after
+            await asyncio.sleep(start_s + arrival.at_s - time.perf_counter())
+            sending.append(group.create_task(send(arrival, body)))
+    return Offered([task.result() for task in sending], time.perf_counter() - start_s)

@@ -1,0 +1,125 @@
+"""Runs and searches of `slackserve bench`, from the options to what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from deployments.bench.client import Server, connected
+from deployments.bench.errors import BenchError
+from deployments.bench.load import Asking, offer
+from deployments.bench.prompts import Prompts
+from deployments.bench.score import Result, score
+from deployments.bench.search import Goodput, bisection
+from deployments.bench.stream import Extent, Shape, stream
+from deployments.bench.view import RunProgress, document, goodput_line, probe_line, remarks, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from simulator.workload.arrivals import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of which server.
+
+    Attributes:
+        model: None takes the first one that is served.
+        extent: Of each run.
+        slo_headers: Whether the server is told tiers and objectives; they are scored in any case.
+        body: Further fields of every request's body.
+        timeout_s: After this a request has failed.
+    """
+
+    url: str
+    model: str | None
+    api_key: str | None
+    workload: Workload
+    extent: Extent
+    shape: Shape
+    seed: int
+    vocabulary: range
+    slo_headers: bool = True
+    body: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = 600.0
+
+
+def run_once(plan: Plan, console: Console, rate_rps: float) -> dict[str, Any]:
+    """Offer one rate, print its table, and return it as JSON."""
+    model, result = asyncio.run(_once(plan, rate_rps))
+    console.print(table(result))
+    for line in remarks(result):
+        console.print(Text(line, style="yellow"))
+    return {"model": model, "rate_rps": rate_rps, **document(result)}
+
+
+def run_search(
+    plan: Plan, console: Console, between_rps: tuple[float, float], wanted: float, precision: float
+) -> dict[str, Any]:
+    """Find goodput, print a line for each rate that was tried, and return it as JSON."""
+    probes: list[dict[str, Any]] = []
+
+    def show(rate_rps: float, result: Result) -> None:
+        console.print(Text(probe_line(rate_rps, result, wanted)))
+        probes.append({"rate_rps": rate_rps, **document(result)})
+
+    model, found, last = asyncio.run(_search(plan, bisection(*between_rps, precision), wanted, show))
+    for line in remarks(last):
+        console.print(Text(line, style="yellow"))
+    console.print(Text(goodput_line(found, wanted), style="bold"))
+    return {"model": model, "goodput_rps": found.rate_rps, "is_bounded": found.is_bounded} | {
+        "attainment": wanted,
+        "probes": probes,
+    }
+
+
+async def _once(plan: Plan, rate_rps: float) -> tuple[str, Result]:
+    async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
+        model = await _model(server, plan.model)
+        return model, await _probe(server, model, plan, rate_rps)
+
+
+async def _search(
+    plan: Plan,
+    rates: Generator[float, bool, Goodput],
+    wanted: float,
+    show: Callable[[float, Result], None],
+) -> tuple[str, Goodput, Result]:
+    async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
+        model = await _model(server, plan.model)
+        rate_rps = next(rates)
+        while True:
+            result = await _probe(server, model, plan, rate_rps)
+            show(rate_rps, result)
+            try:
+                rate_rps = rates.send(result.overall.attainment >= wanted)
+            except StopIteration as end:
+                return model, end.value, result
+
+
+async def _model(server: Server, wanted: str | None) -> str:
+    """The model to ask for."""
+    served = await server.models()
+    if wanted is None:
+        if not served:
+            raise BenchError("the server does not say which models it has; give --model")
+        return served[0]
+    if served is not None and wanted not in served:
+        near = difflib.get_close_matches(wanted, served, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"it serves {', '.join(served) or 'none'}"
+        raise BenchError(f"--model: {wanted!r} is not served there; {hint}")
+    return wanted
+
+
+async def _probe(server: Server, model: str, plan: Plan, rate_rps: float) -> Result:
+    """One run, with a bar."""
+    arrivals = stream(plan.workload, rate_rps, plan.extent, plan.shape, plan.seed)
+    asking = Asking(model, Prompts(plan.vocabulary), plan.slo_headers, plan.body)
+    with RunProgress(Console(stderr=True), len(arrivals)) as progress:
+        return score(await offer(server, arrivals, asking, progress.count))

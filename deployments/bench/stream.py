@@ -1,0 +1,83 @@
+"""The requests of one run: a workload's arrivals, as many as asked for, in the lengths that the model takes.
+
+Pure. What a workload draws is `simulator.workload.arrivals`'s, what a prompt says is `bench_prompts`'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from deployments.bench.errors import BenchError
+from simulator.workload.arrivals import assign_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simulator.workload.arrivals import Arrival, Workload
+    from slo.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is done to a workload's requests.
+
+    Attributes:
+        scale: Factor on the lengths of prompts and outputs.
+        max_tokens: Most tokens of a prompt and its output together; an output is cut to half of them, a
+            prompt to what its output leaves.
+        max_output_tokens: Most tokens of an output.
+        tiers: Shares by which tiers are drawn, whatever the kinds' own; None leaves those.
+    """
+
+    scale: float = 1.0
+    max_tokens: int | None = None
+    max_output_tokens: int | None = None
+    tiers: Mapping[Tier, float] | None = None
+
+    def fit(self, arrival: Arrival) -> Arrival:
+        """The same request in these lengths. Shared blocks shrink with their prompts, and stay shared."""
+        output = max(1, round(arrival.output_tokens * self.scale))
+        tokens = max(1, round(arrival.tokens * self.scale))
+        if self.max_output_tokens is not None:
+            output = min(output, self.max_output_tokens)
+        if self.max_tokens is not None:
+            output = min(output, max(1, self.max_tokens // 2))
+            tokens = min(tokens, self.max_tokens - output)
+        block = max(1, round(arrival.block_tokens * self.scale))
+        return replace(arrival, tokens=tokens, output_tokens=output, block_tokens=block)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How long a run is: a number of requests, or the seconds in which they arrive."""
+
+    requests: int | None = None
+    duration_s: float | None = None
+
+    def of(self, workload: Workload, rate_rps: float, seed: int) -> list[Arrival]:
+        """The workload's first arrivals.
+
+        Raises:
+            BenchError: when nothing arrives in that time.
+        """
+        if self.requests is not None:
+            return workload.stream(rate_rps, self.requests, seed)
+        assert self.duration_s is not None
+        count = ceil(rate_rps * self.duration_s) + 1
+        while (arrivals := workload.stream(rate_rps, count, seed))[-1].at_s < self.duration_s:
+            count *= 2
+        inside = [arrival for arrival in arrivals if arrival.at_s < self.duration_s]
+        if not inside:
+            raise BenchError(
+                f"no request arrives within {self.duration_s:g} s at {rate_rps:g} requests/s; "
+                "give a longer --duration, a higher --rate or another --seed"
+            )
+        return inside
+
+
+def stream(workload: Workload, rate_rps: float, extent: Extent, shape: Shape, seed: int) -> list[Arrival]:
+    """The requests of one run, in order of arrival; the same for the same arguments."""
+    arrivals = [shape.fit(arrival) for arrival in extent.of(workload, rate_rps, seed)]
+    return arrivals if shape.tiers is None else list(assign_tiers(arrivals, shape.tiers, seed))

@@ -1,0 +1,135 @@
+"""How `slackserve bench` shows a run while it goes on and when it is over, and its JSON.
+
+Owns the presentation. What the numbers are is `bench_score`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from deployments.bench.answer import Ended
+    from deployments.bench.score import Result, Score
+    from deployments.bench.search import Goodput
+
+
+class RunProgress:
+    """A bar of the requests that are over, and how many of them were in time."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("", total=total)
+        self._over = self._met = 0
+
+    def __enter__(self) -> Self:
+        """Show it."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take it away."""
+        self._bar.stop()
+
+    def count(self, ended: Ended) -> None:
+        """One more request is over."""
+        self._over += 1
+        self._met += ended.is_met
+        self._bar.update(self._task, advance=1, description=f"in time {self._met / self._over:.0%}")
+
+
+def table(result: Result) -> Table:
+    """All scores of a run, one a row."""
+    shown = Table(caption=_sending(result), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column()
+    for name in _COLUMNS:
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_row("all", *_cells(result.overall), end_section=True)
+    for group in (result.tiers, result.kinds):
+        for number, (name, score) in enumerate(group.items(), start=1):
+            shown.add_row(name, *_cells(score), end_section=number == len(group))
+    return shown
+
+
+_SMALL_MS = 30
+_QUANTILES = "p50/p90/p99"
+_COLUMNS = (
+    "sent",
+    "in time",
+    f"TTFT, ms\n{_QUANTILES}",
+    f"TPOT, ms\n{_QUANTILES}",
+    "refused",
+    "failed",
+    "tokens/s",
+)
+
+
+def _cells(score: Score) -> list[str]:
+    return [
+        str(score.requests),
+        f"{score.attainment:.1%}",
+        _times(score.ttft_ms),
+        _times(score.tpot_ms),
+        str(sum(score.refused.values())),
+        str(sum(score.failed.values())),
+        f"{score.tokens_ps:,.0f}",
+    ]
+
+
+def _times(quantiles: Mapping[str, float]) -> str:
+    return "/".join(f"{value:.{1 if value < _SMALL_MS else 0}f}" for value in quantiles.values()) or "none"
+
+
+def _sending(result: Result) -> str:
+    return (
+        f"{result.overall.goodput_rps:.2f} requests/s in time, {result.wall_s:.1f} s; "
+        f"sent late by p50 {result.late_ms['p50']:.1f}, p99 {result.late_ms['p99']:.1f} ms"
+    )
+
+
+def remarks(result: Result) -> list[str]:
+    """What the reader has to know beside the table, a line each."""
+    lines = [
+        f"{count} {fate}: {reason}"
+        for fate, reasons in (("refused", result.overall.refused), ("failed", result.overall.failed))
+        for reason, count in reasons.items()
+    ]
+    if result.is_client_slow:
+        lines.append(
+            f"warning: the client was too slow: 10% of the requests were sent {result.late_ms['p90']:.0f} ms "
+            "or more after their time, so the server did not get the load that is stated; give the client a "
+            "faster machine, or less to do"
+        )
+    return lines
+
+
+def probe_line(rate_rps: float, result: Result, wanted: float) -> str:
+    """One line on a rate that a search tried."""
+    is_good = result.overall.attainment >= wanted
+    worst = min(result.kinds, key=lambda kind: result.kinds[kind].attainment)
+    return (
+        f"{'✓' if is_good else '✗'} {rate_rps:8.3f} requests/s: {result.overall.attainment:6.1%} in time, "
+        f"worst {worst} {result.kinds[worst].attainment:.1%}"
+    )
+
+
+def goodput_line(found: Goodput, wanted: float) -> str:
+    """One line on what a search found."""
+    if found.rate_rps is None:
+        return f"goodput at {wanted:.0%}: less than --min-rate"
+    bound = "" if found.is_bounded else "at least "
+    return f"goodput at {wanted:.0%}: {bound}{found.rate_rps:.3f} requests/s"
+
+
+def document(result: Result) -> dict[str, Any]:
+    """A run's result as JSON."""
+    return asdict(result)

@@ -1,0 +1,122 @@
+"""Profiles: measured by a sweep on running replicas, kept in a file.
+
+Owns the sweep and what is written. What is swept is `deployments.calibrate.plan`'s; the measurement itself
+runs in the replicas; the format is read in `slo.files.profile`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from deployments.config.errors import ConfigError
+from slo.files.profile import PROFILE_FORMAT, read_profile
+from slo.predict.handoff import fit_handoff
+from slo.predict.prefill_time import Fit, Sample, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from slo.predict.handoff import HandoffFit, HandoffSample
+    from slo.predict.prefill_time import PrefillPredictor
+
+WORST_MAPE: Final = 0.1
+"""A fit with a larger mean error is not to be relied on."""
+
+
+class MeasurePrefill(Protocol):
+    """Prefills random tokens behind a cached prefix and returns seconds."""
+
+    def __call__(self, tokens: int, context_tokens: int = 0, /) -> float:
+        """Seconds of a prefill of `tokens` behind `context_tokens` whose KV is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A sweep's samples and the curve through them, and the same of handoffs if they were measured."""
+
+    samples: tuple[Sample, ...]
+    fit: Fit
+    handoffs: tuple[HandoffSample, ...] = ()
+    handoff_fit: HandoffFit | None = None
+
+
+def sweep(
+    measure: MeasurePrefill,
+    lengths: Sequence[int],
+    repeats: int,
+    behind: Sequence[tuple[int, int]] = (),
+) -> Calibration:
+    """Measure each length `repeats` times after one unmeasured pass, and fit.
+
+    Args:
+        measure: Prefills random tokens behind a prefix and returns seconds.
+        lengths: Prompt lengths, tokens; at least two different ones.
+        repeats: Measurements of each length, at least 1.
+        behind: (tokens, tokens of a cached prefix before them) to measure as well.
+    """
+    samples: list[Sample] = []
+    for tokens, context in (*((tokens, 0) for tokens in lengths), *behind):
+        measure(tokens, context)
+        samples.extend(Sample(tokens, measure(tokens, context), context) for _ in range(repeats))
+    return Calibration(tuple(samples), fit(samples))
+
+
+def with_handoffs(
+    calibration: Calibration, measure: Callable[[int], HandoffSample], lengths: Sequence[int], repeats: int
+) -> Calibration:
+    """The same with handoffs measured at these lengths, each `repeats` times after an unmeasured one."""
+    samples: list[HandoffSample] = []
+    for tokens in lengths:
+        measure(tokens)
+        samples.extend(measure(tokens) for _ in range(repeats))
+    found = fit_handoff(samples)
+    return replace(
+        with_handoff_s(calibration, found.first_step_s), handoffs=tuple(samples), handoff_fit=found
+    )
+
+
+def with_handoff_s(calibration: Calibration, handoff_s: float) -> Calibration:
+    """The same with the part of the handoff that no length changes."""
+    predictor = replace(calibration.fit.predictor, handoff_s=handoff_s)
+    return replace(calibration, fit=replace(calibration.fit, predictor=predictor))
+
+
+def save_profile(
+    path: Path, calibration: Calibration, about: dict[str, Any], kv_bytes_per_token: int = 0
+) -> None:
+    """Write a profile as JSON.
+
+    Args:
+        path: Where to; its directory is created.
+        calibration: What was measured.
+        about: What it was measured on: the parts of a `slo.predict.measured_on.Subject`, and more for the
+            reader.
+        kv_bytes_per_token: KV bytes of one token there.
+    """
+    result, handoff = calibration.fit, calibration.handoff_fit
+    values: dict[str, Any] = {
+        "format": PROFILE_FORMAT,
+        "about": about,
+        "predictor": asdict(result.predictor),
+        "r_squared": result.r_squared,
+        "mape": result.mape,
+        "samples": [asdict(sample) for sample in calibration.samples],
+    }
+    if handoff is not None:
+        values["handoff"] = {**asdict(handoff), "kv_bytes_per_token": kv_bytes_per_token}
+        values["handoffs"] = [asdict(sample) for sample in calibration.handoffs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def load_profile(path: Path) -> PrefillPredictor:
+    """Read the predictor out of a profile.
+
+    Raises:
+        ConfigError: when the file cannot be read or is not a profile.
+    """
+    return read_profile(path, ConfigError)

@@ -1,0 +1,55 @@
+"""Runs measurements on the replicas of a running deployment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayTaskError
+
+from deployments.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentResponse
+
+    from deployments.local.running import Running
+    from slo.predict.handoff import HandoffSample
+    from slo.predict.measured_on import Measurable
+
+
+class Measuring:
+    """Asks the replicas of a deployment to measure, one at a time, and waits for each."""
+
+    def __init__(self, running: Running) -> None:
+        assert running.decode is not None
+        self._prefill, self._decode = running.prefill, running.decode
+
+    def measurable(self) -> Measurable:
+        """What is measured."""
+        measurable: Measurable = self._prefill.measurable.remote().result()
+        return measurable
+
+    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a prefill behind a cached prefix.
+
+        Raises:
+            ConfigError: when the engine refuses the length.
+        """
+        length = f"{tokens} tokens" + (f" behind {context_tokens}" if context_tokens else "")
+        return float(_answer(self._prefill.measure_prefill.remote(tokens, context_tokens), length))
+
+    def handoff(self, tokens: int) -> HandoffSample:
+        """What lies between the end of a prefill and its first token.
+
+        Raises:
+            ConfigError: when an engine refuses the length.
+        """
+        sample: HandoffSample = _answer(self._decode.measure_handoff.remote(tokens), f"{tokens} tokens")
+        return sample
+
+
+def _answer(response: DeploymentResponse, length: str) -> Any:
+    try:
+        return response.result()
+    except RayTaskError as error:
+        msg = f"calibrate: a prompt of {length} was refused: {error.cause}"
+        raise ConfigError(msg) from None

@@ -1,0 +1,80 @@
+"""The settings of the cluster-wide SLO monitor.
+
+Owns their names and ranges; the defaults are those of the rules.
+"""
+
+import dataclasses
+from typing import Annotated
+
+from pydantic import Field
+
+from deployments.config.preemption import PreemptionConfig
+from slo.files.strict_yaml import Positive, Section
+from slo.monitor.settings import MonitorSettings
+from slo.monitor.shedding import SteeringRules
+from slo.tiers import CLIENT_TIERS, Tier
+
+_MONITOR = MonitorSettings()
+_STEERING = _MONITOR.rules
+Target = Annotated[float, Field(gt=0, lt=1)]
+
+
+class TargetsConfig(Section):
+    """By tier, the fraction of requests that shall meet their objectives."""
+
+    premium: Target = _MONITOR.targets[Tier.PREMIUM]
+    standard: Target = _MONITOR.targets[Tier.STANDARD]
+    background: Target = _MONITOR.targets[Tier.BACKGROUND]
+
+
+class MonitorConfig(Section):
+    """The cluster-wide SLO monitor: what it measures against, and what it may do."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        9465, description="Where it exports metrics to Prometheus; 0 for nowhere."
+    )
+    targets: TargetsConfig = TargetsConfig()
+    window_s: Annotated[float, Field(ge=12, le=86_400)] = Field(
+        _MONITOR.window_s, description="The long window; the short one is a twelfth of it."
+    )
+    shed: bool = Field(_MONITOR.steers, description="Shed and reserve when a tier misses its target.")
+    correct: bool = Field(_MONITOR.corrects, description="Correct predictions by measured forward passes.")
+    direct: bool = Field(_MONITOR.directs, description="Order running prefills to make way.")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(
+        _MONITOR.quantile, description="Of measured over predicted times, that predictions aim at."
+    )
+    act_at_burn: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
+        _STEERING.act_at_burn, description="The burn rate from which on a tier is at risk."
+    )
+    least_missed: Annotated[int, Field(ge=1)] = Field(
+        _STEERING.least_missed, description="Misses in the short window below which it is not."
+    )
+    step: Annotated[float, Field(gt=0, le=1)] = Field(
+        _STEERING.step, description="By how much a shed level changes at a time."
+    )
+    most_shed_standard: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_shed_standard
+    reserve_step: Annotated[float, Field(gt=0, le=1)] = _STEERING.reserve_step
+    most_reserved: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_reserved
+    tighten_every_s: Positive = Field(
+        _STEERING.tighten_every_s, description="Least time between two steps towards more shedding."
+    )
+    relax_every_s: Positive = Field(
+        _STEERING.relax_every_s, description="Least time between any step and one towards less."
+    )
+
+    def settings(self, preemption: PreemptionConfig) -> MonitorSettings:
+        """The same in the vocabulary of the decision rules."""
+        names = [field.name for field in dataclasses.fields(SteeringRules)]
+        return MonitorSettings(
+            targets={tier: getattr(self.targets, tier.value) for tier in CLIENT_TIERS},
+            window_s=self.window_s,
+            rules=SteeringRules(**{name: getattr(self, name) for name in names}),
+            steers=self.shed,
+            corrects=self.correct,
+            directs=self.direct,
+            quantile=self.quantile,
+            preemption=preemption.policy,
+            margin=preemption.margin,
+        )

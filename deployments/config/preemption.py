@@ -1,0 +1,87 @@
+"""The settings of preemption: whether and when a running prefill makes way, and how much of it is borne.
+
+Owns their names and ranges; the defaults are those of the rules.
+"""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from slo.files.strict_yaml import Positive, Section
+from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.queue.order import DEFAULT_ORDER, QueueOrder
+
+_RULES = PreemptionRules()
+_LIMITS = Limits.default_for(PreemptionMode.RESUME)
+_RECOMPUTE_LIMITS = Limits.default_for(PreemptionMode.RECOMPUTE)
+
+
+class PreemptionLimitsConfig(Section):
+    """How much preemption is borne; past one of these a step runs to its end, whatever waits."""
+
+    max_preemptions: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Stops of one request; by default "
+        f"{_LIMITS.max_preemptions}, and {_RECOMPUTE_LIMITS.max_preemptions} with mode: recompute.",
+    )
+    max_suspended_s: Positive = Field(
+        _LIMITS.max_suspended_s, description="Total seconds that one request is suspended."
+    )
+    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(
+        _LIMITS.max_suspended_steps, description="Suspended steps per replica."
+    )
+    max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
+        _LIMITS.max_suspended_bytes >> 20, description="Memory of their checkpoints, MiB on each rank."
+    )
+
+
+class PreemptionConfig(Section):
+    """Whether and when a running prefill makes way for a more urgent request."""
+
+    mode: PreemptionMode = Field(
+        _RULES.mode,
+        description="A stopped prefill continues, starts again (recompute), or none is stopped.",
+    )
+    policy: PreemptionPolicy = Field(
+        _RULES.policy,
+        description="When a waiter that can be met takes over from one that can be met.",
+    )
+    margin: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        _RULES.margin,
+        description="How much more urgent a waiter must be, or how far predictions are trusted.",
+    )
+    order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
+    granularity: Literal["layer", "sublayer", "operator"] = Field(
+        "operator",
+        description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",
+    )
+    launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="On an accelerator, boundaries that may be launched before the first of them is done."
+    )
+    join_tokens: Annotated[int, Field(ge=1)] = Field(
+        2048, description="Prompts are prefilled together while they have no more tokens together."
+    )
+    vote_timeout_s: Positive = Field(
+        20.0, description="A tensor-parallel rank that stays away from a vote for longer has failed."
+    )
+    limits: PreemptionLimitsConfig = PreemptionLimitsConfig()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return PreemptionMode.OFF if value is False else value
+
+    def rules(self) -> PreemptionRules:
+        """The same in the vocabulary of the decision rules."""
+        given = self.limits
+        limits = dataclasses.replace(
+            Limits.default_for(self.mode),
+            max_suspended_s=given.max_suspended_s,
+            max_suspended_steps=given.max_suspended_steps,
+            max_suspended_bytes=given.max_suspended_mib << 20,
+        )
+        if given.max_preemptions is not None:
+            limits = dataclasses.replace(limits, max_preemptions=given.max_preemptions)
+        return PreemptionRules(self.mode, self.policy, self.margin, limits)

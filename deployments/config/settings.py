@@ -1,0 +1,256 @@
+"""The configuration of a deployment: parsed once, strict, and refused before anything starts.
+
+Owns the whole and how it is read, and the settings of the replicas, of KV transfer and of the router; other
+sections have modules of their own beside this one. An unknown key is refused with the nearest valid one;
+values that cannot work together are refused with the reason. `slackserve serve`, `serve run`,
+`serve deploy` and a RayService all go through `SlackServeConfig`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from deployments.config.admission import AdmissionConfig, FairnessConfig
+from deployments.config.errors import ConfigError
+from deployments.config.keys import KeyConfig, key_ring, read_keys, tenant_limits
+from deployments.config.monitor import MonitorConfig
+from deployments.config.preemption import PreemptionConfig
+from deployments.config.tiers import TiersConfig
+from router.fleet.decode_replica import KvLink
+from router.placement.registry import PlacementName
+from slo.admission.tenant_limits import TenantLimit
+from slo.admission.tenants import KeyRing
+from slo.files.strict_yaml import Positive, Section, explain, read_mapping
+from slo.objectives import MAX_OBJECTIVE_MS
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class PoolConfig(Section):
+    """One tier of replicas: how many, how large, and engine arguments beyond ours."""
+
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = 4096
+    drain_s: Positive = Field(
+        30.0, description="How long a replica that is shut down may take to finish what it has."
+    )
+    engine_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
+    )
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _ours_stay(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for key in values:
+            if key in _RESERVED_ENGINE_KWARGS:
+                msg = f"engine_kwargs may not set {key!r}; {_RESERVED_ENGINE_KWARGS[key]}"
+                raise ValueError(msg)
+        return values
+
+
+_RESERVED_ENGINE_KWARGS = {
+    "model": "use the key model",
+    "tokenizer": "it comes with the model",
+    "tensor_parallel_size": "use the pool's tensor_parallel_size",
+    "max_model_len": "use the key max_model_len",
+    "dtype": "use the key dtype",
+    "kv_transfer_config": "use the section kv_transfer",
+    "scheduler_cls": "SlackServe brings its own",
+    "worker_cls": "SlackServe brings its own",
+    "async_scheduling": "SlackServe's scheduler needs it off",
+    "disable_log_stats": "SlackServe's metrics need the statistics",
+    "scheduling_policy": "SlackServe orders by slack",
+    "served_model_name": "use the key model_name",
+    "pipeline_parallel_size": "only tensor parallelism is supported",
+    "data_parallel_size": "use the pool's replicas",
+    "distributed_executor_backend": "it follows the accelerator",
+}
+
+
+class KVLinkConfig(Section):
+    """What KV moves over, as the router reckons with it."""
+
+    bytes_per_token: Annotated[int, Field(ge=1)] = Field(description="KV bytes of one token, all layers.")
+    gigabytes_per_s: Positive = Field(description="Bandwidth into one decode replica, 10^9 bytes per second.")
+    latency_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = 0.0
+
+    def link(self) -> KvLink:
+        """The same in the router's vocabulary."""
+        return KvLink(self.bytes_per_token, self.gigabytes_per_s * 1e9, self.latency_ms / 1e3)
+
+
+class KVTransferConfig(Section):
+    """How KV blocks move from prefill to decode."""
+
+    link: KVLinkConfig | None = Field(
+        None, description="Adds the transfer of each prompt's KV to handoff_ms; none leaves it one number."
+    )
+
+    buffer_device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where NIXL reads and writes blocks; auto follows the accelerator."
+    )
+    lease_s: Annotated[int, Field(ge=6, le=3600)] = Field(
+        30, description="Seconds that finished prefill blocks wait for decode to pull them."
+    )
+    prefill_port: Port = Field(20000, description="First NIXL side-channel port of prefill replicas.")
+    decode_port: Port = Field(22000, description="First NIXL side-channel port of decode replicas.")
+
+
+class RouterSection(Section):
+    """How requests are placed."""
+
+    placement: PlacementName = "least_harm"
+    timeout_ms: Positive | None = Field(
+        None,
+        description="Whoever waits longer for the router's word places the request without it; by default "
+        "50, and 500 on cpu, where the router shares its cores with engines.",
+    )
+    late_binding: bool = Field(
+        default=False, description="Hold requests back until a replica can start them soon."
+    )
+    bind_ahead_ms: Positive = Field(
+        80.0, description="How soon that is, so that no replica idles for want of work."
+    )
+    stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
+    silent_after_s: Positive = Field(
+        1.5, description="One that is silent for longer is used only if all are; they report every 0.5 s."
+    )
+    max_replacements: Annotated[int, Field(ge=0, le=10)] = Field(
+        2, description="How often a request whose prefill replica is lost is placed again."
+    )
+    stretch: Annotated[float, Field(ge=1)] = Field(
+        2.0,
+        description=(
+            "A tier's own objective is not held against a request below this multiple of what the request "
+            "takes on an idle replica; objectives that the client names are held as they are."
+        ),
+    )
+
+
+class LimitsConfig(Section):
+    """What a client may send."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+
+
+class SlackServeConfig(Section):
+    """Everything that a deployment can be told."""
+
+    model: str | None = Field(
+        None, description="Hugging Face id or directory; none serves the embedded SmolLM2-135M-Instruct."
+    )
+    model_name: str | None = Field(None, description="What clients call the model; by default its id.")
+    accelerator: Literal["cpu", "cuda"] = "cpu"
+    accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
+    dtype: str | None = Field(None, description="By default float32 on cpu, auto on cuda.")
+    max_model_len: Annotated[int, Field(ge=64)] | None = Field(
+        None, description="Longest prompt plus output, tokens; by default what the model allows."
+    )
+    kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
+    pin_cores: bool = Field(default=True, description="On cpu, give each replica cores of its own.")
+    tiers: TiersConfig = TiersConfig()
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
+    fairness: FairnessConfig = FairnessConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    router: RouterSection = RouterSection()
+    limits: LimitsConfig = LimitsConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    profile: Path | None = Field(
+        None, description="Prefill times written by `slackserve calibrate`; none measures at start."
+    )
+    handoff_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = Field(
+        50.0, description="Predicted time from the end of prefill to the first token, without a profile."
+    )
+    warmup_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (32, 256, 1024), min_length=2, description="Prompt lengths that are prefilled before ready."
+    )
+    api_keys: tuple[KeyConfig, ...] = ()
+    api_keys_file: Path | None = Field(None, description="YAML list of the same shape as api_keys.")
+    log_json: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.accelerator_type is not None and self.accelerator == "cpu":
+            msg = "accelerator_type goes with accelerator: cuda"
+            raise ValueError(msg)
+        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
+            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
+            raise ValueError(msg)
+        if len(set(self.warmup_tokens)) < 2:  # noqa: PLR2004 - a line needs two points
+            msg = "warmup_tokens needs at least two different lengths"
+            raise ValueError(msg)
+        if self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
+            msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
+            raise ValueError(msg)
+        self._side_channels_apart()
+        return self
+
+    def _side_channels_apart(self) -> None:
+        transfer = self.kv_transfer
+        first, last, pool = min(
+            [
+                (transfer.prefill_port, transfer.decode_port, self.prefill),
+                (transfer.decode_port, transfer.prefill_port, self.decode),
+            ],
+            key=lambda side: side[0],
+        )
+        needed = pool.replicas * pool.tensor_parallel_size
+        if last - first < needed:
+            msg = (
+                f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
+                f"they run into {last}"
+            )
+            raise ValueError(msg)
+
+    def router_timeout_s(self) -> float:
+        """How long the router is waited for."""
+        by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0
+        return (self.router.timeout_ms or by_default_ms) / 1e3
+
+    def tenant_limits(self) -> dict[str, TenantLimit]:
+        """Limits of the tenants that have some of their own.
+
+        Raises:
+            ConfigError: when the key file cannot be read, or two keys give one tenant different limits.
+        """
+        return tenant_limits(self._keys())
+
+    def key_ring(self) -> KeyRing:
+        """The configured API keys.
+
+        Raises:
+            ConfigError: when the key file cannot be read, a variable is not set or two keys are equal.
+        """
+        return key_ring(self._keys())
+
+    def _keys(self) -> list[KeyConfig]:
+        return [*self.api_keys, *read_keys(self.api_keys_file)]
+
+
+def parse(values: dict[str, Any], source: str = "configuration") -> SlackServeConfig:
+    """Check `values`.
+
+    Raises:
+        ConfigError: naming each wrong key, its place in `source` and what would be right.
+    """
+    try:
+        return SlackServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, source)) from None
+
+
+def load(path: Path) -> SlackServeConfig:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
+    """
+    return parse(read_mapping(path, ConfigError), str(path))

@@ -1,0 +1,190 @@
+"""Every error that the HTTP API answers with, in OpenAI's shape.
+
+Owns the mapping from what went wrong to status, type, `param` and `code`. `param` names the field at fault,
+spelt as the client spelt it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import JSONResponse
+
+from slo.errors import RejectionReason
+from slo.outcomes import Outcome, outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from decode_node.answers import EngineError
+    from router.messages import Evicted, Rejected
+    from slo.errors import AuthenticationError, FieldError
+
+
+class HTTPError(Exception):
+    """An error answer: raised anywhere below the ingress, answered by its exception handler.
+
+    `outcome` is set when the answer ends a request that was never admitted, so that it is counted as such.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        self.outcome = outcome
+
+    def response(self) -> JSONResponse:
+        """The answer itself."""
+        body = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return JSONResponse({"error": body}, status_code=self.status, headers=self.headers)
+
+
+def bad_field(error: FieldError) -> HTTPError:
+    """400 for a field that cannot be served."""
+    return _refusal(400, str(error), param=error.field, code="invalid_value")
+
+
+def bad_body(message: str, param: str | None = None) -> HTTPError:
+    """400 for a body that does not have the API's shape; `param` names the field at fault, if one is."""
+    return _refusal(400, message, param=param, code="invalid_value")
+
+
+def unauthorized(error: AuthenticationError) -> HTTPError:
+    """401."""
+    return HTTPError(
+        401,
+        str(error),
+        kind="authentication_error",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+        outcome=Outcome.REJECTED,
+    )
+
+
+def too_large(limit_bytes: int) -> HTTPError:
+    """413."""
+    return _refusal(413, f"the body is larger than {limit_bytes} bytes", code="body_too_large")
+
+
+def unknown_model(model: str, known: list[str]) -> HTTPError:
+    """404 for a model that is not served."""
+    message = f"the model {model!r} is not served here; known are {', '.join(known)}"
+    return _refusal(404, message, param="model", code="model_not_found")
+
+
+def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
+    """503 when there is no replica, else 429; `code` is the reason, `headers` say what was asked.
+
+    The type is `rate_limit_error` for what its tenant's own limits refuse, `overloaded_error` for what the
+    fleet cannot serve.
+    """
+    reason = decision.reason
+    retry_after = {**headers, "retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
+    is_limit = outcome_of(reason) is Outcome.REJECTED
+    status, kind = 429, "rate_limit_error" if is_limit else "overloaded_error"
+    if reason in (RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED):
+        status, kind = 503, "service_unavailable"
+    return HTTPError(
+        status,
+        _why_refused(decision),
+        kind=kind,
+        code=reason.value,
+        headers=retry_after,
+        outcome=outcome_of(reason),
+    )
+
+
+def _why_refused(decision: Rejected) -> str:
+    if decision.reason is RejectionReason.DEADLINE_INFEASIBLE:
+        assert decision.predicted_ttft_s is not None
+        assert decision.ttft_budget_s is not None
+        return (
+            f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
+            f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer x-slo-ttft-ms"
+        )
+    return _REFUSALS[decision.reason]
+
+
+_REFUSALS: Final[Mapping[RejectionReason, str]] = {
+    RejectionReason.NO_REPLICA: "no replica is ready to take the request",
+    RejectionReason.NOT_SETTLED: "the server has just started and takes no requests yet",
+    RejectionReason.OVER_SHARE: "the server is busy, and this tier asks for more than its share; retry later",
+    RejectionReason.RESERVED: "the server is busy, and what is left is kept for premium; retry later",
+    RejectionReason.TENANT_SHARE: (
+        "the server is busy, and this tenant asks for more than its part of the tier; retry later"
+    ),
+    RejectionReason.BACKLOG: "this tier has too much in the queue; retry later",
+    RejectionReason.SHED_BY_POLICY: "this tier is being shed for more valuable ones; retry later",
+    RejectionReason.REQUEST_RATE: "this tenant sends more requests per second than it may",
+    RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
+    RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
+}
+
+
+def evicted(decision: Evicted, headers: Mapping[str, str]) -> HTTPError:
+    """429 for a request that was queued until its deadline could not be met any more."""
+    message = f"the request was queued for {decision.waited_s * 1e3:.0f} ms and cannot be in time any more"
+    return HTTPError(
+        429,
+        f"{message}; retry later, or ask for a longer x-slo-ttft-ms",
+        kind="overloaded_error",
+        code=decision.reason.value,
+        headers={**headers, "retry-after": str(max(1, math.ceil(decision.waited_s)))},
+        outcome=Outcome.EVICTED,
+    )
+
+
+_RETRY_AFTER_S: Final = {"prefill_lost": 1, "deadline_passed": 1, "no_replica": 10}
+"""Errors that our own replicas answer with, by their type."""
+
+
+def engine_error(error: EngineError) -> HTTPError:
+    """What an engine refused, with its own status; what its replica gave up, with the reason as code."""
+    status = error.code
+    if (given_up := error.type) in _RETRY_AFTER_S:
+        return HTTPError(
+            status,
+            error.message,
+            kind="service_unavailable" if status >= 500 else "overloaded_error",  # noqa: PLR2004 - as below
+            code=given_up,
+            headers={"retry-after": str(_RETRY_AFTER_S[given_up])},
+        )
+    return HTTPError(
+        status,
+        error.message,
+        kind="invalid_request_error" if status < 500 else "server_error",  # noqa: PLR2004 - HTTP classes
+        param=error.param,
+        code="invalid_value" if status < 500 else "engine_error",  # noqa: PLR2004 - HTTP classes
+    )
+
+
+def internal_error(request_id: str) -> HTTPError:
+    """500; the details are in the log under the request id."""
+    message = f"the server failed to answer; its log has the details under request id {request_id}"
+    return HTTPError(500, message, kind="server_error", code="internal_error")
+
+
+def no_route(status: int, detail: str) -> HTTPError:
+    """404 or 405 for a path or method that the API does not have."""
+    return HTTPError(status, detail, kind="invalid_request_error", code="no_such_route")
+
+
+def _refusal(status: int, message: str, *, code: str, param: str | None = None) -> HTTPError:
+    return HTTPError(
+        status, message, kind="invalid_request_error", param=param, code=code, outcome=Outcome.REJECTED
+    )

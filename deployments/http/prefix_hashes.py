@@ -1,0 +1,84 @@
+"""Names for the leading blocks of a prompt, by which the router knows who has them cached.
+
+Owns what is hashed: token ids of a prompt that came as tokens, the bytes of its text otherwise. Each hash
+stands for all of the prompt up to the end of its block. What the router makes of them is
+`router.fleet.prefix_index`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+BLOCK_TOKENS: Final = 128
+BLOCK_BYTES: Final = 512
+"""About as much text."""
+MOST_BLOCKS: Final = 256
+"""Longer prefixes are not told apart; a hash of a block takes about a microsecond."""
+_DIGEST_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHashes:
+    """Hashes of a prompt's leading whole blocks, and the size of a block: tokens, or bytes of text."""
+
+    hashes: tuple[int, ...] = ()
+    block: int = 0
+
+
+NO_PREFIX: Final = PrefixHashes()
+
+
+def prefix_hashes(body: Any) -> PrefixHashes:
+    """Hash the prompt of a chat or text completion; of a chat, after `request_fields.materialise`.
+
+    Of several prompts in one request none is hashed.
+    """
+    if hasattr(body, "messages"):
+        return PrefixHashes(_chained(_chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return PrefixHashes(_chained(prompt.encode()[: MOST_BLOCKS * BLOCK_BYTES], BLOCK_BYTES), BLOCK_BYTES)
+    if prompt and isinstance(prompt[0], int):
+        tokens = array("q", prompt[: MOST_BLOCKS * BLOCK_TOKENS])
+        return PrefixHashes(_chained(tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize), BLOCK_TOKENS)
+    return NO_PREFIX
+
+
+def _chained(data: bytes, block_bytes: int) -> tuple[int, ...]:
+    """A hash for each whole block, each of all bytes up to its end."""
+    running = blake2b(digest_size=_DIGEST_BYTES)
+    hashes = []
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        running.update(data[start : start + block_bytes])
+        hashes.append(int.from_bytes(running.copy().digest(), "big"))
+    return tuple(hashes)
+
+
+def _chat_text(body: Any) -> bytes:
+    """The beginning of a chat in the order in which templates write it: tools first, then the messages."""
+    most = MOST_BLOCKS * BLOCK_BYTES
+    pieces: list[bytes] = []
+    length = 0
+    for part in [getattr(body, "tools", None) or [], *body.messages]:
+        piece = _text(part)
+        pieces.append(piece)
+        length += len(piece)
+        if length >= most:
+            break
+    return b"".join(pieces)[:most]
+
+
+def _text(value: Any) -> bytes:
+    """All text inside a chat message, told apart by what separates it."""
+    if isinstance(value, str):
+        return value.encode() + b"\0"
+    if isinstance(value, dict):
+        return b"".join(_text(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return b"".join(_text(item) for item in value)
+    if hasattr(value, "model_dump"):
+        return _text(value.model_dump())
+    return b""

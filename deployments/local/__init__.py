@@ -1,0 +1,1 @@
+"""A deployment on this machine: start, cores, environment, finding it again."""

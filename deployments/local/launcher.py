@@ -1,0 +1,243 @@
+"""Starts a deployment on this machine, shows how far it is, and takes it down again without a trace.
+
+Owns the local Ray and its processes for `slackserve serve`. What is deployed is `deployments.app`'s.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from deployments.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deployments.config.settings import SlackServeConfig
+
+APP_NAME: Final = "slackserve"
+ROUTER_NAME: Final = "Router"
+PREFILL_PREFIX: Final = "Prefill:"
+DECODE_PREFIX: Final = "Decode:"
+"""What the name of the prefill deployment begins with."""
+_POLL_S: Final = 0.5
+_STOP_TIMEOUT_S: Final = 20.0
+
+
+class StartError(Exception):
+    """The deployment did not come up; the message says which part and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that is being waited for: its name, what state it is in, and whether it is done."""
+
+    name: str
+    state: str
+    done: bool
+
+
+class LocalDeployment:
+    """One deployment on a Ray of its own.
+
+    Args:
+        config: What to deploy.
+        verbose: Let the logs of all processes through to this terminal.
+    """
+
+    def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
+        self._config = config
+        self._verbose = verbose
+        self._processes: list[psutil.Process] = []
+
+    @property
+    def url(self) -> str:
+        """Where the API answers."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+
+    def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
+        """Bring everything up and return once both tiers are warm.
+
+        Args:
+            show: Called about twice a second with what is being waited for.
+            timeout_s: Longest wait.
+
+        Raises:
+            ConfigError: when the configuration cannot work here.
+            StartError: when a part fails, or time is up.
+        """
+        check_ports_free(self._config)
+        started_s = time.monotonic()
+        self._deploy(show)
+        while True:
+            parts = self._parts()
+            show(parts)
+            if all(part.done for part in parts):
+                break
+            if time.monotonic() - started_s > timeout_s:
+                waiting = ", ".join(f"{part.name} ({part.state})" for part in parts if not part.done)
+                msg = f"not ready after {timeout_s:.0f} s; still waiting for {waiting}"
+                raise StartError(msg)
+            time.sleep(_POLL_S)
+        self._processes = psutil.Process().children(recursive=True)
+
+    def stop(self) -> int:
+        """Take everything down.
+
+        Returns:
+            How many processes had to be killed.
+        """
+        import ray  # noqa: PLC0415 - takes seconds to import
+
+        processes = {*self._processes, *psutil.Process().children(recursive=True)}
+        if ray.is_initialized():
+            stopping = threading.Thread(target=_shut_down, daemon=True)
+            with redirect_stderr(io.StringIO()):  # Ray reports the end of its own shutdown task as a failure
+                stopping.start()
+                stopping.join(_STOP_TIMEOUT_S)
+                ray.shutdown()
+        _, alive = psutil.wait_procs(list(processes), timeout=5.0)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=5.0)
+        return len(alive)
+
+    def _deploy(self, show: Callable[[list[Part]], None]) -> None:
+        """Start Ray here and import the application in another thread meanwhile, 10 s each.
+
+        Ray's processes die with the thread that started them, so that must be this one.
+        """
+        show([Part("Ray and the application", "starting", done=False)])
+        if not self._verbose:
+            logging.disable(logging.WARNING)  # in this process only; the replicas log to files
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            importing = pool.submit(importlib.import_module, "deployments.app")
+            self._start_ray()
+            build = importing.result().build
+        from ray import serve  # noqa: PLC0415 - imported already by now
+
+        show([Part("application", "being submitted", done=False)])
+        app = build(self._config)
+        serve.run_many(
+            [serve.RunTarget(app, name=APP_NAME, route_prefix="/")], wait_for_applications_running=False
+        )
+
+    def _start_ray(self) -> None:
+        import ray  # noqa: PLC0415 - takes seconds to import
+        from ray import serve  # noqa: PLC0415
+
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, _cpus_needed(self._config)),
+            include_dashboard=False,
+            log_to_driver=self._verbose,
+            logging_level="INFO" if self._verbose else "ERROR",
+        )
+        for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
+            signal.signal(number, handler)
+        serve.start(http_options={"host": self._config.host, "port": self._config.port})
+
+    def _parts(self) -> list[Part]:
+        from ray import serve  # noqa: PLC0415 - imported already by now
+
+        app = serve.status().applications.get(APP_NAME)
+        if app is None:
+            return [Part("application", "being submitted", done=False)]
+        parts = []
+        for name, deployment in app.deployments.items():
+            if deployment.status.value in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                msg = f"{name} failed to start:\n{deployment.message}"
+                raise StartError(msg)
+            states = {str(state): count for state, count in deployment.replica_states.items() if count}
+            running, total = states.get("RUNNING", 0), sum(states.values())
+            done = deployment.status.value == "HEALTHY"
+            parts.append(Part(name.replace(":", " "), f"{running} of {max(total, 1)} replicas", done))
+        if app.status.value == "DEPLOY_FAILED":
+            msg = f"the application failed to start:\n{app.message}"
+            raise StartError(msg)
+        ready, state = (False, "waiting for the tiers") if not all(p.done for p in parts) else self._ready()
+        return [*parts, Part("ready", state, ready)]
+
+    def _ready(self) -> tuple[bool, str]:
+        answer = get_json(f"{self.url}/ready")
+        if answer is None:
+            return False, "the port does not answer yet"
+        return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
+
+
+def _shut_down() -> None:
+    """End what Serve runs, and then the monitor, which an ingress would start again."""
+    from ray import serve  # noqa: PLC0415 - takes seconds to import
+
+    from deployments.monitor.actor import stop_monitor  # noqa: PLC0415 - likewise
+
+    serve.shutdown()
+    stop_monitor()
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past any proxy that the environment names: the server is on this machine."""
+
+
+def get_json(url: str, timeout_s: float = 5.0) -> dict[str, Any] | None:
+    """The JSON that a GET answers with, whatever the status; None when there is no answer."""
+    try:
+        with _DIRECT.open(url, timeout=timeout_s) as response:
+            return json.load(response)  # type: ignore[no-any-return]
+    except urllib.error.HTTPError as error:
+        try:
+            return json.load(error)  # type: ignore[no-any-return]
+        except ValueError:
+            return None
+    except (OSError, ValueError):
+        return None
+
+
+def check_ports_free(config: SlackServeConfig) -> None:
+    """Make sure that the API's port and those of the NIXL side channels can be listened on.
+
+    Raises:
+        ConfigError: when one cannot, naming the key.
+    """
+    _check_port_free("port", config.host, config.port)
+    transfer = config.kv_transfer
+    for key, first, pool in (
+        ("kv_transfer.prefill_port", transfer.prefill_port, config.prefill),
+        ("kv_transfer.decode_port", transfer.decode_port, config.decode),
+    ):
+        for port in range(first, first + pool.replicas * pool.tensor_parallel_size):
+            _check_port_free(key, "", port)
+
+
+def _check_port_free(key: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
+            raise ConfigError(msg) from None
+
+
+def _cpus_needed(config: SlackServeConfig) -> int:
+    """Ray CPUs: one for each worker, one for each engine's replica process, one for all the others."""
+    pools = (config.prefill, config.decode)
+    return sum(pool.replicas * (pool.tensor_parallel_size + 1) for pool in pools) + 1

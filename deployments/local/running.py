@@ -1,0 +1,75 @@
+"""Finds the deployment that runs on this machine, for commands that talk to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
+from telemetry.reporting.monitor_client import find_monitor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ray.serve.handle import DeploymentHandle
+
+
+class NotRunningError(Exception):
+    """There is no deployment to talk to; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A deployment that runs.
+
+    Attributes:
+        model: What it serves.
+        address: That of its Ray.
+        router: Whom to ask about the fleet.
+        prefill: Whom to ask about prefills.
+        find_monitor: Returns the SLO monitor's actor handle, or raises; None when nobody shall be asked.
+    """
+
+    model: str
+    address: str
+    router: DeploymentHandle
+    prefill: DeploymentHandle
+    decode: DeploymentHandle | None = None
+    find_monitor: Callable[[], Any] | None = None
+
+
+def connect() -> Running:
+    """Find the deployment that runs on this machine; starts nothing.
+
+    Raises:
+        NotRunningError: when there is none.
+    """
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        applications = serve.status().applications
+    except ConnectionError as error:
+        if error.__cause__ is None:  # none was found
+            raise NotRunningError("nothing is running here; start `slackserve serve` first") from None
+        raise NotRunningError(
+            f"{error}; start it, or set RAY_AUTH_MODE=token if it asks for a token"
+        ) from None
+    except (RayError, RuntimeError, ValueError) as error:
+        raise NotRunningError(f"the Ray cluster here cannot be used: {error}") from None
+    for application, state in applications.items():
+        for name in state.deployments:
+            if name.startswith(PREFILL_PREFIX):
+                model = name.removeprefix(PREFILL_PREFIX)
+                router, prefill, decode = (
+                    serve.get_deployment_handle(part, application)
+                    for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
+                )
+                address = ray.get_runtime_context().gcs_address
+                return Running(model, address, router, prefill, decode, find_monitor)
+    raise NotRunningError(
+        f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
+        "`deployments.app:build` on it"
+    )

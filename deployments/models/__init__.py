@@ -1,0 +1,1 @@
+"""Models by name: the embedded one, directories, hub ids."""

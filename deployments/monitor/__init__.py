@@ -1,0 +1,1 @@
+"""The SLO monitor as a Ray actor, and its metrics."""

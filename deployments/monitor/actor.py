@@ -1,0 +1,148 @@
+"""The cluster-wide SLO monitor: one named actor that everybody reports to, detached from whoever started it.
+
+A thin shell around `slo.monitor.core`. Owns the clock, its log lines and its end: when nobody has reported
+for a while it goes, so that it is not left behind on a cluster that serves no more. Ray restarts it when it
+dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
+
+from deployments.monitor.exporter import Exporter
+from slo.monitor.core import MonitorCore
+from telemetry.reporting.monitor_client import MONITOR_NAME, NAMESPACE
+
+if TYPE_CHECKING:
+    from slo.monitor.core import MonitorState
+    from slo.monitor.messages import MonitorAnswer, MonitorReport
+    from slo.monitor.settings import MonitorSettings
+
+LOOK_S: Final = 1.0
+ABANDONED_AFTER_S: Final = 120.0
+_SHOW_RARELY: Final = 50
+"""Merging the sketches of many tenants takes a while: a fiftieth of the time at most."""
+_LOGGER: Final = logging.getLogger("slackserve.monitor")
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorOptions:
+    """What the monitor is started with.
+
+    Attributes:
+        settings: What it works with until an ingress reports other ones.
+        host: Address on which it exports metrics.
+        port: Port of the same; 0 exports none.
+    """
+
+    settings: MonitorSettings
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class SloMonitor:
+    """Hears reports, answers with the policy, and looks at the whole once a second."""
+
+    def __init__(self, options: MonitorOptions) -> None:
+        logging.basicConfig(level=logging.INFO)
+        self._core = MonitorCore(options.settings, time.monotonic())
+        self._exporter = Exporter(options.host, options.port)
+        self._show_at_s = 0.0
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def report(self, report: MonitorReport) -> MonitorAnswer:
+        """Hear from somebody."""
+        return self._core.heard(report, time.monotonic())
+
+    async def state(self) -> dict[str, Any]:
+        """What there is to know, as plain data for `slackserve top`."""
+        return shown(self._core.state(time.monotonic()), self._exporter.port)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                _LOGGER.exception("look_failed")
+            if time.monotonic() - self._core.last_heard_s() > ABANDONED_AFTER_S:
+                _LOGGER.info("abandoned")
+                stop_monitor()
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        before = self._core.policy.version
+        reason = self._core.look(time.monotonic())
+        if (policy := self._core.policy).version != before:
+            _LOGGER.info("policy_revised reason=%s %s", reason.value, policy)
+        self._exporter.open()
+        started_s = time.monotonic()
+        if started_s >= self._show_at_s:
+            self._exporter.show(self._core, started_s)
+            ended_s = time.monotonic()
+            self._show_at_s = ended_s + _SHOW_RARELY * (ended_s - started_s)
+
+
+def start_monitor(options: MonitorOptions) -> Any:
+    """The monitor's actor handle; started if there is none.
+
+    It needs no CPU of its own, so that a full cluster still has one.
+    """
+    actor = ray.remote(SloMonitor).options(
+        name=MONITOR_NAME,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        num_cpus=0,
+    )
+    return actor.remote(options)
+
+
+def stop_monitor() -> None:
+    """End the monitor for good, if there is one."""
+    try:
+        ray.kill(ray.get_actor(MONITOR_NAME, namespace=NAMESPACE), no_restart=True)
+    except ValueError:
+        return
+
+
+def shown(state: MonitorState, port: int) -> dict[str, Any]:
+    """A state as plain data; `port` is where metrics are exported, 0 for nowhere."""
+    policy = state.policy
+    return {
+        "uptime_s": state.uptime_s,
+        "metrics_port": port,
+        "policy": {
+            "version": policy.version,
+            "shed": {tier.value: level for tier, level in policy.shed.items()},
+            "reserved": policy.reserved,
+            "preemption": None if policy.preemption is None else policy.preemption.value,
+            "margin": policy.margin,
+            "corrections": dict(policy.corrections),
+        },
+        "reason": state.reason.value,
+        "tiers": {
+            tier.value: {
+                "target": each.target,
+                "attained": each.long.ratio,
+                "judged": each.long.judged,
+                "burn": {"short": each.burn.short.rate, "long": each.burn.long.rate},
+                "goodput_per_s": each.long.goodput_per_s,
+                "headroom": each.long.headroom,
+                "ttft": None if each.long.ttft is None else each.long.ttft._asdict(),
+                "at_risk": each.at_risk,
+            }
+            for tier, each in state.tiers.items()
+        },
+        "error": None if state.error is None else asdict(state.error),
+        "ttft_error": None if state.ttft_error is None else asdict(state.ttft_error),
+        "followers": {role.value: count for role, count in state.followers.items()},
+        "behind": state.behind,
+    }

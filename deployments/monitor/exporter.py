@@ -1,0 +1,139 @@
+"""Exports what the SLO monitor knows to Prometheus, on a port of its own.
+
+Owns the translation of a monitor's state into the series of `telemetry.catalogue.MONITOR`, and the HTTP
+server. Scrapes run in a thread of their own and see the series of the last look.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from slo.tiers import CLIENT_TIERS
+from telemetry import catalogue
+from telemetry.catalogue import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slo.monitor.attainment import Attainment, Series
+    from slo.monitor.core import MonitorCore, MonitorState
+    from telemetry.catalogue import Metric
+
+    Sample = tuple[Metric, tuple[str, ...], float]
+
+_LOGGER: Final = logging.getLogger("slackserve.monitor")
+
+
+class Exporter:
+    """Serves the latest series under `/metrics`.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 exports nothing.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._wanted_port = port
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._samples: tuple[Sample, ...] = ()
+        self._refused = ""
+        self.port = 0
+
+    def open(self) -> None:
+        """Listen if that is wanted and not done yet; the port may have been busy the last time."""
+        if self.port == self._wanted_port:
+            return
+        try:
+            start_http_server(self._wanted_port, self._host, self._registry)
+        except OSError as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                _LOGGER.warning("metrics_not_exported %s:%d %s", self._host, self._wanted_port, error)
+            return
+        self.port = self._wanted_port
+        _LOGGER.info("metrics_exported %s:%d", self._host, self.port)
+
+    def show(self, core: MonitorCore, now_s: float) -> None:
+        """Export this from now on."""
+        if self.port:
+            self._samples = tuple(samples(core, core.state(now_s)))
+
+    def collect(self) -> Iterator[Any]:
+        """Metric families, called by prometheus_client."""
+        families: dict[str, Any] = {}
+        for metric, labels, value in self._samples:
+            if metric.name not in families:
+                kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+                families[metric.name] = kind(metric.name, metric.meaning, labels=metric.labels)
+            families[metric.name].add_metric(labels, value)
+        yield from families.values()
+
+
+def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
+    """Everything that is exported, with label values in the catalogue's order."""
+    yield from _tiers(state)
+    for series, attainment in state.series.items():
+        yield from _series(series, attainment)
+    yield from _policy(state)
+    for replica, error in core.errors().items():
+        yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
+        yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
+        yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90
+    if state.ttft_error is not None:
+        yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
+        yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
+    for role, count in state.followers.items():
+        yield catalogue.FOLLOWERS, (role.value,), count
+    yield catalogue.FOLLOWERS_BEHIND, (), state.behind
+    yield catalogue.REPORTS_DROPPED, (), core.dropped
+    for decision, counts in (("placed", core.placed), ("refused", core.refused)):
+        for tier in CLIENT_TIERS:
+            total = sum(count for (each, _), count in counts.items() if each is tier)
+            yield catalogue.ROUTED, (tier.value, decision), total
+    for steered, count in core.steered.items():
+        yield catalogue.POLICY_CHANGES, (steered.value,), count
+    for directed, count in core.directed.items():
+        yield catalogue.DIRECTED, (directed.value,), count
+
+
+def _tiers(state: MonitorState) -> Iterator[Sample]:
+    for tier, each in state.tiers.items():
+        yield catalogue.SLO_TARGET, (tier.value,), each.target
+        for window, attainment, burn in (
+            ("short", each.short, each.burn.short),
+            ("long", each.long, each.burn.long),
+        ):
+            labels = (tier.value, window)
+            yield catalogue.SLO_BURN, labels, burn.rate
+            yield catalogue.SLO_GOODPUT, labels, attainment.goodput_per_s
+            if attainment.ratio is not None:
+                yield catalogue.SLO_ATTAINMENT, labels, attainment.ratio
+            if attainment.headroom is not None:
+                yield catalogue.SLO_HEADROOM, labels, attainment.headroom
+
+
+def _series(series: Series, attainment: Attainment) -> Iterator[Sample]:
+    labels = (series.model, series.tier.value, series.tenant)
+    yield catalogue.SLO_REQUESTS, labels, attainment.requests
+    if attainment.ratio is not None:
+        yield catalogue.SLO_SERIES_ATTAINMENT, labels, attainment.ratio
+    for latency in ("ttft", "tpot", "e2e"):
+        if (spread := getattr(attainment, latency)) is not None:
+            for quantile, value in zip(("0.5", "0.95", "0.99"), spread, strict=True):
+                yield catalogue.SLO_LATENCY, (*labels, latency, quantile), value
+
+
+def _policy(state: MonitorState) -> Iterator[Sample]:
+    policy = state.policy
+    yield catalogue.POLICY_VERSION, (), policy.version
+    yield catalogue.RESERVED, (), policy.reserved
+    for tier in state.tiers:
+        yield catalogue.SHED_LEVEL, (tier.value,), policy.shed_level(tier)
+    if policy.margin is not None:
+        yield catalogue.POLICY_MARGIN, (), policy.margin

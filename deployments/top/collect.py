@@ -1,0 +1,213 @@
+"""Looks at a running deployment for `slackserve top`: asks router, monitor and prefill replicas.
+
+Owns what is remembered between two looks. The connection is `deployments.local.running`'s, how a look is
+drawn `deployments.top.view`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from rich.live import Live
+
+from deployments.local.launcher import ROUTER_NAME
+from deployments.local.running import NotRunningError
+from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
+from deployments.top.view import view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deployments.local.running import Running
+
+_Question: TypeAlias = Callable[[], Awaitable[Any]]
+
+_MONITOR: Final = "SLO monitor"
+_FIRST_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 1.0
+_SILENT_S: Final = 5.0
+"""Replicas report to the router every second; one that has not for this long is taken for lost."""
+_FORGOTTEN_S: Final = 60.0
+"""Serve replaces a lost replica within a minute."""
+_GONE_S: Final = 10.0
+"""Ray ends a process that cannot reach it for a minute, and leaves the terminal as it is: be gone by then."""
+
+
+def quiet() -> None:
+    """Log nothing from here on: what goes wrong is shown, and log lines would tear the picture."""
+    logging.disable(logging.CRITICAL)
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # attempts to connect, of up to 40 s each
+
+
+def print_once(running: Running, console: Console, *, as_json: bool) -> None:
+    """Look once and print it, drawn or as one line of JSON with the fields of `Frame`."""
+    frame = asyncio.run(Collector(running).look(_FIRST_PATIENCE_S))
+    if as_json:
+        console.out(json.dumps(asdict(frame), default=datetime.isoformat), highlight=False)
+    else:
+        console.print(view(frame))
+
+
+def watch(running: Running, console: Console, interval_s: float) -> None:
+    """Fill the terminal with one look after the other until Ctrl-C, which raises KeyboardInterrupt.
+
+    Raises:
+        NotRunningError: when the deployment's Ray has ended.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # in place of Ray's, which prints a stack trace
+    asyncio.run(_watch(running, console, interval_s))
+
+
+async def _watch(running: Running, console: Console, interval_s: float) -> None:
+    collector = Collector(running)
+    frame = await collector.look(_FIRST_PATIENCE_S)
+    alive_s = time.monotonic()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while time.monotonic() - alive_s < _GONE_S:
+            live.update(view(frame, console.height), refresh=True)
+            await asyncio.sleep(interval_s)
+            frame = await collector.look(_PATIENCE_S)
+            if _anybody(frame) or await _is_up(running.address):
+                alive_s = time.monotonic()
+    raise NotRunningError("the deployment has ended; start `slackserve serve` again")
+
+
+def _anybody(frame: Frame) -> bool:
+    return frame.ready is not None or any(replica.work is not None for replica in frame.prefill)
+
+
+async def _is_up(address: str) -> bool:
+    """Whether anything listens there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _PATIENCE_S)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A replica's state as the router told it, and when that was."""
+
+    state: Mapping[str, Any]
+    at_s: float
+
+    def silent_s(self, now_s: float) -> float:
+        return float(self.state["reported_s_ago"]) + now_s - self.at_s
+
+
+class Collector:
+    """Takes one look after the other, and remembers replicas that stop answering for a while."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._questions = _Questions()
+        self._prefill: dict[str, _Heard] = {}
+        self._decode: dict[str, _Heard] = {}
+        self._router_at_s = 0.0
+        self._monitored = False
+        self._monitor: Any = None
+
+    async def look(self, patience_s: float) -> Frame:
+        """Ask everybody; who has not answered after `patience_s` is shown as not answering."""
+        questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
+        answers = await self._questions.put(questions, patience_s)
+        fleet = answers[ROUTER_NAME]
+        if fleet is not None:
+            self._router_at_s = at_s = time.monotonic()
+            self._monitored = fleet.get("monitored", False)
+            self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
+            self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
+        works = await self._questions.put(
+            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, patience_s
+        )
+        now_s = time.monotonic()
+        if fleet is not None:
+            self._forget(works, now_s)
+        return Frame(
+            model=self._running.model,
+            taken_at=datetime.now().astimezone(),
+            ready=None if fleet is None else fleet["ready"],
+            prefill=tuple(
+                PrefillReplica(
+                    **self._seen(heard, now_s, "outstanding", "outstanding_tokens"), work=works[name]
+                )
+                for name, heard in self._prefill.items()
+            ),
+            decode=tuple(
+                DecodeReplica(**self._seen(heard, now_s, "running")) for heard in self._decode.values()
+            ),
+            monitored=self._monitored,
+            monitor=answers[_MONITOR],
+        )
+
+    async def _ask_router(self) -> Any:
+        return await self._running.router.fleet.remote()
+
+    async def _ask_monitor(self) -> Any:
+        """The monitor's state; None when there is none to ask. One that fails is looked for anew."""
+        if self._monitor is None and self._running.find_monitor is not None:
+            self._monitor = await asyncio.to_thread(self._running.find_monitor)
+        if (monitor := self._monitor) is None:
+            return None
+        self._monitor = None
+        state = await monitor.state.remote()
+        self._monitor = monitor
+        return state
+
+    async def _ask_prefill(self, replica: str) -> Any:
+        """A replica's own account; None when Serve has it no more and would have another one answer."""
+        snapshot = self._running.prefill.snapshot
+        async with snapshot.choose_replica(pin=replica) as chosen:
+            if chosen.replica_id != replica:
+                return None
+            return await snapshot.dispatch(chosen, pin=replica)
+
+    def _seen(self, heard: _Heard, now_s: float, *fields: str) -> dict[str, Any]:
+        return {
+            **{name: heard.state[name] for name in ("replica", "kv_usage", *fields)},
+            "reports": heard.silent_s(self._router_at_s) < _SILENT_S,
+            "silent_s": heard.silent_s(now_s),
+        }
+
+    def _forget(self, works: Mapping[str, Any], now_s: float) -> None:
+        for known in (self._prefill, self._decode):
+            for replica, heard in list(known.items()):
+                if works.get(replica) is None and heard.silent_s(now_s) > _FORGOTTEN_S:
+                    del known[replica]
+
+
+class _Questions:
+    """Asks many at once. One that still owes an answer is not asked another time."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Task[Any]] = {}
+
+    async def put(self, questions: Mapping[str, _Question], patience_s: float) -> dict[str, Any]:
+        """The answers by name, None for each that fails or does not come in time."""
+        for name, question in questions.items():
+            if (task := self._asked.get(name)) is None or task.done():
+                self._asked[name] = asyncio.create_task(_answer(question))
+        tasks = {name: self._asked[name] for name in questions}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=patience_s)
+        answered = {name for name, task in tasks.items() if task.done() and not task.cancelled()}
+        return {name: task.result() if name in answered else None for name, task in tasks.items()}
+
+
+async def _answer(question: _Question) -> Any:
+    try:
+        return await question()
+    except Exception:  # noqa: BLE001 - not answering is the answer
+        return None

@@ -1,0 +1,73 @@
+"""What `slackserve top` shows, as plain values; `--json` prints their fields as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReplica:
+    """A prefill replica.
+
+    Attributes:
+        replica: Its id.
+        work: What it has answered (`prefill_node.replica.governing.snapshot`); None when it has not.
+        reports: Whether it reports to the router as often as it should.
+        silent_s: Seconds since its last report.
+        outstanding: Prefills that it has not finished, for all that the router knows.
+        outstanding_tokens: Their prompt tokens.
+        kv_usage: Fraction of its KV blocks in use, as last reported.
+    """
+
+    replica: str
+    work: Mapping[str, Any] | None
+    reports: bool
+    silent_s: float
+    outstanding: int
+    outstanding_tokens: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReplica:
+    """A decode replica, as it has reported itself to the router.
+
+    Attributes:
+        replica: Its id.
+        reports: Whether it reports as often as it should.
+        silent_s: Seconds since its last report.
+        running: Requests that it had then.
+        kv_usage: Fraction of its KV blocks that were in use then.
+    """
+
+    replica: str
+    reports: bool
+    silent_s: float
+    running: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One look at a deployment.
+
+    Attributes:
+        model: What it serves.
+        taken_at: When it was looked at.
+        ready: Whether both tiers have a warm replica; None when the router does not answer.
+        monitored: Whether it has an SLO monitor.
+        monitor: What the SLO monitor has answered (`deployments.monitor.actor`); None when it has not.
+    """
+
+    model: str
+    taken_at: datetime
+    ready: bool | None
+    prefill: tuple[PrefillReplica, ...]
+    decode: tuple[DecodeReplica, ...]
+    monitored: bool = False
+    monitor: Mapping[str, Any] | None = None

@@ -1,0 +1,1 @@
+"""Shared memory between the processes of a prefill replica, and the messages on it."""

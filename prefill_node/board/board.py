@@ -1,0 +1,203 @@
+"""The board: shared memory through which the processes of one prefill replica steer a running forward pass.
+
+The governor (replica process) writes which step is to be stopped, the scheduler (EngineCore) what it runs and
+what has happened, each worker how far it is. Nobody waits for anybody here, and nobody is woken: who wants to
+know looks. `prefill_node.board.layout` says where each field stands and who writes it, `board_segment` owns
+the file, `board_cells` how bytes are handed over, and `prefill_node.worker.vote` uses the vote cells.
+
+Each field has one writer; that means one thread of one process. Each process joins with its own `Board`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from prefill_node.board import layout
+from prefill_node.board.cells import EventRing, Latest
+from prefill_node.board.messages import SchedulerView, StopOrder
+from prefill_node.board.segment import (
+    SHARED_MEMORY,
+    BoardUnavailableError,
+    Segment,
+    remove_stale_boards,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Board", "BoardUnavailableError", "remove_stale_boards"]
+
+_TARGET = layout.TARGET_AT // layout.WORD
+
+
+class Board:
+    """One replica's board, as one process sees it.
+
+    Attributes:
+        path: Its file, by which other processes attach.
+        ranks: How many workers it is for.
+        words: All of it as 64-bit words, for the vote.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self.path = segment.path
+        self.ranks = segment.ranks
+        self.words = segment.words
+        self._progress = tuple(layout.progress_word(rank) for rank in range(segment.ranks))
+        self._order = Latest(
+            segment, layout.ORDER_SEQUENCE_AT, layout.ORDER_SLOTS_AT, layout.ORDER_SLOT_BYTES, StopOrder
+        )
+        self._view = Latest(
+            segment, layout.VIEW_SEQUENCE_AT, layout.VIEW_SLOTS_AT, layout.VIEW_SLOT_BYTES, SchedulerView
+        )
+        self._events = EventRing(
+            segment, layout.EVENTS_WRITTEN_AT, layout.EVENTS_READ_AT, layout.EVENTS_AT, layout.EVENTS_BYTES
+        )
+
+    @classmethod
+    def create(cls, ranks: int, directory: Path = SHARED_MEMORY) -> Self:
+        """Make a new board, and remove those that crashed replicas have left.
+
+        Raises:
+            BoardUnavailableError: There is no room for it.
+        """
+        remove_stale_boards(directory)
+        return cls(Segment.create(ranks, directory))
+
+    @classmethod
+    def attach(cls, path: Path) -> Self:
+        """Join the board that the replica process has made.
+
+        Raises:
+            BoardUnavailableError: It is missing, foreign, or of another version.
+        """
+        return cls(Segment.attach(path))
+
+    def __enter__(self) -> Self:
+        """The board; it is left with the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave it."""
+        self.close()
+
+    def unlink(self) -> None:
+        """Remove the name, once all have attached; a crash of all processes then leaves nothing behind."""
+        self._segment.unlink()
+
+    def close(self) -> None:
+        """Leave the board; after it every call fails. The creator removes the name as well."""
+        self._segment.close()
+
+    # Governor
+
+    def order_stop(self, order: StopOrder) -> None:
+        """Ask for a step to be stopped; the order for another step, if any, is withdrawn.
+
+        Raises:
+            ValueError: The step id is not one, or the order's texts are thousands of characters long.
+        """
+        if not 0 < order.step_id < 1 << layout.STEP_BITS:
+            raise ValueError(f"step id {order.step_id}: ids are positive and below 2^{layout.STEP_BITS}")
+        if not self._order.store(order):
+            raise ValueError(
+                f"the order to stop step {order.step_id} exceeds {layout.ORDER_SLOT_BYTES} bytes"
+            )
+        self.words[_TARGET] = order.step_id
+
+    def view(self) -> SchedulerView | None:
+        """What the scheduler last published; None before that. The same object until something changes."""
+        return self._view.load()
+
+    def progress(self, rank: int) -> tuple[int, int]:
+        """Step and boundary that a rank has reached; (0, 0) before its first."""
+        word = self.words[self._progress[rank]]
+        return word >> layout.BOUNDARY_BITS, word & layout.BOUNDARY_MASK
+
+    def boundaries_reached(self, rank: int) -> int:
+        """How many boundaries a rank has reached since the board was made, a vote at each."""
+        return self.words[self._progress[rank] + 2]
+
+    def vote_timeouts(self, rank: int) -> int:
+        """How many votes a rank has given up."""
+        return self.words[self._progress[rank] + 3]
+
+    def take_events(self) -> list[bytes]:
+        """The scheduler's records since the last call, in their order."""
+        return self._events.take()
+
+    @property
+    def dropped_events(self) -> int:
+        """Records that found no room because the reader was behind, since the board was made."""
+        return self._events.dropped
+
+    # Scheduler
+
+    def publish(self, view: SchedulerView) -> bool:
+        """Tell the governor what runs; False when the view had to be cut to fit.
+
+        A step is stopped only by somebody who knows its members' accounts. A view that is too large therefore
+        goes without accounts and with its step marked as not to be stopped; if that is too large as well,
+        without the suspended steps and the step's members, too.
+        """
+        if self._view.store(view):
+            return True
+        step = view.step and msgspec.structs.replace(view.step, stoppable=False)
+        if not self._view.store(SchedulerView(step, view.suspended, {})):
+            step = step and msgspec.structs.replace(step, jobs=())
+            self._view.store(SchedulerView(step, (), {}))
+        return False
+
+    def append_events(self, records: Iterable[bytes]) -> int:
+        """Send records to the governor; returns how many of the last found no room and were dropped."""
+        return self._events.append(records)
+
+    def began(self, rank: int, step_id: int) -> float | None:
+        """When a rank reached the first boundary of its step, for use once the step has ended.
+
+        Returns:
+            Seconds on CLOCK_MONOTONIC; None when the rank has reached none, or is in a later step.
+        """
+        word = self._progress[rank]
+        if self.words[word] >> layout.BOUNDARY_BITS != step_id:
+            return None
+        return self.words[word + 1] / 1e9
+
+    def stop_order(self) -> StopOrder | None:
+        """The governor's last order; None before the first.
+
+        The order is not the authority on what is to be stopped, the target is: compare the step id before
+        using the rest, as it may be newer than the target that stopped a step, or on aarch64 older.
+        """
+        return self._order.load()
+
+    # Workers
+
+    def target(self) -> int:
+        """Id of the step to be stopped, 0 for none."""
+        return self.words[_TARGET]
+
+    def is_target(self, step_id: int) -> bool:
+        """Whether this very step is to be stopped; an order for another says nothing about it."""
+        return self.words[_TARGET] == step_id
+
+    def reach(self, rank: int, step_id: int, boundary: int) -> None:
+        """Say that a rank has reached a boundary; at a step's first, note the time as well."""
+        word = self._progress[rank]
+        if self.words[word] >> layout.BOUNDARY_BITS != step_id:
+            self.words[word + 1] = time.monotonic_ns()
+        self.words[word] = step_id << layout.BOUNDARY_BITS | boundary
+        self.words[word + 2] += 1
+
+    def vote_timed_out(self, rank: int) -> None:
+        """Say that a rank has given up a vote."""
+        self.words[self._progress[rank] + 3] += 1

@@ -1,0 +1,147 @@
+"""What the engine's scheduler reports to the replica process after the fact, for metrics, spans and logs.
+
+Times are seconds on CLOCK_MONOTONIC, which the processes of a host share.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class DropReason(enum.StrEnum):
+    """Why a suspended step lost what it had computed; the values label metrics."""
+
+    MEMORY = "memory"
+    ABANDONED = "abandoned"
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """A step stopped.
+
+    Attributes:
+        step_id: The step.
+        jobs: Its members that are still wanted.
+        beneficiary: The job that it made way for.
+        reason: A value of `slo.preemption.decide.PreemptReason`.
+        boundary: Where it stopped.
+        boundaries: Boundaries of a whole forward pass.
+        computed: The fraction of the pass that lies before `boundary`.
+        done: The fraction before the boundary where it goes on if it is kept.
+        tokens: Prompt tokens of the step.
+        pairs: Their `slo.predict.prefill_time.attention_pairs`.
+        checkpoint_bytes: What each rank keeps; 0 when the work is lost.
+        ordered_s: When the governor ordered it.
+        stopped_s: When it stopped.
+    """
+
+    step_id: int
+    jobs: tuple[str, ...]
+    beneficiary: str
+    reason: str
+    boundary: int
+    boundaries: int
+    computed: float
+    done: float
+    tokens: int
+    pairs: float
+    checkpoint_bytes: int
+    ordered_s: float
+    stopped_s: float
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    """A suspended step was issued again.
+
+    Attributes:
+        jobs: Its members.
+        boundary: Where it goes on; 0 when it is recomputed.
+        suspended_s: How long it had been suspended.
+        issued_s: When it was issued.
+        first_operator_s: When its first layer began to compute.
+    """
+
+    jobs: tuple[str, ...]
+    boundary: int
+    suspended_s: float
+    issued_s: float
+    first_operator_s: float
+
+
+class Served(msgspec.Struct, frozen=True, tag=True):
+    """The job that a step had made way for began to compute.
+
+    Attributes:
+        job: The beneficiary.
+        stopped_s: When the step stopped for it.
+        first_operator_s: When its first layer began to compute.
+    """
+
+    job: str
+    stopped_s: float
+    first_operator_s: float
+
+
+class Dropped(msgspec.Struct, frozen=True, tag=True):
+    """A suspended step lost what it had computed.
+
+    Attributes:
+        jobs: Of whom.
+        reason: A value of `DropReason`.
+        done: The fraction of the step's forward pass that it had computed and kept.
+        tokens: Prompt tokens of those jobs in the step.
+        pairs: Their `slo.predict.prefill_time.attention_pairs`.
+    """
+
+    jobs: tuple[str, ...]
+    reason: str
+    done: float
+    tokens: int
+    pairs: float
+
+
+class Passed(msgspec.Struct, frozen=True, tag=True):
+    """A whole forward pass ran from its beginning to its end.
+
+    Attributes:
+        tokens: Prompt tokens that it computed.
+        pairs: Pairs of a query and a key that its attention looked at (`slo.predict.prefill_time`).
+        seconds: From its issue to its end.
+    """
+
+    tokens: int
+    pairs: float
+    seconds: float
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A job is in a step for the first time.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the prefix cache held.
+    """
+
+    job: str
+    cached_tokens: int
+
+
+Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed | Started
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
+
+
+def encode(notice: Notice) -> bytes:
+    """One record of the board's event log."""
+    return _ENCODER.encode(notice)
+
+
+def decode(record: bytes) -> Notice:
+    """Read a record written by `encode`.
+
+    Raises:
+        msgspec.ValidationError: when it is not one.
+    """
+    return _DECODER.decode(record)

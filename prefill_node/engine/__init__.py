@@ -1,0 +1,1 @@
+"""The EngineCore process: the scheduler that suspends and resumes steps."""

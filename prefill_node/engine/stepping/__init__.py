@@ -1,0 +1,1 @@
+"""What the scheduler decides, pure: which step runs next, and what is suspended."""

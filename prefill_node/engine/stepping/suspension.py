@@ -1,0 +1,130 @@
+"""Which steps of a replica are suspended, and what each request has been through.
+
+Pure: no clock, no engine. Owns the account of suspensions; `prefill_node.engine.stepping.step_choice` owns
+what runs next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SuspendedStep:
+    """A step that was stopped.
+
+    Attributes:
+        step_id: The run that stopped; names its checkpoint.
+        members: Tokens of the step by engine request id, in the order in which it is issued again.
+        pairs: The `slo.predict.prefill_time.attention_pairs` of the whole step.
+        boundary: Where it goes on; 0 without a checkpoint.
+        done: The fraction of its forward pass that need not be repeated.
+        checkpoint_bytes: What each rank keeps of it; 0 for none.
+        since_s: When it stopped.
+        yielded_to: The job that it made way for, empty for none.
+        arrival_by_s: Until when it waits for that job to reach the engine.
+    """
+
+    step_id: int
+    members: dict[str, int]
+    pairs: float
+    boundary: int
+    done: float
+    checkpoint_bytes: int
+    since_s: float
+    yielded_to: str
+    arrival_by_s: float
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens that the whole step computes."""
+        return sum(self.members.values())
+
+
+@dataclass(slots=True)
+class Account:
+    """How often a request was stopped, and how long its closed suspensions lasted in total."""
+
+    preemptions: int = 0
+    suspended_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Suspensions:
+    """The suspended steps of a replica.
+
+    Attributes:
+        max_suspended_s: A request that has been suspended for so long in total goes first.
+        steps: In the order in which they stopped.
+        accounts: By engine request id; only requests that have been stopped have one.
+    """
+
+    max_suspended_s: float
+    steps: list[SuspendedStep] = field(default_factory=list)
+    accounts: dict[str, Account] = field(default_factory=dict)
+    _discarded: list[int] = field(default_factory=list)
+
+    def suspend(self, step: SuspendedStep) -> None:
+        """A step stopped."""
+        self.steps.append(step)
+        for request in step.members:
+            self.accounts.setdefault(request, Account()).preemptions += 1
+
+    def resume(self, step: SuspendedStep, now_s: float) -> None:
+        """A step is issued again; whoever runs it takes its checkpoint."""
+        self._close(step, now_s)
+
+    def drop(self, step: SuspendedStep, now_s: float) -> None:
+        """A step loses its checkpoint, its members start over."""
+        self._close(step, now_s)
+        self._discarded.append(step.step_id)
+
+    def forget(self, request: str, now_s: float) -> None:
+        """A request is gone or has lost its KV blocks; steps without members are dropped."""
+        for step in list(self.steps):
+            if request not in step.members:
+                continue
+            self._charge(request, step, now_s)
+            del step.members[request]
+            if not step.members:
+                self.drop(step, now_s)
+
+    def ended(self, request: str) -> None:
+        """A request has left the engine."""
+        self.accounts.pop(request, None)
+
+    def discard(self, step_id: int) -> None:
+        """A checkpoint that was taken is not needed: nobody is left in its step."""
+        self._discarded.append(step_id)
+
+    def take_discarded(self) -> tuple[int, ...]:
+        """The steps whose checkpoints the workers can drop, since the last call."""
+        discarded, self._discarded = tuple(self._discarded), []
+        return discarded
+
+    def step_of(self, request: str) -> SuspendedStep | None:
+        """The suspended step that `request` is in."""
+        return next((step for step in self.steps if request in step.members), None)
+
+    def suspended_s(self, request: str, now_s: float) -> float:
+        """Seconds that a request has been suspended in total, an open suspension included."""
+        step = self.step_of(request)
+        return self._closed_s(request) + (0.0 if step is None else now_s - step.since_s)
+
+    def is_overdue(self, step: SuspendedStep, now_s: float) -> bool:
+        """Whether one of its members has been suspended for as long as a request may be."""
+        open_s = now_s - step.since_s
+        return any(self._closed_s(request) + open_s >= self.max_suspended_s for request in step.members)
+
+    def _closed_s(self, request: str) -> float:
+        account = self.accounts.get(request)
+        return 0.0 if account is None else account.suspended_s
+
+    def _close(self, step: SuspendedStep, now_s: float) -> None:
+        self.steps.remove(step)
+        for request in step.members:
+            self._charge(request, step, now_s)
+
+    def _charge(self, request: str, step: SuspendedStep, now_s: float) -> None:
+        if (account := self.accounts.get(request)) is not None:
+            account.suspended_s += now_s - step.since_s

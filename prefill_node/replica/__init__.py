@@ -1,0 +1,1 @@
+"""The replica process: the Serve deployment, its governor, its reports."""

@@ -1,0 +1,1 @@
+"""What the replica process decides, pure."""

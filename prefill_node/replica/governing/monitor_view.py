@@ -1,0 +1,62 @@
+"""What a prefill replica tells the cluster's monitor about its work.
+
+Pure: reads the governor's knowledge, decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slo.monitor.directives import ReplicaSeen, StepSeen, WaiterSeen
+from slo.queue.slack import NO_DEADLINE, slack_s
+from slo.request import JobId
+
+if TYPE_CHECKING:
+    from prefill_node.board.messages import SchedulerView
+    from prefill_node.replica.governing.governor import Governor
+    from slo.preemption.decide import KeepReason
+    from slo.request import ReplicaId
+
+
+def replica_seen(
+    replica_id: ReplicaId,
+    governor: Governor,
+    view: SchedulerView | None,
+    reached: tuple[int, int],
+    kept: KeepReason | None,
+    now_s: float,
+) -> ReplicaSeen:
+    """The running step, and everybody who waits with their slack.
+
+    Args:
+        replica_id: The replica.
+        governor: Its governor.
+        view: What its scheduler has published last; None before that.
+        reached: The step and boundary that its first rank has published last.
+        kept: Why the governor let the running step go on.
+        now_s: The time.
+    """
+    if view is None:
+        return ReplicaSeen(replica_id, None, ())
+    accepted = governor.ledger.accepted
+    waiting = tuple(
+        WaiterSeen(
+            prefill.job_id,
+            accepted[prefill.job_id].tier,
+            None
+            if prefill.deadline_s == NO_DEADLINE
+            else slack_s(prefill.deadline_s, now_s, prefill.remaining_s),
+        )
+        for prefill in governor.waiting(view, now_s)
+        if prefill.job_id in accepted
+    )
+    if view.step is None:
+        return ReplicaSeen(replica_id, None, waiting)
+    step = StepSeen(
+        step_id=view.step.step_id,
+        tiers=tuple(accepted[JobId(job)].tier for job in view.step.jobs if job in accepted),
+        remaining_s=governor.remaining_s(view.step, reached),
+        yields_in_s=governor.yields_in_s(view, reached, now_s),
+        kept=kept,
+    )
+    return ReplicaSeen(replica_id, step, waiting)

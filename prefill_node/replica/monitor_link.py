@@ -1,0 +1,87 @@
+"""The replica's side of the cluster-wide monitor: what it reports, and how it follows.
+
+Owns what of a policy changes what on a replica. When reports are sent is
+`telemetry.reporting.monitor_client`'s, and whether a directive still makes sense the governor's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prefill_node.replica.governing.monitor_view import replica_seen
+from slo.monitor.messages import PrefillSeen, Role
+from slo.predict.prediction_error import PassMeasured
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefill_node.board.events import Passed
+    from prefill_node.replica.governing.governor import Governor
+    from prefill_node.replica.preemption_controller import Watch
+    from slo.monitor.policy import ClusterPolicy
+    from slo.request import ReplicaId
+    from telemetry.instruments import Instruments
+
+
+class Monitored:
+    """A prefill replica that reports to the monitor and follows its policy.
+
+    Args:
+        replica_id: The replica.
+        governor: Its predictor and rules are those of the configuration, and change with the policy.
+        kv_usage: Fraction of its KV blocks in use.
+    """
+
+    def __init__(self, replica_id: ReplicaId, governor: Governor, kv_usage: Callable[[], float]) -> None:
+        self._replica_id = replica_id
+        self._governor = governor
+        self._kv_usage = kv_usage
+        self._predictor = governor.ledger.predictor
+        self._rules = governor.rules
+        self._watch: Watch | None = None
+        self._client: MonitorClient | None = None
+
+    def start(self, watch: Watch, instruments: Instruments) -> None:
+        """Report from now on."""
+        self._watch = watch
+        participant = Participant(
+            self._replica_id, Role.PREFILL, self._seen, follow=self.follow, direct=watch.direct
+        )
+        self._client = MonitorClient(participant, instruments)
+        self._client.start()
+
+    def passed(self, notice: Passed) -> None:
+        """A forward pass was measured."""
+        if self._client is not None:
+            self._client.note(self.measured(notice))
+
+    def measured(self, notice: Passed) -> PassMeasured:
+        """A measured pass beside what the configured predictor and the one in force say."""
+        shape = notice.tokens, notice.pairs
+        corrected_s = self._governor.ledger.predictor.pass_s(*shape)
+        return PassMeasured(self._predictor.pass_s(*shape), corrected_s, notice.seconds)
+
+    def follow(self, policy: ClusterPolicy) -> None:
+        """Correct the predictor and take over policy and margin of preemption; mode and limits stay."""
+        self._governor.follow(
+            self._predictor.times(policy.correction(self._replica_id)),
+            replace(
+                self._rules,
+                policy=policy.preemption or self._rules.policy,
+                margin=policy.margin or self._rules.margin,
+            ),
+        )
+        if self._watch is not None:
+            self._watch.changed()
+
+    def _seen(self, events: tuple[PassMeasured, ...]) -> PrefillSeen:
+        watch = self._watch
+        assert watch is not None
+        view = watch.view() if watch.is_up else None
+        kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
+        reached = watch.reached()
+        work = replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
+        return PrefillSeen(work, events, self._kv_usage())

@@ -1,0 +1,154 @@
+"""Carries the governor's decisions out, in the replica process.
+
+Owns the replica's side of the board, the one timer, and what happens when either fails: serving goes on
+without preemption and a metric says so. Woken by every arrival, end and abort, by the scheduler when it has
+issued a step, and by the timer at the next instant at which a waiter becomes critical; nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from prefill_node.board.doorbell import Doorkeeper
+from prefill_node.board.messages import StopOrder
+from slo.preemption.decide import Keep, Preempt
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefill_node.board.board import Board
+    from prefill_node.board.messages import SchedulerView
+    from prefill_node.replica.governing.governor import Governor
+    from prefill_node.replica.preemption_metrics import PreemptionRecord
+    from slo.monitor.directives import PreemptDirective
+    from slo.preemption.decide import KeepReason
+
+_FIRST_RANK = 0
+
+
+class Watch:
+    """Lets a governor watch over a replica's engine.
+
+    Args:
+        board: The replica's board.
+        governor: Decides.
+        record: Counts what happens.
+    """
+
+    def __init__(self, board: Board, governor: Governor, record: PreemptionRecord) -> None:
+        self._board = board
+        self._governor = governor
+        self._record = record
+        self._timer: asyncio.TimerHandle | None = None
+        self._failed = False
+        self._kept: tuple[int, KeepReason] | None = None
+        self._doorkeeper = Doorkeeper(board.path, self.changed)
+        self._tell()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the governor still works; it is not asked again after it has failed."""
+        return not self._failed
+
+    def changed(self) -> None:
+        """Something has arrived, ended, left or started, or the timer is due: decide anew."""
+        self._guarded(self._look)
+
+    def direct(self, directive: PreemptDirective) -> None:
+        """The cluster's monitor orders a step to be stopped: do it if that still makes sense."""
+        self._guarded(lambda: self._heed(directive))
+
+    def kept(self, step_id: int) -> KeepReason | None:
+        """Why the governor let this step go on, when it was last asked; None when it has not been."""
+        return self._kept[1] if self._kept is not None and self._kept[0] == step_id else None
+
+    def collect(self) -> None:
+        """Take in what the scheduler and the workers have reported, without deciding anything."""
+        self._guarded(self._collect)
+        self._tell()  # Ray forgets a gauge that is not set again
+
+    def _collect(self) -> None:
+        self._record.take(self._board.take_events())
+        self._record.votes(self._board)
+        self._record.suspended(self._board.view())
+
+    def _look(self) -> None:
+        self._record.take(self._board.take_events())
+        self._decide()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A governor that fails must not stop serving: it is left alone from then on."""
+        if self._failed:
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the edge between preemption and serving
+            self._failed = True
+            self._set_timer(math.inf, 0.0)
+            self._tell()
+            logs.event("governor_failed", level=logging.ERROR, error=repr(error)[:500])
+
+    def _tell(self) -> None:
+        self._record.available(is_available=self.is_up and self._governor.profile.boundaries > 0)
+
+    def view(self) -> SchedulerView | None:
+        """What the scheduler has published last."""
+        return self._board.view()
+
+    def reached(self) -> tuple[int, int]:
+        """The step and boundary that the first rank has reached."""
+        return self._board.progress(_FIRST_RANK)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._failed = True
+        self._set_timer(math.inf, 0.0)
+        self._doorkeeper.close()
+        self._board.close()
+
+    def _decide(self) -> None:
+        now_s, view = time.monotonic(), self.view()
+        decision = self._governor.decide(view, self.reached(), now_s)
+        decided_s = time.monotonic()
+        match decision:
+            case Preempt():
+                self._stop(decision, decided_s)
+            case Keep(reason, recheck_at_s):
+                self._record.kept(reason)
+                self._set_timer(recheck_at_s, decided_s)
+                if view is not None and view.step is not None:
+                    self._kept = view.step.step_id, reason
+        self._record.decided(decided_s - now_s)
+
+    def _heed(self, directive: PreemptDirective) -> None:
+        now_s = time.monotonic()
+        decision = self._governor.direct(directive, self.view(), self.reached(), now_s)
+        match decision:
+            case Preempt():
+                self._stop(decision, now_s)
+                self._record.directed("stopped")
+            case Keep(reason):
+                self._record.directed(reason.value)
+
+    def _stop(self, order: Preempt, now_s: float) -> None:
+        self._board.order_stop(StopOrder(order.step_id, order.beneficiary, order.reason.value, now_s))
+        self._set_timer(math.inf, now_s)
+        logs.event(
+            "stop_ordered", step=order.step_id, beneficiary=order.beneficiary, reason=order.reason.value
+        )
+
+    def _set_timer(self, at_s: float, now_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(at_s - now_s, self._due)
+
+    def _due(self) -> Any:
+        self._timer = None
+        self.changed()

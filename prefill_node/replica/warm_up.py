@@ -1,0 +1,101 @@
+"""Measures what prefills take on a replica, through the engine's own queue.
+
+Owns the prompts that are measured. What follows from the times is `slo.predict.prefill_time`'s; that nothing
+else runs meanwhile is up to whoever asks.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ray.serve.llm.openai_api_models import CompletionRequest
+from vllm.platforms import current_platform
+
+from kv_transfer.kv_bytes import kv_bytes_per_token
+from slo.predict.measured_on import Measurable, Subject
+from slo.predict.prefill_time import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class OtherSubjectError(RuntimeError):
+    """The profile was measured on something else than this replica."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__(
+            f"profile: it was measured on something else: {', '.join(differences)}; measure this deployment "
+            "with `slackserve calibrate`, or leave `profile` out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Prefills random tokens.
+
+    Attributes:
+        engine: The replica's started engine.
+        model: What requests call the model.
+    """
+
+    engine: Any
+    model: str
+
+    def about(self, configured: Subject) -> Measurable:
+        """What is measured: what is configured, completed by what the engine has found."""
+        config = self.engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
+        cache = config.cache_config
+        return Measurable(
+            replace(
+                configured,
+                accelerator=current_platform.get_device_name(),
+                tensor_parallel=config.parallel_config.tensor_parallel_size,
+                dtype=str(config.model_config.dtype).removeprefix("torch."),
+            ),
+            config.model_config.max_model_len,
+            cache.block_size if cache.enable_prefix_caching else 0,
+            kv_bytes_per_token(config),
+        )
+
+    async def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds that the prefill of random tokens takes behind a prefix whose KV is in the cache.
+
+        The prefix of one length is always the same, so that it is computed once.
+
+        Raises:
+            RuntimeError: when the engine refuses it, for example because it is longer than the model.
+        """
+        prefix = self._tokens(random.Random(context_tokens), context_tokens)  # noqa: S311 - not a secret
+        if prefix:
+            await self._run(prefix)
+        prompt = prefix + self._tokens(random.Random(), tokens)  # noqa: S311 - not a secret
+        started_s = time.monotonic()
+        await self._run(prompt)
+        return time.monotonic() - started_s
+
+    async def warm_up(self, lengths: tuple[int, ...]) -> list[Sample]:
+        """Touch the memory of long prefills, then measure: the first of each length is slow.
+
+        The shorter of two measurements counts: whatever else the machine does can only lengthen one.
+        """
+        longest = self.engine._engine_client.model_config.max_model_len - 1  # noqa: SLF001
+        fitting = sorted({min(tokens, longest) for tokens in lengths} | {min(lengths[0], longest // 2)})
+        for tokens in fitting:
+            await self.prefill_s(tokens)
+        return [
+            Sample(tokens, min(await self.prefill_s(tokens), await self.prefill_s(tokens)))
+            for tokens in fitting
+        ]
+
+    def _tokens(self, drawn: random.Random, count: int) -> list[int]:
+        vocabulary = self.engine._engine_client.model_config.get_vocab_size()  # noqa: SLF001
+        return drawn.choices(range(vocabulary), k=count)
+
+    async def _run(self, prompt: list[int]) -> None:
+        request = CompletionRequest(model=self.model, prompt=prompt, max_tokens=1, ignore_eos=True)
+        async for chunk in self.engine.completions(request, None):
+            if (error := getattr(chunk, "error", None)) is not None:
+                raise RuntimeError(error.message)

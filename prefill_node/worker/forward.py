@@ -1,0 +1,221 @@
+"""One forward pass that can stop at a boundary and go on from a checkpoint.
+
+Owns what the decoder layers do (`prefill_node.worker.boundary` wraps them) and what happens at each boundary:
+bound the launch-ahead, publish progress, vote, stop. After a stop the remaining layers compute nothing and
+the pass leaves the model on its ordinary way, so that whatever the model runner does around it is done; its
+result is meaningless and the worker drops it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prefill_node.worker.checkpoint import Checkpoint, Rows, hollow, map_tensors
+from prefill_node.worker.vote_errors import VoteTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from prefill_node.worker.launch_ahead import LaunchAhead
+    from prefill_node.worker.vote import VoteTransport
+
+
+class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
+    """Leaves the decoder layer in which the pass stopped; never leaves the layer's wrapper."""
+
+
+class Signal(Protocol):
+    """The board as a worker sees it."""
+
+    def is_target(self, step_id: int) -> bool:
+        """Whether this very step shall stop."""
+        ...
+
+    def reach(self, rank: int, step_id: int, boundary: int) -> None:
+        """Publish the boundary that this rank has reached."""
+        ...
+
+    def vote_timed_out(self, rank: int) -> None:
+        """Publish that this rank has given up a vote."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A forward pass that stopped.
+
+    Attributes:
+        boundary: Where it stopped: where its checkpoint goes on, or at an operator behind that.
+        checkpoint: What is kept.
+        stopped_s: When, CLOCK_MONOTONIC.
+    """
+
+    boundary: int
+    checkpoint: Checkpoint
+    stopped_s: float
+
+
+@dataclass(slots=True)
+class Forward:
+    """The forward pass that a worker runs, or none.
+
+    Attributes:
+        active: Whether a step runs; off in warm-up runs, whose layers just compute.
+        resumed_from: The boundary where the pass began: 0, or that of the checkpoint it went on from.
+    """
+
+    rank: int
+    signal: Signal
+    votes: VoteTransport
+    launch_ahead: LaunchAhead
+    active: bool = False
+    resumed_from: int = 0
+    _step_id: int = 0
+    _rows: Callable[[], Rows] = field(default=tuple)
+    _resume: Checkpoint | None = None
+    _stop: Stop | None = None
+    _started: bool = False
+    _entering: Any = None
+    _replies: list[Any] = field(default_factory=list)
+    _replay: deque[Any] = field(default_factory=deque)
+    _stand_in: Any = None
+    _shape_of_output: Any = None
+
+    def begin(self, step_id: int, rows: Callable[[], Rows], resume: Checkpoint | None) -> None:
+        """A step's forward pass starts.
+
+        Args:
+            step_id: The step.
+            rows: Tells the rows of the batch, once the model runner has prepared it.
+            resume: The checkpoint to go on from; one that does not hold all rows is ignored, and the pass
+                starts at the first layer.
+        """
+        self._step_id = step_id
+        self._rows = rows
+        self._resume = resume
+        self._stop = None
+        self._started = False
+        self.resumed_from = 0
+        self.launch_ahead.start()
+        self.active = True
+
+    def end(self) -> Stop | None:
+        """The forward pass is over; where it stopped, or None when it is complete. Drops its tensors."""
+        self.active = False
+        self._resume = None
+        self._entering = None
+        self._stand_in = None
+        self._replies.clear()
+        self._replay.clear()
+        stop, self._stop = self._stop, None
+        return stop
+
+    def layer(self, span: range, compute: Callable[[], Any], tokens_of: Callable[[], torch.Tensor]) -> Any:
+        """Run a decoder layer, or pass through it.
+
+        Args:
+            span: The boundaries at the layer's entry and within it.
+            compute: The layer itself.
+            tokens_of: One of the tensors that enter it, for the number of its rows.
+
+        Returns:
+            What the layer returns; what it returned before a checkpoint behind it; or, after a stop,
+            zeros of that shape.
+        """
+        if self._stop is not None:
+            return self._stand_in
+        if not self._started:
+            self._start()
+        if self._resume is not None and self._resume.boundary >= span.stop:
+            return self._entering
+        try:
+            self._enter(span)
+            output = compute()
+        except ForwardStopped:
+            self._stand_in = self._zeros(tokens_of)
+            return self._stand_in
+        self._entering = output
+        if self._shape_of_output is None:
+            self._shape_of_output = map_tensors(output, lambda tensor: tensor[:0].clone())
+        return output
+
+    def child(self, boundary: int | None, compute: Callable[[], Any]) -> Any:
+        """Run a submodule of a layer, or repeat what it had returned before the pass stopped.
+
+        Raises:
+            ForwardStopped: when the pass stops at `boundary`, just before the submodule.
+        """
+        if self._replay:
+            reply = self._replay.popleft()
+        else:
+            if boundary is not None:
+                self._at(boundary)
+            reply = compute()
+        self._replies.append(reply)
+        return reply
+
+    def operator(self, boundary: int, resumes_at: int) -> None:
+        """An operator within a submodule is next.
+
+        Args:
+            boundary: Its boundary.
+            resumes_at: That of the half layer that it is in, where a pass that stops here goes on.
+
+        Raises:
+            ForwardStopped: when the pass stops here.
+        """
+        self._at(boundary, resumes_at)
+
+    def _start(self) -> None:
+        """The first layer is reached: the batch is known."""
+        self._started = True
+        rows = self._rows()
+        if self._resume is not None:
+            self._resume = self._resume.select(rows)
+        if self._resume is not None:
+            self._entering = self._resume.entering
+            self.resumed_from = self._resume.boundary
+
+    def _enter(self, span: range) -> None:
+        self._replies.clear()
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._replay.extend(resume.replies)
+        if resume is None or resume.boundary == span.start:
+            self._at(span.start)
+
+    def _at(self, boundary: int, resumes_at: int | None = None) -> None:
+        """Go on, or stop together with all ranks."""
+        self.launch_ahead.reach()
+        self.signal.reach(self.rank, self._step_id, boundary)
+        wish = self.signal.is_target(self._step_id)
+        try:
+            stops = self.votes.vote(self._step_id, boundary, wish and self._shape_of_output is not None)
+        except VoteTimeoutError:
+            self.signal.vote_timed_out(self.rank)
+            raise
+        if stops:
+            checkpoint = self._checkpoint(boundary if resumes_at is None else resumes_at)
+            self._stop = Stop(boundary, checkpoint, time.monotonic())
+            raise ForwardStopped
+
+    def _checkpoint(self, resumes_at: int) -> Checkpoint:
+        """What is needed to go on there: the last reply within the layer, or else what entered it.
+
+        The layer's own code runs again and hands what is older to submodules that do not look at it.
+        """
+        replies = (*self._replies, *self._replay)
+        if not replies:
+            return Checkpoint(resumes_at, self._rows(), self._entering)
+        return Checkpoint(
+            resumes_at, self._rows(), hollow(self._entering), (*hollow(replies[:-1]), replies[-1])
+        )
+
+    def _zeros(self, tokens_of: Callable[[], torch.Tensor]) -> Any:
+        rows = tokens_of().shape[0]
+        return map_tensors(self._shape_of_output, lambda tensor: tensor.new_zeros((rows, *tensor.shape[1:])))

@@ -1,0 +1,220 @@
+"""vLLM's worker with a forward pass that yields.
+
+One process per tensor-parallel rank. Owns that rank's checkpoints and turns a stopped forward pass into a
+`PreemptedOutput`. Which step stops is the governor's decision; what happens next is the scheduler's. The
+accelerator's own worker class is mixed in by `prefill_node.worker.cpu` and `prefill_node.worker.cuda`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import CompilationMode
+from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
+
+from prefill_node.board.board import Board, BoardUnavailableError
+from prefill_node.engine_setup import EngineSetup
+from prefill_node.step_order import PreemptedOutput, StepOrder
+from prefill_node.worker.boundary import Boundaries, Granularity, NoBoundariesError, install
+from prefill_node.worker.forward import Forward
+from prefill_node.worker.launch_ahead import EventBound, HostOnly
+from prefill_node.worker.vote import choose_transport
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    from prefill_node.worker.checkpoint import Checkpoint, Rows
+    from prefill_node.worker.forward import Signal, Stop
+    from prefill_node.worker.launch_ahead import LaunchAhead
+
+_log = logging.getLogger(__name__)
+
+
+class NotPreemptibleError(Exception):
+    """This engine's forward pass cannot be stopped; the message says why."""
+
+
+@dataclass(slots=True)
+class Preemption:
+    """A rank's part in preemption: its forward pass and what it keeps of stopped ones."""
+
+    forward: Forward
+    boundaries: Boundaries
+    keep: bool
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+
+    def begin(self, order: StepOrder, rows: Any) -> None:
+        """A step starts; checkpoints that nobody needs are dropped first."""
+        for step_id in order.discard:
+            self.checkpoints.pop(step_id, None)
+        if order.step_id == 0:
+            return
+        resume = None if order.resume is None else self.checkpoints.pop(order.resume, None)
+        self.forward.begin(order.step_id, rows, resume)
+
+    def keep_checkpoint(self, step_id: int, stop: Stop) -> int:
+        """Keep what was computed; the bytes that it takes."""
+        if not self.keep or stop.checkpoint.boundary == 0:
+            return 0
+        self.checkpoints[step_id] = stop.checkpoint
+        return stop.checkpoint.size_bytes
+
+
+class YieldingWorker:
+    """Mixed into a vLLM worker; see the module."""
+
+    vllm_config: VllmConfig
+    model_runner: Any
+    _preemption: Preemption | None = None
+    _refusal: str = "the engine has not loaded its model"
+
+    def load_model(self, **kwargs: Any) -> None:
+        """Load the model, then wrap its layers."""
+        super().load_model(**kwargs)  # type: ignore[misc] # the worker mixed in
+        try:
+            self._preemption = prepare(self.vllm_config, self.model_runner)
+        except NotPreemptibleError as error:
+            self._refusal = str(error)
+            _log.warning("prefills of this replica cannot be preempted: %s", error)
+
+    def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
+        """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
+        if self._preemption is None:
+            return (), "", self._refusal
+        boundaries = self._preemption.boundaries
+        return boundaries.shape.done, boundaries.granularity.value, boundaries.why_not_finer
+
+    def checkpoints_held(self) -> int:
+        """Checkpoints that this rank keeps; none when nothing is suspended."""
+        return 0 if self._preemption is None else len(self._preemption.checkpoints)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step; a `PreemptedOutput` when it stopped."""
+        order = StepOrder.of(scheduler_output)
+        if self._preemption is None or order is None:
+            return super().execute_model(scheduler_output)  # type: ignore[misc] # the worker mixed in
+        self._preemption.begin(order, lambda: _rows(self.model_runner, scheduler_output))
+        try:
+            output = super().execute_model(scheduler_output)  # type: ignore[misc] # the worker mixed in
+        finally:
+            stop = self._preemption.forward.end()
+        return output if stop is None else self._stopped(order.step_id, stop)
+
+    def _stopped(self, step_id: int, stop: Stop) -> PreemptedOutput:
+        assert self._preemption is not None
+        runner = self.model_runner
+        runner.execute_model_state = None
+        report, runner.kv_connector_output = runner.kv_connector_output, None
+        shape = self._preemption.boundaries.shape
+        return PreemptedOutput(
+            req_ids=[],
+            req_id_to_index={},
+            kv_connector_output=report,
+            boundary=stop.boundary,
+            boundaries=shape.boundaries,
+            computed=shape.at(stop.boundary),
+            resumes_at=stop.checkpoint.boundary,
+            done=shape.at(stop.checkpoint.boundary),
+            checkpoint_bytes=self._preemption.keep_checkpoint(step_id, stop),
+            stopped_s=stop.stopped_s,
+        )
+
+
+def prepare(vllm_config: VllmConfig, runner: Any) -> Preemption | None:
+    """Make a loaded engine's forward pass yield; None when preemption is off. All ranks call it.
+
+    Raises:
+        NotPreemptibleError: on every rank, when it cannot on one.
+    """
+    setup = EngineSetup.of(vllm_config)
+    if setup.mode == "off" or not setup.board:
+        return None
+    group = get_tp_group()
+    one_host = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+    preemption, refusal = None, ""
+    try:
+        preemption = _prepare_rank(vllm_config, setup, runner, one_host=one_host)
+    except (NotPreemptibleError, NoBoundariesError, BoardUnavailableError) as error:
+        refusal = str(error)
+    failed = torch.tensor([0 if preemption is not None else 1])
+    if group.world_size > 1:
+        torch.distributed.all_reduce(failed, group=group.cpu_group)
+    if preemption is None or failed.item():
+        raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
+    return preemption
+
+
+def why_not(vllm_config: VllmConfig) -> str | None:
+    """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    kv_transfer = vllm_config.kv_transfer_config
+    device = vllm_config.device_config.device_type
+    reasons = {
+        "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
+            vllm_config.use_v2_model_runner
+        ),
+        "the model is compiled; set enforce_eager": (
+            vllm_config.compilation_config.mode != CompilationMode.NONE
+        ),
+        "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
+        "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
+        "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
+        "the model reads more than text": model.is_multimodal_model,
+        "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
+        "the model keeps a recurrent state, which a repeated step would advance twice": (
+            model.is_hybrid or model.is_attention_free
+        ),
+        "KV blocks are copied to the host after each step; set kv_transfer.buffer_device to auto": (
+            kv_transfer is not None and kv_transfer.kv_buffer_device != device
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, one_host: bool) -> Preemption:
+    if (reason := why_not(vllm_config)) is not None:
+        raise NotPreemptibleError(reason)
+    group = get_tp_group()
+    rank, ranks = group.rank_in_group, group.world_size
+    board = Board.attach(Path(setup.board)) if one_host else _board_if_here(Path(setup.board))
+    votes = choose_transport(
+        rank, ranks, setup.vote_timeout_s, same_host=one_host, board=board, group=group.cpu_group
+    )
+    signal: Signal = _NoBoard() if board is None else board
+    launch_ahead: LaunchAhead = HostOnly()
+    if vllm_config.device_config.device_type == "cuda":
+        launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
+    forward = Forward(rank, signal, votes, launch_ahead)
+    boundaries = install(runner.get_model(), Granularity(setup.granularity), forward)
+    return Preemption(forward, boundaries, keep=setup.mode == "resume")
+
+
+class _NoBoard:
+    """For ranks on other hosts than the board: they learn of a stop from the vote."""
+
+    def is_target(self, step_id: int) -> bool:  # noqa: ARG002 - nobody tells this rank
+        return False
+
+    def reach(self, rank: int, step_id: int, boundary: int) -> None:
+        pass
+
+    def vote_timed_out(self, rank: int) -> None:
+        pass
+
+
+def _board_if_here(path: Path) -> Board | None:
+    try:
+        return Board.attach(path)
+    except BoardUnavailableError:
+        return None
+
+
+def _rows(runner: Any, scheduler_output: SchedulerOutput) -> Rows:
+    tokens = scheduler_output.num_scheduled_tokens
+    return tuple((request_id, tokens[request_id]) for request_id in runner.input_batch.req_ids)

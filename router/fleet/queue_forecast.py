@@ -1,0 +1,153 @@
+"""What a replica makes of its outstanding prefills, and of one more.
+
+Owns the prediction for one replica: its own order and preemption (`slo.queue.feasible_set`,
+`slo.preemption.feasible_set_policy`) applied to what the router knows of its work. The running pass is one
+among the others; where it yields, the better of letting it end and stopping it is predicted. Left out: what
+the replica expects to arrive (`slo.queue.arrival_forecast`), the company of prompts in one pass, and the
+margin by which it stops a pass earlier than it would have to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from slo.queue.feasible_set import OnTimeSet, on_time_set, worth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.queue.prefill import Prefill
+
+_EPSILON_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The outstanding work of one replica at one moment.
+
+    Attributes:
+        waiting: Everything that neither runs nor shares the running pass.
+        runner: The running pass as one prefill with what is left of it; None when nothing runs.
+        free_at_s: When the running pass ends; the moment itself when nothing runs.
+        stops_at_s: When it would make way; None when it would not.
+    """
+
+    waiting: Sequence[Prefill]
+    runner: Prefill | None
+    free_at_s: float
+    stops_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What placing a prefill on a replica would lead to.
+
+    Attributes:
+        start_s: When it would start.
+        end_s: When it would end.
+        gain: By how much the worth of what the replica finishes on time would grow.
+        is_on_time: Whether it is one of those.
+    """
+
+    start_s: float
+    end_s: float
+    gain: float
+    is_on_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """Whom a replica keeps on time, laid out so that one more can be tried quickly.
+
+    With n kept, position 0 to n is a place among them in order of their deadlines. The running pass is not
+    among them; those from position `runner_place` on run after it in any case.
+
+    Attributes:
+        worth: Of everything that is on time, the running pass included.
+        deadlines_s: Of those kept, ascending.
+        work_before_s: By position, work of those kept before it.
+        room_before_s: By position, the least of deadline - work until its end, of those kept from there to
+            `runner_place`; infinite without any.
+        room_behind_s: The same of those from the position, or `runner_place` if that is later, to the end.
+        runner_room_s: The same of the running pass, infinite when it has no deadline or is late anyway.
+        waits_for_end: Whether they are also on time if the running pass is not stopped.
+        total_s: Work of all that wait.
+    """
+
+    worth: float
+    deadlines_s: list[float]
+    work_before_s: list[float]
+    room_before_s: list[float]
+    room_behind_s: list[float]
+    runner_place: int
+    runner_room_s: float
+    waits_for_end: bool
+    total_s: float
+
+
+def plan(work: Workload) -> QueuePlan:
+    """Predict whom the replica keeps on time."""
+    runner = work.runner
+    total_s = sum(prefill.remaining_s for prefill in work.waiting)
+    direct = on_time_set(work.waiting, work.free_at_s)
+    best_worth, chosen, waits = _worth(direct) + _at_stake(work), direct, True
+    if runner is not None and work.stops_at_s is not None and (direct.given_up or direct.rest):
+        stopped = on_time_set([runner, *work.waiting], work.stops_at_s)
+        if (saved := _worth(stopped)) > best_worth:
+            best_worth, chosen, waits = saved, stopped, False
+    kept = [prefill for prefill in chosen.kept if prefill is not runner]
+    is_runner_kept = _at_stake(work) > 0 if waits else len(kept) < len(chosen.kept)
+    deadlines_s = [prefill.deadline_s for prefill in kept]
+    work_before_s = [0.0, *accumulate(prefill.remaining_s for prefill in kept)]
+    place, runner_room_s = len(kept), math.inf
+    if runner is not None and is_runner_kept:
+        place = sum(1 for deadline_s in deadlines_s if deadline_s < runner.deadline_s)
+        runner_room_s = runner.deadline_s - work_before_s[place]
+    before, behind = [math.inf] * (len(kept) + 1), [math.inf] * (len(kept) + 1)
+    for position in range(len(kept) - 1, -1, -1):
+        room_s = deadlines_s[position] - work_before_s[position + 1]
+        before[position] = min(before[position + 1], room_s if position < place else math.inf)
+        behind[position] = min(behind[position + 1], room_s if position >= place else math.inf)
+    return QueuePlan(
+        best_worth, deadlines_s, work_before_s, before, behind, place, runner_room_s, waits, total_s
+    )
+
+
+def prospect(work: Workload, new: Prefill, worth_before: float) -> Prospect:
+    """Predict what becomes of everybody with one more, in full.
+
+    Args:
+        work: What the replica has.
+        new: The one more; none of those it has.
+        worth_before: `QueuePlan.worth` without it.
+    """
+    direct = on_time_set([*work.waiting, new], work.free_at_s)
+    best_worth, chosen, start_s = _worth(direct) + _at_stake(work), direct, work.free_at_s
+    if work.runner is not None and work.stops_at_s is not None and (direct.given_up or direct.rest):
+        stopped = on_time_set([work.runner, *work.waiting, new], work.stops_at_s)
+        if (saved := _worth(stopped)) > best_worth:
+            best_worth, chosen, start_s = saved, stopped, work.stops_at_s
+    gain = best_worth - worth_before
+    for prefill in chosen.kept:
+        if prefill is new:
+            return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=True)
+        start_s += prefill.remaining_s
+    start_s = work.free_at_s + sum(prefill.remaining_s for prefill in work.waiting)
+    if new.deadline_s < math.inf:  # before those without a deadline
+        start_s -= sum(prefill.remaining_s for prefill in chosen.rest if prefill.deadline_s == math.inf)
+    return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=new.deadline_s == math.inf)
+
+
+def _worth(chosen: OnTimeSet) -> float:
+    return sum(map(worth, chosen.kept))
+
+
+def _at_stake(work: Workload) -> float:
+    """What the running pass is worth if it is let to its end and is then on time."""
+    runner = work.runner
+    if runner is None or runner.deadline_s == math.inf or work.free_at_s > runner.deadline_s + _EPSILON_S:
+        return 0.0
+    return worth(runner)

@@ -1,0 +1,168 @@
+"""What the router knows of the fleet, from reports and from what it has placed itself.
+
+Owns the views of both tiers and of the prefix caches. Several routers may work on one fleet: each counts its
+own placements at once, and learns of the others' from the replicas' reports, which name all jobs whoever
+placed them. A router that has lost everything knows the fleet again after one report of each replica. All
+times are seconds on the router's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from router.fleet.decode_replica import DecodeReplica
+from router.fleet.liveness import usable
+from router.fleet.prefill_replica import PlacedJob, PrefillReplica
+from router.fleet.prefix_index import PrefixIndex
+from slo.predict.prompt_length import PromptLengthEstimator
+from slo.queue.slack import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from router.messages import PlacementRequested
+    from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
+    from slo.request import JobId, ReplicaId
+    from slo.tiers import Tier
+
+_FORGET_AFTER: Final = 3
+"""A replica that has been silent for this many times the limit of staleness is forgotten."""
+
+
+class FleetView:
+    """The replicas as they were last heard of.
+
+    Args:
+        weights: Worth of a request on time, by tier.
+        stale_after_s: A replica that has not reported for this long is not used.
+        in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
+        started_s: When the router starts.
+        silent_after_s: A replica that has not reported for this long is used only if the others have not.
+    """
+
+    def __init__(
+        self,
+        weights: dict[Tier, float],
+        stale_after_s: float,
+        in_transit_s: float,
+        started_s: float,
+        silent_after_s: float = math.inf,
+    ) -> None:
+        self.prefill: dict[ReplicaId, PrefillReplica] = {}
+        self.decode: dict[ReplicaId, DecodeReplica] = {}
+        self.prefixes = PrefixIndex()
+        self.prompt_length = PromptLengthEstimator()
+        self._weights = weights
+        self._stale_after_s = stale_after_s
+        self._silent_after_s = silent_after_s
+        self._in_transit_s = in_transit_s
+        self._swept_at_s = started_s
+
+    def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
+        """Take a replica's word for its work, keeping placements that it cannot have seen yet.
+
+        Returns:
+            The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
+        """
+        if now_s - self._swept_at_s >= self._stale_after_s:
+            self._forget_silent(now_s)
+        replica = self.prefill.get(event.replica_id)
+        if replica is None:
+            replica = PrefillReplica(event.replica_id, event.predictor, now_s, self._weights)
+            self.prefill[event.replica_id] = replica
+        replica.predictor = event.predictor
+        replica.reported_at_s = now_s
+        replica.kv_usage = event.kv_usage
+        replica.draining = event.draining
+        self._hear_of_prefixes(replica, event)
+        gone = set(event.ended)
+        jobs = [_reported_job(job, replica.jobs.get(job.job_id), event, now_s) for job in event.jobs]
+        known = {job.job_id for job in jobs}
+        in_transit = [
+            job
+            for job in replica.jobs.values()
+            if job.job_id not in known
+            and job.job_id not in gone
+            and now_s - job.placed_at_s < self._in_transit_s
+            and job.job_id not in replica.confirmed
+        ]
+        replica.confirmed = known
+        replica.yields_in_s = event.yields_in_s
+        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s, now_s)
+        return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
+
+    def decode_reported(self, event: DecodeReported, now_s: float) -> None:
+        """Remember how full and how fast a decode replica is."""
+        if event.replica_id not in self.decode:
+            self.decode[event.replica_id] = DecodeReplica(event.replica_id)
+        self.decode[event.replica_id].reported(event, now_s)
+
+    def replica_gone(self, event: ReplicaGone) -> None:
+        """A replica is gone, and all that it had with it."""
+        self.prefill.pop(event.replica_id, None)
+        self.decode.pop(event.replica_id, None)
+        self.prefixes.forget(event.replica_id)
+
+    def job_ended(self, job_id: JobId, now_s: float) -> None:
+        """Forget a request that ended before or after its replica knew of it."""
+        for replica in self.prefill.values():
+            if replica.remove(job_id, now_s) is not None:
+                return
+
+    def usable_prefill(self, now_s: float, lost: Collection[ReplicaId] = ()) -> list[PrefillReplica]:
+        """Prefill replicas that work can be given to, without those that lost it before."""
+        return usable(self.prefill.values(), now_s, self._silent_after_s, self._stale_after_s, lost)
+
+    def usable_decode(self, now_s: float) -> list[DecodeReplica]:
+        """Decode replicas that work can be given to."""
+        return usable(self.decode.values(), now_s, self._silent_after_s, self._stale_after_s)
+
+    def tokens(self, request: PlacementRequested) -> int:
+        """Length of a request's prompt, estimated when it came as text."""
+        if request.prompt_tokens is not None:
+            return request.prompt_tokens
+        return self.prompt_length.tokens(request.prompt_bytes)
+
+    def block_tokens(self, request: PlacementRequested) -> float:
+        """Tokens that one of a request's prefix hashes stands for, estimated when it came as text."""
+        if request.prompt_tokens is not None:
+            return request.hash_block
+        return request.hash_block / self.prompt_length.bytes_per_token
+
+    def cached_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
+        """Of a prompt's tokens, those that each replica is expected to have; one is always computed."""
+        if not request.prefix_hashes:
+            return {}
+        block_tokens = self.block_tokens(request)
+        found = self.prefixes.cached_blocks(request.prefix_hashes)
+        return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
+
+    def _hear_of_prefixes(self, replica: PrefillReplica, event: PrefillReported) -> None:
+        if event.kv_tokens:
+            self.prefixes.resize(event.replica_id, event.kv_tokens)
+        for job_id, cached_tokens in event.hits:
+            if (job := replica.jobs.get(job_id)) is not None:
+                self.prefixes.found(event.replica_id, job.cached_tokens, cached_tokens)
+
+    def _forget_silent(self, now_s: float) -> None:
+        """Forget replicas that were killed: nobody says goodbye for them."""
+        self._swept_at_s = now_s
+        limit_s = _FORGET_AFTER * self._stale_after_s
+        for fleet in (self.prefill, self.decode):
+            for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:
+                del fleet[replica_id]
+                self.prefixes.forget(replica_id)
+
+
+def _reported_job(
+    job: OutstandingJob, known: PlacedJob | None, event: PrefillReported, now_s: float
+) -> PlacedJob:
+    """A job as its replica sees it; of the one that runs, all of its pass, what is done included."""
+    deadline_s = NO_DEADLINE if job.budget_s is None else now_s + job.budget_s
+    placed_at_s = now_s if known is None else known.placed_at_s
+    cached_tokens = 0 if known is None else known.cached_tokens
+    work_s = job.work_s
+    if work_s is not None and job.job_id == event.running:
+        work_s += event.running_for_s
+    return PlacedJob(job.job_id, job.tier, job.tokens, deadline_s, placed_at_s, cached_tokens, work_s)

@@ -1,0 +1,135 @@
+"""What the router is asked and what it answers.
+
+Values alone; `router.core` decides.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slo.request import JobId
+
+if TYPE_CHECKING:
+    from slo.request import ReplicaId
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from slo.admission.tenants import ANONYMOUS
+
+if TYPE_CHECKING:
+    from slo.errors import EvictionReason, RejectionReason
+    from slo.objectives import Objective
+    from slo.request import JobId, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequested:
+    """A request asks for a place.
+
+    Attributes:
+        objective: Its tier and budgets.
+        explicit_deadline: Whether the client itself named the budget for the first token.
+        prompt_tokens: Exact length when the prompt came as tokens, else None.
+        prompt_bytes: Size of the text otherwise.
+        elapsed_s: What it has already spent of its budget.
+        prefix_hashes: Of the prompt's leading blocks, each standing for all of the prompt up to its end.
+        hash_block: Size of a block: tokens when `prompt_tokens` is known, else bytes; 0 without hashes.
+        tenant: Who sends it.
+        lost_replicas: Prefill replicas that lost the request; they do not come into question.
+        decode_replica: Where it decodes already; None leaves that open.
+        is_let_in: Whether it has had a place before.
+    """
+
+    job_id: JobId
+    objective: Objective
+    explicit_deadline: bool
+    prompt_tokens: int | None
+    prompt_bytes: int
+    elapsed_s: float = 0.0
+    prefix_hashes: tuple[int, ...] = ()
+    hash_block: int = 0
+    tenant: str = ANONYMOUS.name
+    lost_replicas: tuple[ReplicaId, ...] = ()
+    decode_replica: ReplicaId | None = None
+    is_let_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request goes and what to expect.
+
+    Attributes:
+        ttft_budget_s: The budget that holds for it, seconds from arrival; None for no deadline.
+        predicted_ttft_s: Seconds from arrival to the first token.
+        slack_s: Budget minus prediction; infinite without a deadline.
+        handoff_s: Part of the prediction that follows the end of prefill.
+        cached_tokens: Of its tokens, those that the prefill replica's prefix cache is expected to hold.
+    """
+
+    prefill_replica: ReplicaId
+    decode_replica: ReplicaId
+    tokens: int
+    ttft_budget_s: float | None
+    predicted_ttft_s: float
+    slack_s: float
+    handoff_s: float
+    reason: PlacementReason
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why a request gets no place.
+
+    Attributes:
+        retry_after_s: When trying again has a chance.
+        predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
+            request is refused whatever they could do.
+        ttft_budget_s: The budget that could not be met.
+    """
+
+    reason: RejectionReason
+    retry_after_s: float
+    predicted_ttft_s: float | None
+    ttft_budget_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request waits in the router; `RouterCore.due` says what becomes of it."""
+
+    ticket: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A held request is given up.
+
+    Attributes:
+        ttft_budget_s: The budget that cannot be met any more; None without one.
+        waited_s: How long it was held.
+    """
+
+    reason: EvictionReason
+    ttft_budget_s: float | None
+    waited_s: float
+
+
+Decision: TypeAlias = "Placed | Rejected | Held"
+"""What the router answers at once."""
+Outcome: TypeAlias = "Placed | Evicted"
+"""What becomes of a held request, unless its client leaves."""
+
+
+class PlacementReason(enum.StrEnum):
+    """Why a replica was chosen; the values label metrics."""
+
+    ONLY_REPLICA = "only_replica"
+    NOBODY_LATE = "nobody_late"
+    LEAST_HARM = "least_harm"
+    ROUND_ROBIN = "round_robin"
+    LEAST_TOKENS = "least_tokens"
+    TWO_CHOICES = "two_choices"
+    LONGEST_PREFIX = "longest_prefix"

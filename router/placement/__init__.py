@@ -1,0 +1,1 @@
+"""Which prefill replica takes a request."""

@@ -1,0 +1,37 @@
+"""Placement policies by the names that the configuration uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from router.placement.least_harm import LeastHarm
+from router.placement.policies import (
+    LeastOutstandingTokens,
+    LeastSlackLoss,
+    PowerOfTwoChoices,
+    PrefixAffinity,
+    RoundRobin,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from router.placement.policies import Drawing, PlacementPolicy
+
+PlacementName: TypeAlias = Literal[
+    "least_harm",
+    "least_slack_loss",
+    "round_robin",
+    "least_outstanding_tokens",
+    "power_of_two_choices",
+    "prefix_affinity",
+]
+POLICIES: Final[Mapping[str, Callable[[Drawing], PlacementPolicy]]] = {
+    "least_harm": lambda _: LeastHarm(),
+    "least_slack_loss": lambda _: LeastSlackLoss(),
+    "round_robin": lambda _: RoundRobin(),
+    "least_outstanding_tokens": lambda _: LeastOutstandingTokens(),
+    "power_of_two_choices": PowerOfTwoChoices,
+    "prefix_affinity": lambda _: PrefixAffinity(),
+}
+"""Makes a policy with a state of its own, given what draws for it."""

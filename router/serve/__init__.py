@@ -1,0 +1,1 @@
+"""The router as a Serve deployment."""

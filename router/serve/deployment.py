@@ -1,0 +1,272 @@
+"""The Serve deployment around the router's core.
+
+Owns the clock, the metrics and the log lines; decides nothing itself. Off the token path: it answers a
+question about a request and never sees the request's text or its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+import uuid
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, assert_never
+
+from router.admission import Gate
+from router.core import RouterCore, RouterLimits
+from router.messages import Evicted, Held, Placed, PlacementRequested, Rejected
+from router.placement.registry import POLICIES
+from router.serve.replacing import again
+from router.serve.tickets import Tickets
+from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
+from slo.monitor.messages import Role, RouterSeen
+from slo.replacement import NotReplaced, Replaced
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from telemetry import logs
+from telemetry.catalogue import (
+    BYTES_PER_TOKEN,
+    DECISION,
+    FLEET_BACKLOG,
+    FLEET_LOAD,
+    HELD,
+    PLACEMENTS,
+    PROMPT_LENGTH_ERROR,
+    SLACK_AT_DISPATCH,
+)
+from telemetry.instruments import Instruments
+from telemetry.reporting import monitor_client
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from router.fleet.decode_replica import KvLink
+    from router.messages import Decision, Outcome
+    from slo.monitor.policy import ClusterPolicy
+    from slo.replacement import ReplacementDecision, ReplacementRequested
+    from slo.reports import Report
+    from slo.request import JobId
+    from slo.tiers import Tier, TierPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What the router is started with.
+
+    Attributes:
+        policies: What each tier is promised.
+        placement: A key of `router.placement.registry.POLICIES`.
+        limits: How the router treats what it is told.
+        admission: When the fleet is under pressure, and what is done about it.
+        tenants: Limits by tenant.
+        default_limit: That of the tenants that are not among them.
+        link: What KV moves over; None for a handoff that does not depend on the prompt's length.
+        is_monitored: Whether the cluster has an SLO monitor.
+    """
+
+    policies: Mapping[Tier, TierPolicy]
+    placement: str
+    limits: RouterLimits
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    tenants: Mapping[str, TenantLimit] = field(default_factory=dict)
+    default_limit: TenantLimit = NO_LIMIT
+    link: KvLink | None = None
+    is_monitored: bool = False
+
+    def controller(self) -> AdmissionController:
+        """Admission with nothing let in yet."""
+        gates = TenantGates(self.tenants, self.default_limit)
+        return AdmissionController(self.policies, self.admission, gates, random.Random())  # noqa: S311 - no secret
+
+
+class SlackRouter:
+    """Places requests, keeps the view of the fleet."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._admission = config.controller()
+        self._core = RouterCore(
+            config.policies,
+            POLICIES[config.placement](random.Random()),  # noqa: S311 - no secret
+            config.limits,
+            time.monotonic(),
+            config.link,
+            Gate(self._admission),
+        )
+        self._instruments = Instruments(
+            PLACEMENTS,
+            DECISION,
+            HELD,
+            SLACK_AT_DISPATCH,
+            PROMPT_LENGTH_ERROR,
+            BYTES_PER_TOKEN,
+            FLEET_LOAD,
+            FLEET_BACKLOG,
+            *monitor_client.METRICS,
+        )
+        self._monitor: MonitorClient | None = None
+        if config.is_monitored:
+            participant = Participant(_reporter(), Role.ROUTER, _seen, self.follow)
+            self._monitor = MonitorClient(participant, self._instruments)
+
+        self._tickets = Tickets()
+        self._tiers: dict[JobId, Tier] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    async def place(self, request: PlacementRequested) -> Decision:
+        """Decide on one request; what becomes of one that is held back, `placement` says."""
+        started_s = time.monotonic()
+        decision = self._core.place(request, started_s)
+        self._instruments.observe(DECISION, time.monotonic() - started_s)
+        self._show_load(request.objective.tier, started_s)
+        if isinstance(decision, Held):
+            self._tickets.issue(decision.ticket)
+            self._tiers[decision.ticket] = request.objective.tier
+        self._record(request.job_id, request.objective.tier, decision)
+        self._settle()
+        return decision
+
+    async def placement(self, ticket: JobId, wait_s: float) -> Outcome | Held | None:
+        """What has become of a held request.
+
+        Args:
+            ticket: As `place` gave it.
+            wait_s: When to answer that it is still held.
+
+        Returns:
+            None when the ticket is not known: the router has been started anew, or the client has left.
+        """
+        return await self._tickets.outcome(ticket, wait_s)
+
+    def _show_load(self, tier: Tier, now_s: float) -> None:
+        self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
+        self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier.value)
+
+    def follow(self, policy: ClusterPolicy) -> None:
+        """Shed and reserve by the cluster's policy from now on."""
+        self._admission.follow(policy.shed, policy.reserved)
+
+    async def replace(self, request: ReplacementRequested) -> ReplacementDecision:
+        """Find another place for a prefill whose replica was lost, and place nothing there any more.
+
+        A replica that is not lost after all says so with its next report.
+        """
+        for replica_id in request.lost:
+            self._core.replica_gone(ReplicaGone(replica_id))
+        decision = await self.place(again(request))
+        assert not isinstance(decision, Held), "what has had a place before is not held"
+        if isinstance(decision, Placed):
+            return Replaced(decision.prefill_replica, decision.handoff_s)
+        return NotReplaced(decision.reason, decision.retry_after_s)
+
+    async def job_ended(self, job_id: JobId) -> None:
+        """Forget a request whose client is gone."""
+        self._core.job_ended(job_id, time.monotonic())
+        self._tickets.drop(job_id)
+        self._tiers.pop(job_id, None)
+        self._settle()
+
+    async def report(self, report: Report) -> None:
+        """Hear from a replica."""
+        if self._monitor is not None:
+            self._monitor.start()
+        match report:
+            case PrefillReported():
+                for error in self._core.prefill_reported(report, time.monotonic()):
+                    self._instruments.observe(PROMPT_LENGTH_ERROR, error)
+                if report.learned:
+                    self._instruments.set(BYTES_PER_TOKEN, self._core.prompt_length.bytes_per_token)
+            case DecodeReported():
+                self._core.decode_reported(report, time.monotonic())
+            case ReplicaGone():
+                self._core.replica_gone(report)
+            case _:
+                assert_never(report)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let those know of whom something has become, and look again when something may."""
+        now_s = time.monotonic()
+        for job_id, outcome in self._core.due(now_s):
+            self._record(job_id, self._tiers.pop(job_id), outcome)
+            self._tickets.settle(job_id, outcome)
+        self._instruments.set(HELD, self._core.held)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if (at_s := self._core.next_look_s(now_s)) < math.inf:
+            self._look = asyncio.get_running_loop().call_later(at_s - now_s, self._settle)
+
+    def _record(self, job_id: JobId, tier: Tier, decision: Decision | Outcome) -> None:
+        match decision:
+            case Placed():
+                event = "request_placed"
+                self._instruments.count(PLACEMENTS, tier=tier.value, reason=decision.reason.value)
+                if decision.ttft_budget_s is not None:
+                    self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier.value)
+            case Rejected():
+                event = "request_rejected"
+            case Held():
+                event = "request_held"
+            case Evicted():
+                event = "request_evicted"
+            case _:
+                assert_never(decision)
+        if self._monitor is not None and not isinstance(decision, Held):
+            self._monitor.note((tier, decision))
+        logs.event(event, job_id=job_id, tier=tier.value, **asdict(decision))
+
+    async def fleet(self) -> dict[str, Any]:
+        """The state of the fleet as plain data: readiness, and each replica's load."""
+        now_s = time.monotonic()
+        return {
+            "ready": self._core.is_ready(now_s),
+            "held": self._core.held,
+            "monitored": self._monitor is not None,
+            "bytes_per_token": self._core.prompt_length.bytes_per_token,
+            "prompt_length_error": self._core.prompt_length.error,
+            "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],
+            "decode": [_decode_state(replica, now_s) for replica in self._core.decode.values()],
+        }
+
+
+def _reporter() -> str:
+    """A name of this router's own; the one that replaces it has another."""
+    return f"router-{uuid.uuid4().hex[:8]}"
+
+
+def _seen(events: tuple[tuple[Tier, Placed | Rejected | Evicted], ...]) -> RouterSeen:
+    placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
+    for tier, decision in events:
+        counts = placed if isinstance(decision, Placed) else refused
+        counts[tier, decision.reason.value] += 1
+    return RouterSeen(placed, refused)
+
+
+def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "outstanding": len(replica.jobs),
+        "outstanding_tokens": replica.outstanding_tokens,
+        "backlog_s": replica.backlog_s(now_s),
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
+        "per_token_s": replica.predictor.per_token_s,
+        "per_pair_s": replica.predictor.per_pair_s,
+        "fixed_s": replica.predictor.fixed_s,
+        "handoff_s": replica.predictor.handoff_s,
+    }
+
+
+def _decode_state(replica: Any, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "running": replica.running,
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
+    }

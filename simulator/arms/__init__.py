@@ -1,0 +1,1 @@
+"""What is compared: our schedulers and others'."""

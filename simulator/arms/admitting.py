@@ -1,0 +1,84 @@
+"""A replica behind the fleet's admission: what is refused never reaches it.
+
+Stands in for the router where an arm is a single replica. Who is let in is decided by
+`slo.admission.controller`.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules, Refused
+from slo.admission.tenant_limits import TenantGates
+from slo.admission.tenants import ANONYMOUS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from simulator.arms.arm import Arm
+    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.job import Job
+    from simulator.replica.loop import EventLoop
+
+_SEED: Final = 20260216
+
+
+class AdmittingReplica:
+    """One replica that is the whole fleet; a refused request ends without a first token.
+
+    Args:
+        loop: The time.
+        arm: How the replica is run.
+        hardware: What it runs on.
+        setting: One of the arm's settings.
+        prefilled: As for the arm's own `build`.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        arm: Arm,
+        hardware: Hardware,
+        setting: Mapping[str, float],
+        prefilled: Callable[[Job], None],
+    ) -> None:
+        self._loop = loop
+        self._prefilled = prefilled
+        self._predictor = hardware.predictor()
+        self._admission = AdmissionController(
+            hardware.policies(),
+            AdmissionRules(),
+            TenantGates({}),
+            random.Random(_SEED),  # noqa: S311 - reproducible, not secret
+        )
+        self._admission.has_capacity(1.0)
+        self._replica: Replica = arm.build(loop, hardware, setting, self._done)
+
+    @property
+    def blocking_s(self) -> list[float]:
+        """Of each stop, from the decision to standstill."""
+        return self._replica.blocking_s
+
+    @property
+    def busy_s(self) -> float:
+        """Device time spent so far."""
+        return self._replica.busy_s
+
+    def arrive(self, job: Job) -> None:
+        """Take a request, or refuse it."""
+        work_s = self._predictor.prefill_s(job.num_tokens)
+        asked = AdmissionRequest(job.job_id, job.arrival.tier, ANONYMOUS.name, job.num_tokens, work_s)
+        decision = self._admission.decide(asked, self._loop.now_s)
+        if isinstance(decision, Refused):
+            job.refused = decision.reason.value
+        else:
+            self._replica.arrive(job)
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+        self._replica.release(job)
+
+    def _done(self, job: Job) -> None:
+        self._admission.ended(job.job_id, self._loop.now_s)
+        self._prefilled(job)

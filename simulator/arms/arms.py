@@ -1,0 +1,227 @@
+"""What is compared: ways to run one prefill replica, ours and others'.
+
+Owns the settings of each arm. Those of the peers are as favourable as what is published about them allows:
+nothing that they check costs them time, and what can be tuned for a rate is tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from prefill_node.engine.stepping.lost_steps import SuspensionRoom
+from prefill_node.engine.stepping.step_choice import ChoiceRules
+from prefill_node.worker.operator_work import REFERENCE_TOKENS
+from simulator.arms.aborting import AbortingReplica, AbortPolicy, AbortRules
+from simulator.arms.admitting import AdmittingReplica
+from simulator.arms.arm import Arm, Build
+from simulator.arms.peers import PeerOrder, PeerReplica, PeerRules
+from simulator.cost.passes import Granularity
+from simulator.replica.engine import EngineLimits, VirtualEngine
+from simulator.replica.replica import ReplicaRules, VirtualReplica
+from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.batching import STEP_TOKENS
+from slo.queue.fairness import Fairness
+from slo.queue.order import DEFAULT_ORDER, QueueOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.job import Job
+    from simulator.replica.loop import EventLoop
+
+CHUNKS: Final = (512, 1024, 2048, 8192)
+"""Chunk sizes among which the best is taken for each rate."""
+JOINS: Final = (1024, 8192)
+"""Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
+WHOLE_TOKENS: Final = 32_768
+"""The peers that do not chunk prefill prompts of so many tokens in one pass."""
+JOIN_TOKENS: Final = 2048
+"""The default of `preemption.join_tokens`."""
+NO_LIMITS: Final = Limits(
+    max_preemptions=1 << 30,
+    max_suspended_s=float("inf"),
+    max_suspended_steps=1 << 30,
+    max_suspended_bytes=1 << 60,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The settings of a replica that runs our code."""
+
+    preemption: PreemptionRules
+    order: QueueOrder
+    granularity: Granularity
+    launch_ahead: int = 0
+    join_tokens: int = JOIN_TOKENS
+    step_tokens: int = WHOLE_TOKENS
+    foresees: bool = False
+    is_fair: bool = False
+
+    def build(
+        self,
+        loop: EventLoop,
+        hardware: Hardware,
+        setting: Mapping[str, float],
+        prefilled: Callable[[Job], None],
+    ) -> Replica:
+        """Make a replica."""
+        cost, predictor = hardware.at(self.granularity), hardware.predictor()
+        held = self.preemption.limits
+        limits = EngineLimits(
+            budget_tokens=self.step_tokens,
+            kv_tokens=hardware.kv_tokens,
+            max_suspended_s=held.max_suspended_s,
+            suspended=SuspensionRoom(held.max_suspended_steps, held.max_suspended_bytes),
+            checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
+        )
+        forecast = Forecast() if self.foresees else None
+        join_tokens = int(setting.get("join_tokens", self.join_tokens))
+        fairness = Fairness(hardware.policies()) if self.is_fair else None
+        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness)
+        engine = VirtualEngine(cost, choice, limits)
+        rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
+        return VirtualReplica(loop, engine, rules, cost.times([(REFERENCE_TOKENS, 0)]).shape, prefilled)
+
+
+def _peer(order: PeerOrder, *, chunked: bool) -> Build:
+    def build(
+        loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        budget = int(setting["chunk_tokens" if chunked else "join_tokens"])
+        rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens)
+        return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
+
+    return build
+
+
+def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
+    def build(
+        loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        rules = AbortRules(policy, hardware.predictor(), **lifted)
+        return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
+
+    return build
+
+
+def _admitting(arm: Arm) -> Build:
+    def build(
+        loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> Replica:
+        return AdmittingReplica(loop, arm, hardware, setting, prefilled)
+
+    return build
+
+
+_CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+_JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
+FLOWPREFILL: Final = PreemptionRules(
+    PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
+)
+ABORT: Final = PreemptionRules(
+    PreemptionMode.RECOMPUTE,
+    PreemptionPolicy.CONSERVATIVE,
+    margin=1.0,
+    limits=replace(NO_LIMITS, stubborn_after=0.9),
+)
+OURS: Final = PreemptionRules()
+"""The defaults of the servers."""
+OFF: Final = PreemptionRules(PreemptionMode.OFF)
+
+PAPER_ARMS: Final = (
+    "fcfs",
+    "fcfs-chunked",
+    "sedf",
+    "sedf-chunked",
+    "sedf-recompute",
+    "sedf-resume-layer",
+    "sedf-resume",
+    "slackserve",
+)
+ABORT_ARMS: Final = (
+    "abort-control",
+    "abort-conservative",
+    "abort-aggressive",
+    "abort-sees-arrivals",
+    "abort-separates-victims",
+    "abort-credits-progress",
+    "abort-all-lifted",
+    "slackserve",
+)
+TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve", "slackserve-admission")
+SERVERS: Final = Scheduling(
+    OURS,
+    DEFAULT_ORDER,
+    Granularity.REPLAYED,
+    1,
+    step_tokens=STEP_TOKENS,
+    foresees=True,
+    is_fair=True,
+)
+"""How the servers run a replica by default."""
+_SLACKSERVE: Final = Arm("slackserve", "SlackServe", SERVERS.build)
+ARMS: Final[Mapping[str, Arm]] = {
+    arm.name: arm
+    for arm in (
+        Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
+        Arm(
+            "slackserve-off",
+            "SlackServe, preemption off",
+            replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead=0).build,
+        ),
+        Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
+        Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
+        Arm("abort-aggressive", "Blog: aggressive", _aborting(AbortPolicy.AGGRESSIVE)),
+        Arm(
+            "abort-sees-arrivals",
+            "… sees arrivals in a pass",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True),
+        ),
+        Arm(
+            "abort-separates-victims",
+            "… sees them, victims apart",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True, separates_victims=True),
+        ),
+        Arm(
+            "abort-credits-progress",
+            "… sees them, credits progress",
+            _aborting(AbortPolicy.CONSERVATIVE, sees_arrivals=True, credits_progress=True),
+        ),
+        Arm(
+            "abort-all-lifted",
+            "… all three lifted",
+            _aborting(
+                AbortPolicy.CONSERVATIVE, sees_arrivals=True, separates_victims=True, credits_progress=True
+            ),
+        ),
+        Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False), _JOINED),
+        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _CHUNKED),
+        Arm(
+            "sedf", "S-EDF, no preemption", Scheduling(OFF, QueueOrder.SEDF, Granularity.NONE).build, _JOINED
+        ),
+        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), _CHUNKED),
+        Arm(
+            "sedf-recompute",
+            "S-EDF, abort and recompute",
+            Scheduling(ABORT, QueueOrder.SEDF, Granularity.LAYER).build,
+        ),
+        Arm(
+            "sedf-resume-layer",
+            "S-EDF, suspend at layers",
+            Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.LAYER).build,
+            _JOINED,
+        ),
+        Arm(
+            "sedf-resume",
+            "S-EDF, suspend and resume",
+            Scheduling(FLOWPREFILL, QueueOrder.SEDF, Granularity.OPERATOR).build,
+            _JOINED,
+        ),
+        _SLACKSERVE,
+        Arm("slackserve-admission", "SlackServe, with admission", _admitting(_SLACKSERVE)),
+    )
+}

@@ -1,0 +1,142 @@
+"""Schedulers to compare with: what other servers do, not what ours does.
+
+Whole prompts or chunks, first come first served or by S-EDF, composed as vLLM composes a step: in order of
+the queue, up to a budget of tokens, the last prompt cut where it ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulator.findings import State
+from simulator.replica.prefix_cache import PrefixCache
+from slo.queue.slack import SlackRank, sedf_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.cost.passes import CostModel
+    from simulator.replica.job import Job
+    from simulator.replica.loop import EventLoop
+    from slo.predict.prefill_time import PrefillPredictor
+
+
+class PeerOrder(enum.StrEnum):
+    """Who goes first."""
+
+    FCFS = "fcfs"
+    SEDF = "sedf"
+    TIER = "tier"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRules:
+    """How a peer schedules.
+
+    Attributes:
+        budget_tokens: Most tokens of a step.
+        chunked: Whether a prompt is cut at the budget; otherwise it runs whole, alone if it is longer.
+        kv_tokens: Tokens that its prefix cache holds.
+    """
+
+    order: PeerOrder
+    predictor: PrefillPredictor
+    budget_tokens: int
+    chunked: bool
+    kv_tokens: int = 400_000
+
+
+class PeerReplica:
+    """One prefill replica of a peer; the parameters are those of `simulator.replica.replica.VirtualReplica`.
+
+    Attributes:
+        blocking_s: Empty: it stops nothing.
+        busy_s: Device time spent so far.
+    """
+
+    def __init__(
+        self, loop: EventLoop, cost: CostModel, rules: PeerRules, prefilled: Callable[[Job], None]
+    ) -> None:
+        self.blocking_s: list[float] = []
+        self.busy_s = 0.0
+        self._loop = loop
+        self._cost = cost
+        self._rules = rules
+        self._prefilled = prefilled
+        self._queue: list[Job] = []
+        self._step: dict[Job, int] | None = None
+        self._cache = PrefixCache(rules.kv_tokens)
+
+    def arrive(self, job: Job) -> None:
+        """Take a request."""
+        self._queue.append(job)
+        job.expect_cached(self._cache.held_tokens(job.arrival))
+        job.enter(State.WAITING, self._loop.now_s)
+        if self._step is None:
+            self._issue()
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+
+    def _issue(self) -> None:
+        step = self._compose()
+        if not step:
+            return
+        now_s = self._loop.now_s
+        times = self._cost.times([(new, job.num_computed_tokens) for job, new in step.items()])
+        for job, new in step.items():
+            job.num_computed_tokens += new
+            job.enter(State.RUNNING, now_s)
+        self._step = step
+        self.busy_s += times.total_s
+        self._loop.call_at(now_s + times.total_s, self._complete)
+
+    def _complete(self) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        now_s = self._loop.now_s
+        for job in step:
+            if job.num_computed_tokens < job.num_tokens:
+                job.enter(State.WAITING, now_s)
+                continue
+            job.prefilled_s = now_s
+            self._queue.remove(job)
+            self._cache.put(job.arrival)
+            self._prefilled(job)
+        if self._step is None:
+            self._issue()
+
+    def _compose(self) -> dict[Job, int]:
+        budget = self._rules.budget_tokens
+        step: dict[Job, int] = {}
+        for job in self._ordered():
+            self._take_prefix(job)
+            left = job.num_tokens - job.num_computed_tokens
+            if left > budget and not self._rules.chunked and step:
+                break
+            step[job] = min(left, budget) if self._rules.chunked else left
+            budget -= step[job]
+            if budget <= 0:
+                break
+        return step
+
+    def _ordered(self) -> list[Job]:
+        if self._rules.order is PeerOrder.FCFS:
+            return self._queue
+        if self._rules.order is PeerOrder.TIER:
+            return sorted(self._queue, key=lambda job: (-job.arrival.tier.rank, job.arrival.at_s))
+        now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
+
+        def rank(job: Job) -> SlackRank:
+            done = job.num_computed_tokens or job.cached_tokens
+            return sedf_rank(job.deadline_s, now_s, predict(job.num_tokens - done, done), job.arrival.at_s)
+
+        return sorted(self._queue, key=rank)
+
+    def _take_prefix(self, job: Job) -> None:
+        if job.started:
+            return
+        job.started = True
+        job.num_computed_tokens = self._cache.hit_tokens(job.arrival)

@@ -1,0 +1,1 @@
+"""How long passes take on an accelerator."""

@@ -1,0 +1,218 @@
+"""How long a forward pass takes on an accelerator, and where in it a stop can take effect.
+
+Owns the arithmetic from operators to passes: attention by FLOPs, all-reduces by bytes, boundaries by
+granularity. Who runs when is not decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from prefill_node.board.pass_shape import PassShape
+from simulator.cost.operators import AFTER_ATTENTION, BEFORE_ATTENTION, MLP, OPERATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.cost.operators import ModelShape, OperatorTimes
+
+
+class Granularity(enum.StrEnum):
+    """Where a forward pass can stop."""
+
+    OPERATOR = "operator"
+    """Before every operator, to go on with it."""
+    REPLAYED = "replayed"
+    """The servers' `operator`: at seven places in a layer, to go on from the start of the half layer."""
+    SEGMENT = "segment"
+    """Before a layer's attention, before its MLP, and between token segments of the MLP."""
+    SUBLAYER = "sublayer"
+    LAYER = "layer"
+    NONE = "none"
+
+
+_RESUMABLE: Final = (0, 1, 4)
+"""Of `REPLAYED`: the entry of a layer, its attention, its MLP."""
+_A100_FLOPS: Final = 312e12
+_NVLINK_BYTES_PS: Final = 235e9
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What the operators' table does not say.
+
+    Attributes:
+        peak_flops: Of one GPU, dense 16-bit.
+        attention_fraction: Of the peak, reached by prefill attention.
+        link_bytes_ps: Bus bandwidth of an all-reduce between the ranks, bytes per second.
+        link_latency_s: Time of an empty all-reduce.
+    """
+
+    peak_flops: float = _A100_FLOPS
+    attention_fraction: float = 0.5
+    link_bytes_ps: float = _NVLINK_BYTES_PS
+    link_latency_s: float = 20e-6
+
+
+class PassTimes(msgspec.Struct, frozen=True):
+    """The times of one forward pass.
+
+    Attributes:
+        head_s: From its issue to its first operator: scheduling, input preparation.
+        layer_s: One layer.
+        ends: End of each stretch between two boundaries within a layer, seconds from the layer's start.
+        layers: How many layers.
+        resumable: The boundaries within a layer where a stopped pass goes on, the last that it has reached;
+            empty if it goes on wherever it stops.
+    """
+
+    head_s: float
+    layer_s: float
+    ends: tuple[float, ...]
+    layers: int
+    resumable: tuple[int, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """The whole pass."""
+        return self.head_s + self.layer_s * self.layers
+
+    @property
+    def boundaries(self) -> int:
+        """Places where it can stop."""
+        return len(self.ends) * self.layers
+
+    @property
+    def shape(self) -> PassShape:
+        """How much of its work lies before each boundary."""
+        return PassShape(tuple(self.done(boundary) for boundary in range(self.boundaries)))
+
+    def done(self, boundary: int) -> float:
+        """The fraction of its work that lies before a boundary."""
+        return (self.at_s(boundary) - self.head_s) / (self.layer_s * self.layers)
+
+    def resumes_at(self, boundary: int) -> int:
+        """Where a pass goes on that stopped at a boundary."""
+        if not self.resumable:
+            return boundary
+        part = boundary % len(self.ends)
+        return boundary - part + max(start for start in self.resumable if start <= part)
+
+    def at_s(self, boundary: int) -> float:
+        """When the device reaches a boundary, seconds from the issue."""
+        layer, part = divmod(boundary, len(self.ends))
+        return self.head_s + layer * self.layer_s + (self.ends[part - 1] if part else 0.0)
+
+    def passed(self, elapsed_s: float) -> int:
+        """The last boundary that the device has reached; -1 before the first."""
+        into_s = elapsed_s - self.head_s
+        if into_s < 0:
+            return -1
+        layer = min(self.layers - 1, int(into_s / self.layer_s))
+        rest_s = into_s - layer * self.layer_s
+        part = bisect_right(self.ends, rest_s + 1e-12, hi=len(self.ends) - 1)
+        return layer * len(self.ends) + part
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Times of the passes of one model on one kind of replica.
+
+    Attributes:
+        shape: The model.
+        operators: Times of its operators on each rank.
+        tensor_parallel: Ranks.
+        granularity: Where passes can stop.
+        mlp_segments: Into how many token segments `SEGMENT` cuts an MLP.
+        segment_tokens: An MLP of fewer tokens per segment is not cut.
+        step_s: Host time per pass that the device does not work: scheduling, preparing inputs, sampling.
+        check_s: Time that a boundary adds to the pass although nobody stops.
+    """
+
+    shape: ModelShape
+    operators: OperatorTimes
+    accelerator: Accelerator = field(default_factory=Accelerator)
+    tensor_parallel: int = 1
+    granularity: Granularity = Granularity.SUBLAYER
+    mlp_segments: int = 4
+    segment_tokens: int = 512
+    step_s: float = 0.003
+    check_s: float = 0.0
+    _by_tokens: dict[int, tuple[dict[str, float], float]] = field(default_factory=dict)
+
+    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a prompt that runs alone in one pass, behind a context whose KV is there."""
+        return self.times([(tokens, context_tokens)]).total_s
+
+    def times(self, members: Sequence[tuple[int, int]]) -> PassTimes:
+        """The times of a pass.
+
+        Args:
+            members: Of each prefill in it: tokens to compute, and tokens before them whose KV is there.
+        """
+        tokens = sum(new for new, _ in members)
+        times, reduce_s = self._of(tokens)
+        work = sum(new * (context + new / 2) for new, context in members)
+        attention_s = work * self._attention_s_per_pair()
+        parts = self._parts(tokens, times, attention_s, reduce_s)
+        ends = tuple(accumulate(part + self.check_s for part in parts))
+        resumable = _RESUMABLE if self.granularity is Granularity.REPLAYED else ()
+        return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, resumable)
+
+    def _attention_s_per_pair(self) -> float:
+        """Seconds per layer for one query to look at one key: 4 FLOPs per element of a head, all heads."""
+        flops = 4 * self.shape.head_dim * self.shape.heads / self.tensor_parallel
+        return flops / (self.accelerator.peak_flops * self.accelerator.attention_fraction)
+
+    def _of(self, tokens: int) -> tuple[dict[str, float], float]:
+        if (known := self._by_tokens.get(tokens)) is None:
+            times = {name: self.operators[name](tokens) for name in OPERATORS}
+            self._by_tokens[tokens] = known = times, self._all_reduce_s(tokens)
+        return known
+
+    def _all_reduce_s(self, tokens: int) -> float:
+        ranks = self.tensor_parallel
+        if ranks == 1:
+            return 0.0
+        moved = 2 * (ranks - 1) / ranks * tokens * self.shape.hidden * 2
+        return self.accelerator.link_latency_s + moved / self.accelerator.link_bytes_ps
+
+    def _parts(
+        self, tokens: int, times: dict[str, float], attention_s: float, reduce_s: float
+    ) -> Sequence[float]:
+        """The stretches between the boundaries of a layer."""
+        before = [times[name] for name in BEFORE_ATTENTION]
+        after = [times[name] for name in AFTER_ATTENTION]
+        mlp = [times[name] for name in MLP]
+        after[-1] += reduce_s
+        mlp[0] += times["add"]
+        mlp[-1] += times["add"] + reduce_s
+        match self.granularity:
+            case Granularity.OPERATOR:
+                return [*before, attention_s, *after, *mlp]
+            case Granularity.REPLAYED:
+                norm_s, *rest = before
+                second_norm_s, up_s, *down = mlp
+                return [norm_s, sum(rest), attention_s, sum(after) + second_norm_s, up_s, *down]
+            case Granularity.SUBLAYER:
+                return [sum(before) + attention_s + sum(after), sum(mlp)]
+            case Granularity.SEGMENT:
+                return [sum(before) + attention_s + sum(after), *self._segments(tokens, sum(mlp))]
+            case Granularity.LAYER | Granularity.NONE:
+                return [sum(before) + attention_s + sum(after) + sum(mlp)]
+
+    def _segments(self, tokens: int, whole_s: float) -> Sequence[float]:
+        """An MLP in parts of the tokens; for each part the weights are read anew."""
+        part_tokens = math.ceil(tokens / self.mlp_segments)
+        if part_tokens < self.segment_tokens:
+            return [*[0.0] * (self.mlp_segments - 1), whole_s]
+        times, reduce_s = self._of(part_tokens)
+        part_s = sum(times[name] for name in MLP) + 2 * times["add"] + reduce_s
+        return [part_s] * self.mlp_segments

@@ -1,0 +1,118 @@
+"""A decode replica as the fleet sees it: with the link into it and its reports to the router.
+
+A request first reserves memory, then its KV is pulled, then it joins the batch, as `docs/architecture.md`
+tells it (steps 9 to 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simulator.fleet.decode import DecodeReplica, Decoding
+from simulator.fleet.link import Ingest, Transfer
+from simulator.fleet.reporting import VirtualReporter
+from slo.reports import DecodeReported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.cost.decode_steps import DecodeModel
+    from simulator.replica.loop import EventLoop
+    from slo.predict.link import Link
+    from slo.request import ReplicaId
+
+
+@dataclass(slots=True, eq=False)
+class _Handover:
+    """A request between the end of its prefill and its place in the batch."""
+
+    decoding: Decoding
+    size_bytes: int
+    pulled: Callable[[], None]
+    transfer: Transfer | None = None
+
+
+class DecodeSite:
+    """One decode replica.
+
+    Args:
+        loop: The time.
+        replica_id: Its name.
+        model: How fast and how large it is.
+        link: What KV comes over.
+    """
+
+    def __init__(self, loop: EventLoop, replica_id: ReplicaId, model: DecodeModel, link: Link) -> None:
+        self.replica_id = replica_id
+        self.replica = DecodeReplica(loop, model)
+        self._loop = loop
+        self._ingest = Ingest(loop, link)
+        self._handovers: dict[str, _Handover] = {}
+        self._ongoing = 0
+        self._reporter: VirtualReporter | None = None
+
+    def report_to(
+        self, deliver: Callable[[DecodeReported], None], answer_s: float, is_over: Callable[[], bool]
+    ) -> None:
+        """Report on every change from now on."""
+        self._reporter = VirtualReporter(self._loop, lambda: deliver(self.report()), answer_s, is_over)
+        self._reporter.report()
+
+    def report(self) -> DecodeReported:
+        """How full it is; requests whose prefill still runs count as its own, as on a server."""
+        return DecodeReported(
+            self.replica_id, self.replica.kv_usage, self._ongoing, self.replica.kv_tokens, self.replica.tpot_s
+        )
+
+    def began(self) -> None:
+        """A request was placed here; its prefill comes first."""
+        self._ongoing += 1
+        self._changed()
+
+    def over(self) -> None:
+        """One of its requests is over, or lost."""
+        self._ongoing -= 1
+        self._changed()
+
+    def take(
+        self,
+        request_id: str,
+        sizes: tuple[int, int, int],
+        pulled: Callable[[], None],
+        ended: Callable[[Decoding], None],
+    ) -> None:
+        """Pull a request's KV and decode it.
+
+        Args:
+            request_id: The request.
+            sizes: Its prompt tokens, its output tokens, and the bytes of its KV.
+            pulled: Called when its KV is here.
+            ended: Called after its last token.
+        """
+        prompt_tokens, output_tokens, size_bytes = sizes
+        decoding = Decoding(prompt_tokens, output_tokens, partial(self._pull, request_id), ended)
+        self._handovers[request_id] = _Handover(decoding, size_bytes, pulled)
+        self.replica.admit(decoding)
+
+    def lose(self, request_id: str) -> None:
+        """The KV of a request is gone before it was pulled, if it was to be pulled at all."""
+        handover = self._handovers.pop(request_id, None)
+        if handover is not None:
+            if handover.transfer is not None:
+                self._ingest.cancel(handover.transfer)
+            self.replica.withdraw(handover.decoding)
+
+    def _pull(self, request_id: str) -> None:
+        handover = self._handovers[request_id]
+        handover.transfer = self._ingest.send(handover.size_bytes, partial(self._join, request_id))
+
+    def _join(self, request_id: str) -> None:
+        handover = self._handovers.pop(request_id)
+        handover.pulled()
+        self.replica.join(handover.decoding)
+
+    def _changed(self) -> None:
+        if self._reporter is not None:
+            self._reporter.changed()

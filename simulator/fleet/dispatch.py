@@ -1,0 +1,138 @@
+"""Who gets a request: the router's core, informed by reports, or without them for replicas that make none.
+
+Owns what the core is told in virtual time. Placement, admission and the choice of the decode replica are
+`router.core`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from router.admission import Gate
+from router.core import RouterCore, RouterLimits
+from router.messages import PlacementRequested
+from router.placement.registry import POLICIES
+from slo.objectives import Objective
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.messages import Decision, Outcome
+    from simulator.fleet.setup import FleetSetup
+    from simulator.replica.loop import EventLoop
+    from simulator.workload.arrivals import Arrival
+    from slo.request import JobId, ReplicaId
+
+INFORMED: Final = "least_harm"
+"""How our replicas' requests are placed unless said otherwise."""
+BLIND: Final = "least_outstanding_tokens"
+"""How requests are placed on replicas that report nothing."""
+_WITHOUT_REPORTS: Final = RouterLimits(stale_after_s=math.inf, in_transit_s=math.inf)
+
+
+class Dispatch:
+    """Asks the router's core.
+
+    Args:
+        loop: The time.
+        setup: The fleet.
+        informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
+            and rejects nothing, as it cannot know what could be in time.
+        settled: Called with what becomes of requests that were held back.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        setup: FleetSetup,
+        *,
+        informs: bool,
+        settled: Callable[[JobId, Outcome], None],
+    ) -> None:
+        policies = setup.policies_as_weighed()
+        if not informs:
+            policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
+        chosen = setup.placement or (INFORMED if informs else BLIND)
+        limits = setup.limits if informs else _WITHOUT_REPORTS
+        self._core = RouterCore(
+            policies,
+            POLICIES[chosen](random.Random(setup.seed)),  # noqa: S311 - reproducible
+            limits,
+            link=setup.kv_link(),
+            gate=Gate(setup.controller()),
+        )
+        self._settled = settled
+        self._look = 0
+        self._loop = loop
+        self._policies = policies
+        self._informs = informs
+        self._report_s = setup.delays.report_s
+
+    def place(
+        self, job_id: JobId, arrival: Arrival, prompt_bytes: int, *, explicit_deadline: bool
+    ) -> Decision:
+        """Where a request goes; its length is estimated from its bytes, or known when there are none."""
+        now_s = self._loop.now_s
+        decision = self._core.place(
+            PlacementRequested(
+                job_id=job_id,
+                objective=Objective(arrival.tier, arrival.ttft_s, self._policies[arrival.tier].tpot_s),
+                explicit_deadline=explicit_deadline,
+                prompt_tokens=None if prompt_bytes else arrival.tokens,
+                prompt_bytes=prompt_bytes,
+                elapsed_s=now_s - arrival.at_s,
+                prefix_hashes=arrival.blocks,
+                hash_block=self._block(arrival, prompt_bytes),
+            ),
+            now_s,
+        )
+        self._look_again()
+        return decision
+
+    def report(self, report: PrefillReported | DecodeReported) -> None:
+        """Hear of a replica after a report's way."""
+        self._loop.call_at(self._loop.now_s + self._report_s, self.hear, report)
+
+    def hear(self, report: PrefillReported | DecodeReported) -> None:
+        """Hear of a replica now."""
+        if isinstance(report, PrefillReported):
+            self._core.prefill_reported(report, self._loop.now_s)
+        else:
+            self._core.decode_reported(report, self._loop.now_s)
+        self._settle()
+
+    def prefilled(self, job_id: JobId) -> None:
+        """A prefill has ended; replicas that report say so themselves."""
+        if not self._informs:
+            self._core.job_ended(job_id, self._loop.now_s)
+
+    def gone(self, replica_id: ReplicaId) -> None:
+        """A replica's death has been noticed."""
+        self._core.replica_gone(ReplicaGone(replica_id))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Ask what has become of those held back, and when to ask again."""
+        for job_id, outcome in self._core.due(self._loop.now_s):
+            self._settled(job_id, outcome)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._look += 1
+        if (at_s := self._core.next_look_s(self._loop.now_s)) < math.inf:
+            self._loop.call_at(at_s, self._timer, self._look)
+
+    def _timer(self, look: int) -> None:
+        if look == self._look:
+            self._settle()
+
+    @staticmethod
+    def _block(arrival: Arrival, prompt_bytes: int) -> int:
+        """What a prefix hash stands for: tokens, or, of a text, its bytes."""
+        if prompt_bytes == 0:
+            return arrival.block_tokens
+        return round(arrival.block_tokens * prompt_bytes / arrival.tokens)

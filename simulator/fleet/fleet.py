@@ -1,0 +1,275 @@
+"""A whole fleet in virtual time: the router's core, prefill replicas, links, decode replicas, failures.
+
+Owns the way of a request through them. What is decided on it is decided by the code that serves: placement
+and admission by `router.core`, order and preemption by each replica's scheduler and governor.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from router.messages import Evicted, Held, Placed, Rejected
+from simulator.fleet.decode_site import DecodeSite
+from simulator.fleet.dispatch import Dispatch
+from simulator.fleet.outcome import FleetRun, Passage
+from simulator.fleet.prefill_site import Life, PrefillSite
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from slo.outcomes import Outcome
+from slo.request import JobId, ReplicaId, RequestContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simulator.fleet.decode import Decoding
+    from simulator.fleet.setup import Failure, FleetSetup
+    from simulator.replica.hardware import Replica
+    from simulator.workload.arrivals import Arrival
+
+TOO_LONG: Final = "too_long"
+"""Why a request is refused that the memory of no replica could ever hold."""
+_BYTES_PER_TOKEN: Final = 4.2
+
+
+def simulate(
+    setup: FleetSetup, arrivals: Sequence[Arrival], failures: Sequence[Failure] = (), *, traced: bool = False
+) -> FleetRun:
+    """Serve a stream until every request has ended; the same arguments give the same result.
+
+    Args:
+        setup: The fleet.
+        arrivals: The stream.
+        failures: Which prefill replicas die when. While there is none, requests are refused.
+        traced: Keep each request's history.
+
+    Raises:
+        ValueError: when a failure is of a replica that there is not.
+    """
+    return _Fleet(setup, arrivals, traced=traced).run(failures)
+
+
+class _Fleet:
+    """One simulation."""
+
+    def __init__(self, setup: FleetSetup, arrivals: Sequence[Arrival], *, traced: bool) -> None:
+        self._setup = setup
+        self._traced = traced
+        self._handoff_s = setup.usual_handoff_s(arrivals) if setup.handoff_s is None else setup.handoff_s
+        self._loop = EventLoop()
+        self._passages = {str(arrival.number): Passage(arrival) for arrival in arrivals}
+        self._left = len(arrivals)
+        self._sites: dict[ReplicaId, PrefillSite] = {}
+        self._places = [self._new_site(place) for place in range(setup.prefill_replicas)]
+        names = [ReplicaId(f"decode-{place}") for place in range(setup.decode_replicas)]
+        self._decode = {name: DecodeSite(self._loop, name, setup.decode, setup.link) for name in names}
+        informs = self._places[0].informs
+        self._dispatch = Dispatch(self._loop, setup, informs=informs, settled=self._settled)
+        if setup.length_sigma is not None:
+            self._write_texts(setup.length_sigma)
+
+    def run(self, failures: Sequence[Failure]) -> FleetRun:
+        """Let everything happen."""
+        for site in self._places:
+            self._dispatch.hear(site.first_report(self._setup.hardware.predictor()))
+            self._start_reports(site)
+        answer_s = 2 * self._setup.delays.report_s
+        for decode in self._decode.values():
+            self._dispatch.hear(decode.report())
+            decode.report_to(self._dispatch.report, answer_s, self._is_over)
+        for passage in self._passages.values():
+            self._loop.call_at(passage.arrival.at_s, self._place, passage)
+        for failure in failures:
+            if failure.replica not in range(len(self._places)):
+                raise ValueError(
+                    f"prefill replica {failure.replica} cannot die: 0 is the first of {len(self._places)}"
+                )
+            self._loop.call_at(failure.at_s, self._die, failure.replica)
+            self._loop.call_at(failure.back_s, self._come_back, failure.replica)
+        self._loop.run()
+        return FleetRun(
+            [*self._passages.values()],
+            [site.replica for site in self._sites.values()],
+            [site.replica for site in self._decode.values()],
+            self._setup.prefill_replicas,
+            self._handoff_s,
+        )
+
+    def _is_over(self) -> bool:
+        return self._left == 0
+
+    def _write_texts(self, sigma: float) -> None:
+        rng = random.Random(self._setup.seed)  # noqa: S311 - reproducible, not secret
+        for passage in self._passages.values():
+            per_token = _BYTES_PER_TOKEN * rng.lognormvariate(0.0, sigma)
+            passage.prompt_bytes = max(1, round(passage.arrival.tokens * per_token))
+
+    # The way of a request.
+
+    def _place(self, passage: Passage) -> None:
+        """A request, or one whose replica has died, asks for a place."""
+        arrival = passage.arrival
+        if not self._can_ever_hold(arrival):
+            self._refuse(passage, TOO_LONG, Outcome.REJECTED)
+            return
+        match decision := self._dispatch.place(
+            JobId(str(arrival.number)),
+            arrival,
+            passage.prompt_bytes,
+            explicit_deadline=self._setup.explicit_deadlines,
+        ):
+            case Rejected():
+                self._refuse(passage, decision.reason.value, Outcome.SHED)
+            case Placed():
+                self._send(passage, decision)
+            case Held():
+                pass  # `_settled` will be called
+
+    def _settled(self, job_id: JobId, outcome: Placed | Evicted) -> None:
+        """What has become of a request that was held back."""
+        passage = self._passages[job_id]
+        match outcome:
+            case Placed():
+                self._send(passage, outcome)
+            case Evicted():
+                self._refuse(passage, outcome.reason.value, Outcome.EVICTED)
+
+    def _send(self, passage: Passage, decision: Placed) -> None:
+        passage.placements += 1
+        passage.prefill_replica = decision.prefill_replica
+        passage.decode_replica = decision.decode_replica
+        passage.predicted_ttft_s = decision.predicted_ttft_s
+        self._decode[decision.decode_replica].began()
+        delays = self._setup.delays
+        context = self._context(passage.arrival, decision)
+        way_s = delays.wire_s + delays.render_s
+        self._loop.call_at(self._loop.now_s + way_s, self._reach, passage, context)
+
+    def _context(self, arrival: Arrival, placed: Placed) -> RequestContext:
+        """What reaches the prefill replica, with what is left of the budget."""
+        number = str(arrival.number)
+        context = RequestContext(
+            JobId(number),
+            number,
+            arrival.tier,
+            placed.ttft_budget_s,
+            placed.handoff_s,
+            placed.prefill_replica,
+        )
+        spent_s = self._loop.now_s - arrival.at_s + self._setup.delays.render_s
+        return context.after(spent_s).for_prefill()
+
+    def _reach(self, passage: Passage, context: RequestContext) -> None:
+        """A request reaches its prefill replica, dead or alive."""
+        assert context.prefill_replica is not None
+        site = self._sites[context.prefill_replica]
+        budget_s = context.ttft_budget_s
+        deadline_s = math.inf if budget_s is None else self._loop.now_s + budget_s
+        job = Job(
+            passage.arrival,
+            self._setup.hardware.weights[context.tier],
+            deadline_s,
+            context.handoff_s,
+            history=[] if self._traced else None,
+        )
+        if (before := passage.job) is not None:
+            job.preemptions, job.lost_s = before.preemptions, before.lost_s
+        passage.job = job
+        if site.is_alive:
+            site.arrive(job, passage.prompt_bytes)
+        else:
+            self._lose(site, job)
+
+    def _prefilled(self, site: PrefillSite, job: Job) -> None:
+        self._dispatch.prefilled(job.job_id)
+        passage = self._passages[job.request_id]
+        assert passage.decode_replica is not None
+        arrival = job.arrival
+        size_bytes = arrival.tokens * self._setup.hardware.cost.shape.kv_bytes_per_token
+        self._decode[passage.decode_replica].take(
+            job.request_id,
+            (arrival.tokens, arrival.output_tokens, size_bytes),
+            pulled=partial(site.release, job),
+            ended=partial(self._finish, passage),
+        )
+
+    def _finish(self, passage: Passage, decoding: Decoding) -> None:
+        assert passage.job is not None
+        assert passage.decode_replica is not None
+        passage.job.first_token_s = decoding.first_token_s
+        passage.tpot_s = decoding.tpot_s
+        self._decode[passage.decode_replica].over()
+        self._end(passage, Outcome.FINISHED)
+
+    def _refuse(self, passage: Passage, reason: str, outcome: Outcome) -> None:
+        if passage.job is None:
+            weight = self._setup.hardware.weights[passage.arrival.tier]
+            passage.job = Job(passage.arrival, weight, math.inf)
+        passage.job.refused = reason
+        self._end(passage, outcome)
+
+    def _end(self, passage: Passage, outcome: Outcome) -> None:
+        assert passage.outcome is None, "a request has ended twice"
+        passage.outcome = outcome
+        self._left -= 1
+
+    def _can_ever_hold(self, arrival: Arrival) -> bool:
+        fits_prefill = arrival.tokens <= self._setup.hardware.kv_tokens
+        return fits_prefill and arrival.tokens + arrival.output_tokens <= self._setup.decode.kv_tokens
+
+    # Replicas and their deaths.
+
+    def _new_site(self, place: int) -> PrefillSite:
+        setup = self._setup
+        setting = setup.arm.settings[0] if setup.setting is None else setup.setting
+
+        def build(life: Life, prefilled: Callable[[Job], None]) -> Replica:
+            return setup.arm.build(life, setup.hardware, setting, prefilled)
+
+        replica_id = ReplicaId(f"prefill-{place}.{len(self._sites)}")
+        site = PrefillSite(replica_id, Life(self._loop), build, self._prefilled, self._handoff_s)
+        self._sites[replica_id] = site
+        return site
+
+    def _start_reports(self, site: PrefillSite) -> None:
+        if site.informs:
+            site.report_to(self._dispatch.report, 2 * self._setup.delays.report_s, self._is_over)
+
+    def _die(self, place: int) -> None:
+        site = self._places[place]
+        if not site.is_alive:
+            return
+        for job in site.die():
+            self._lose(site, job)
+        self._loop.call_at(self._loop.now_s + self._setup.delays.detect_s, self._notice, site)
+
+    def _lose(self, site: PrefillSite, job: Job) -> None:
+        """A request was on a dead replica, or has come to one: it is placed again when that is noticed."""
+        passage = self._passages[job.request_id]
+        assert passage.decode_replica is not None
+        decode = self._decode[passage.decode_replica]
+        decode.lose(job.request_id)
+        decode.over()
+        site.lost.append(job)
+        if site.is_noticed:
+            self._place_again(site)
+
+    def _notice(self, site: PrefillSite) -> None:
+        site.is_noticed = True
+        self._dispatch.gone(site.replica_id)
+        self._place_again(site)
+
+    def _place_again(self, site: PrefillSite) -> None:
+        lost, site.lost = site.lost, []
+        for job in lost:
+            self._place(self._passages[job.request_id])
+
+    def _come_back(self, place: int) -> None:
+        if self._places[place].is_alive:
+            return
+        self._places[place] = site = self._new_site(place)
+        if not site.informs:
+            self._dispatch.report(site.first_report(self._setup.hardware.predictor()))
+        self._start_reports(site)

@@ -1,0 +1,149 @@
+"""What came of a simulated fleet."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slo.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from simulator.fleet.decode import DecodeReplica
+    from simulator.replica.hardware import Replica
+    from simulator.replica.job import Job
+    from simulator.workload.arrivals import Arrival
+    from slo.request import ReplicaId
+    from slo.tiers import Tier, TierPolicy
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One request's way through the fleet.
+
+    Attributes:
+        prompt_bytes: Size of its text; 0 when the router knows its length.
+        job: As its last prefill replica had it; set once it has ended.
+        outcome: The one way in which it ended; None before that.
+        placements: How often it was placed: more than once if replicas died under it.
+        prefill_replica: Where it was prefilled last.
+        predicted_ttft_s: What the router last predicted.
+        tpot_s: Seconds per token after the first; None without.
+    """
+
+    arrival: Arrival
+    prompt_bytes: int = 0
+    job: Job | None = None
+    outcome: Outcome | None = None
+    placements: int = 0
+    prefill_replica: ReplicaId | None = None
+    decode_replica: ReplicaId | None = None
+    predicted_ttft_s: float = math.nan
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """Every request with its end, and the replicas.
+
+    Attributes:
+        passages: In the order of arrival.
+        prefill: Every prefill replica that lived, in the order of their starts.
+        prefill_places: How many of them live at a time.
+        handoff_s: What prefill replicas told the router to expect after a prefill.
+    """
+
+    passages: Sequence[Passage]
+    prefill: Sequence[Replica]
+    decode: Sequence[DecodeReplica]
+    prefill_places: int
+    handoff_s: float
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every request, in the order of arrival."""
+        return [passage.job for passage in self.passages if passage.job is not None]
+
+    @property
+    def attainment(self) -> float:
+        """Fraction of all requests whose first token was in time; those refused were not."""
+        return _share(job.is_on_time for job in self.jobs)
+
+    @property
+    def by_tier(self) -> dict[str, float]:
+        """The same by tier."""
+        return {name: _share(job.is_on_time for job in jobs) for name, jobs in self._grouped("tier").items()}
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The same by kind of request."""
+        return {name: _share(job.is_on_time for job in jobs) for name, jobs in self._grouped("kind").items()}
+
+    @property
+    def outcomes(self) -> dict[Outcome, int]:
+        """How many requests ended how."""
+        return dict(Counter(passage.outcome for passage in self.passages if passage.outcome is not None))
+
+    @property
+    def refused(self) -> float:
+        """Fraction of all requests that were refused."""
+        return _share(passage.outcome is not Outcome.FINISHED for passage in self.passages)
+
+    @property
+    def prefill_utilisation(self) -> float:
+        """Device time of prefill steps, work done again included, per replica and second of its use."""
+        ended_s = max((job.prefilled_s for job in self.jobs if job.is_finished()), default=0.0)
+        busy_s = sum(replica.busy_s for replica in self.prefill)
+        return busy_s / (self.prefill_places * ended_s) if ended_s else 0.0
+
+    @property
+    def decode_kv_usage(self) -> float:
+        """Fraction of the decode replicas' KV memory in use, on average until the last prefill ended."""
+        ended_s = max((job.prefilled_s for job in self.jobs if job.is_finished()), default=0.0)
+        held = sum(replica.reserved_token_s for replica in self.decode)
+        room = sum(replica.kv_tokens for replica in self.decode) * ended_s
+        return min(1.0, held / room) if room else 0.0
+
+    @property
+    def waited_for_memory(self) -> float:
+        """Fraction of the requests that came to decode and found no room in its memory at once."""
+        came = self.outcomes.get(Outcome.FINISHED, 0)
+        return min(1.0, sum(replica.waited for replica in self.decode) / came) if came else 0.0
+
+    @property
+    def decode_batch(self) -> float:
+        """Requests in a decode step, on average over the steps."""
+        steps = sum(replica.steps for replica in self.decode)
+        return sum(replica.tokens for replica in self.decode) / steps if steps else 0.0
+
+    def tpot_by_tier(self, policies: Mapping[Tier, TierPolicy]) -> dict[str, float]:
+        """By tier with a TPOT objective, the fraction of its finished requests that met it."""
+        met: dict[str, list[bool]] = defaultdict(list)
+        for passage in self.passages:
+            objective_s = policies[passage.arrival.tier].tpot_s
+            if objective_s is not None and passage.tpot_s is not None:
+                met[passage.arrival.tier.value].append(passage.tpot_s <= objective_s)
+        return {name: _share(flags) for name, flags in sorted(met.items())}
+
+    def prediction_errors_s(self) -> list[float]:
+        """Predicted minus actual time to first token of all requests that were placed once and finished."""
+        return [
+            passage.predicted_ttft_s - passage.job.ttft_s
+            for passage in self.passages
+            if passage.job is not None and passage.outcome is Outcome.FINISHED and passage.placements == 1
+        ]
+
+    def _grouped(self, attribute: str) -> dict[str, list[Job]]:
+        groups: dict[str, list[Job]] = defaultdict(list)
+        for job in self.jobs:
+            groups[str(getattr(job.arrival, attribute))].append(job)
+        return dict(sorted(groups.items()))
+
+
+def _share(flags: Iterable[bool]) -> float:
+    """Fraction that is true; 1 of nothing."""
+    known = [*flags]
+    return sum(known) / len(known) if known else 1.0

@@ -1,0 +1,135 @@
+"""What a simulated fleet is made of, and what happens to it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from router.core import RouterLimits
+from router.fleet.decode_replica import KvLink
+from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
+from slo.admission.controller import AdmissionController
+from slo.admission.tenant_limits import TenantGates
+from slo.predict.link import Link
+from slo.tiers import DEFAULT_TIER_POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simulator.arms.arm import Arm
+    from simulator.replica.hardware import Hardware
+    from simulator.workload.arrivals import Arrival
+    from slo.admission.controller import AdmissionRules
+    from slo.tiers import Tier, TierPolicy
+
+_USUAL_BATCH: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A prefill replica dies and another takes its place, empty.
+
+    Attributes:
+        replica: Which, from 0.
+        at_s: When it dies.
+        back_s: When the other is ready.
+
+    Raises:
+        ValueError: if it is ready before that.
+    """
+
+    replica: int
+    at_s: float
+    back_s: float
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        if not self.at_s < self.back_s:
+            raise ValueError(
+                f"a replica that dies at {self.at_s:g} s is back after that, not at {self.back_s:g} s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What passes between the parts.
+
+    Attributes:
+        report_s: A report's way to the router, and the answer's way back.
+        wire_s: A request's way to its prefill replica; nobody subtracts it from the budget.
+        render_s: Rendering and tokenising, which is subtracted.
+        detect_s: From a replica's death until its requests are placed again.
+    """
+
+    report_s: float = 0.001
+    wire_s: float = 0.002
+    render_s: float = 0.002
+    detect_s: float = 5.0
+
+
+NO_DELAYS: Final = Delays(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSetup:
+    """What a fleet is made of.
+
+    Attributes:
+        setting: One of the arm's settings; None takes its first.
+        link: Into each decode replica.
+        policies: Of each tier, whether it may be shed, and its TPOT objective; worth is the hardware's.
+        placement: A key of `router.placement.registry.POLICIES`; None takes `least_harm` for replicas that
+            report what they have to do, and `least_outstanding_tokens` for others.
+        limits: How the router treats reports.
+        handoff_s: What prefill replicas expect between the end of a prefill and its first token; None
+            derives it from the stream (`usual_handoff_s`) and the link.
+        explicit_deadlines: Whether clients name their objectives; the router stretches others for long
+            prompts.
+        length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
+            lets the router know lengths exactly.
+        admission: Rules by which the router refuses requests before it places them; None refuses nobody.
+        seed: For the bytes per token, and for refusals with a probability.
+    """
+
+    arm: Arm
+    hardware: Hardware
+    prefill_replicas: int
+    decode_replicas: int = 1
+    decode: DecodeModel = INSTANT_DECODE
+    link: Link = field(default_factory=Link)
+    setting: Mapping[str, float] | None = None
+    policies: Mapping[Tier, TierPolicy] = field(default_factory=lambda: DEFAULT_TIER_POLICIES)
+    placement: str | None = None
+    limits: RouterLimits = field(default_factory=RouterLimits)
+    delays: Delays = field(default_factory=Delays)
+    handoff_s: float | None = None
+    explicit_deadlines: bool = True
+    length_sigma: float | None = None
+    admission: AdmissionRules | None = None
+    seed: int = 0
+
+    def usual_handoff_s(self, arrivals: Sequence[Arrival]) -> float:
+        """What follows a prefill besides the transfer of its KV: 1.5 decode steps of a usual batch."""
+        if not arrivals:
+            return 0.0
+        tokens = sum(arrival.tokens for arrival in arrivals) / len(arrivals)
+        return 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
+
+    def kv_link(self) -> KvLink | None:
+        """What the router is told of the link, unless it is given one number for all lengths."""
+        if self.handoff_s is not None:
+            return None
+        size = self.hardware.cost.shape.kv_bytes_per_token
+        return KvLink(size, self.link.bytes_ps, self.link.latency_s)
+
+    def controller(self) -> AdmissionController | None:
+        """Admission with nothing let in yet."""
+        if self.admission is None:
+            return None
+        dice = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
+        return AdmissionController(self.policies_as_weighed(), self.admission, TenantGates({}), dice)
+
+    def policies_as_weighed(self) -> dict[Tier, TierPolicy]:
+        """The policies with the worth that the replicas reckon with."""
+        weights = self.hardware.weights
+        return {tier: replace(policy, weight=weights[tier]) for tier, policy in self.policies.items()}

@@ -1,0 +1,86 @@
+"""How many decode replicas a load needs: those that keep TPOT and have room for what is prefilled.
+
+Owns what is enough. Prefill is taken out of it: every prompt takes what it takes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from simulator.arms.arm import Arm
+from simulator.cost.decode_steps import INSTANT_DECODE
+from simulator.fleet.fleet import simulate
+from simulator.planning.replica_search import fewest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from simulator.fleet.outcome import FleetRun
+    from simulator.fleet.setup import FleetSetup
+    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.job import Job
+    from simulator.replica.loop import EventLoop
+    from simulator.workload.arrivals import Arrival
+
+
+def fewest_decode(
+    setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, target: float
+) -> int | None:
+    """The fewest decode replicas that are enough if every prefill takes what it takes alone."""
+    if setup.decode == INSTANT_DECODE:
+        return 1
+    alone = replace(setup, arm=_ALONE, setting={}, prefill_replicas=1, placement="round_robin", handoff_s=0.0)
+
+    def is_enough(replicas: int) -> bool:
+        return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
+
+    return fewest(is_enough, decode_load(setup, arrivals, rate_rps))
+
+
+def decodes(run: FleetRun, setup: FleetSetup, target: float) -> bool:
+    """Whether the decode tier keeps TPOT and is not what requests wait for."""
+    at_once = 1.0 - run.waited_for_memory
+    return min([at_once, *run.tpot_by_tier(setup.policies).values()]) >= target
+
+
+def decode_load(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -> float:
+    """Decode replicas that would be always full: by their batch or by their memory, whichever is first."""
+    model = setup.decode
+    context = sum(arrival.tokens + arrival.output_tokens for arrival in arrivals) / len(arrivals)
+    outputs = sum(arrival.output_tokens for arrival in arrivals) / len(arrivals)
+    batch = max(1, min(model.max_batch, int(model.kv_tokens / context)))
+    return rate_rps * outputs * model.step_s(batch, int(batch * context)) / batch
+
+
+class _AloneReplica:
+    """Prefills every prompt at once, as if it were alone."""
+
+    def __init__(self, loop: EventLoop, hardware: Hardware, prefilled: Callable[[Job], None]) -> None:
+        self.blocking_s: list[float] = []
+        self.busy_s = 0.0
+        self._loop = loop
+        self._hardware = hardware
+        self._prefilled = prefilled
+
+    def arrive(self, job: Job) -> None:
+        """Take a request."""
+        took_s = self._hardware.cost.prefill_s(job.num_tokens)
+        self.busy_s += took_s
+        self._loop.call_at(self._loop.now_s + took_s, self._done, job)
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+
+    def _done(self, job: Job) -> None:
+        job.prefilled_s = self._loop.now_s
+        self._prefilled(job)
+
+
+def _alone(
+    loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+) -> Replica:
+    return _AloneReplica(loop, hardware, prefilled)
+
+
+_ALONE: Final = Arm("alone", "Every prompt as if alone", _alone)

@@ -1,0 +1,216 @@
+"""A user's own fleet, as a YAML file, and what it stands for in the simulation.
+
+Owns the names, units and defaults of the file. What a model takes on an accelerator is
+`simulator.cost.accelerators`'s.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from router.placement.registry import PlacementName
+from simulator.arms.arms import ARMS
+from simulator.cost.accelerators import CHIPS, MODELS, Chip, calibrated_cost_model, cost_model, decode_model
+from simulator.cost.decode_steps import DecodeModel
+from simulator.cost.operators import ModelShape
+from simulator.cost.passes import CostModel
+from simulator.fleet.setup import FleetSetup
+from simulator.planning.hardware_files import (
+    ChipConfig,
+    DecodePoolConfig,
+    LinkConfig,
+    Ranks,
+    ShapeConfig,
+    chip_of,
+    room_for_kv,
+)
+from simulator.planning.plan import Demand
+from simulator.replica.hardware import Hardware
+from simulator.workload.arrivals import TraceError
+from simulator.workload.files import Tokens, WorkloadConfig, beside
+from slo.files.profile import read_profile, read_whole_profile
+from slo.files.strict_yaml import (
+    FleetConfigError,
+    ObjectiveMs,
+    Positive,
+    Section,
+    explain,
+    known_name,
+    read_mapping,
+)
+from slo.predict.link import Link
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
+
+_FEWEST_REQUESTS = 2000
+_SPAN_S = 60.0
+
+
+class TierPromise(Section):
+    """What a tier is promised besides the objectives of its requests; by default as SlackServe's."""
+
+    tpot_ms: ObjectiveMs | None = None
+    sheddable: bool | None = None
+    weight: Positive | None = None
+
+    def over(self, policy: TierPolicy) -> TierPolicy:
+        """A policy with what is given here."""
+        return replace(
+            policy,
+            tpot_s=policy.tpot_s if self.tpot_ms is None else self.tpot_ms / 1e3,
+            sheddable=policy.sheddable if self.sheddable is None else self.sheddable,
+            weight=policy.weight if self.weight is None else self.weight,
+        )
+
+
+class FleetConfig(Section):
+    """A fleet and its load."""
+
+    model: str | ShapeConfig = "llama-3-8b"
+    accelerator: str | ChipConfig = "a100"
+    tensor_parallel: Ranks = 1
+    profile: Path | None = Field(
+        None, description="Prefill times from `slackserve calibrate`, instead of what the accelerator offers."
+    )
+    kv_tokens: Tokens | None = Field(
+        None, description="Of a prefill replica; by default what is left beside the weights."
+    )
+    arm: str = Field("slackserve", description="How prefill replicas are run.")
+    placement: PlacementName | None = None
+    link: LinkConfig = LinkConfig()
+    decode: DecodePoolConfig = DecodePoolConfig()
+    handoff_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="What the router is told of the time after a prefill; by default it is derived."
+    )
+    tiers: dict[Tier, TierPromise] = Field(default_factory=dict)
+    workload: WorkloadConfig
+    rate_rps: Positive = Field(description="Requests per second.")
+    target: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="Fraction of each tier's requests whose objectives are to be met."
+    )
+    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="To simulate; by default those of a minute, and at least 2,000."
+    )
+    seed: int = 1
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _known_model(cls, value: Any) -> Any:
+        return known_name("model", value, MODELS)
+
+    @field_validator("accelerator", mode="before")
+    @classmethod
+    def _known_accelerator(cls, value: Any) -> Any:
+        return known_name("accelerator", value, CHIPS)
+
+    @field_validator("arm", mode="before")
+    @classmethod
+    def _known_arm(cls, value: Any) -> Any:
+        return known_name("arm", value, ARMS)
+
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _known_tiers(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                known_name("tier", name, [tier.value for tier in CLIENT_TIERS])
+        return values
+
+    @field_validator("profile")
+    @classmethod
+    def _beside_the_file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        return beside(path, info)
+
+    def setup(self, prefill_replicas: int = 1, decode_replicas: int = 1) -> FleetSetup:
+        """The fleet with so many replicas.
+
+        Raises:
+            FleetConfigError: when the model does not fit, or the profile cannot be used.
+        """
+        policies = self._policies()
+        weights = {tier: policy.weight for tier, policy in policies.items()}
+        kv = self.kv_tokens or room_for_kv(
+            "the prefill replicas", self._shape(), self._chip(), self.tensor_parallel
+        )
+        return FleetSetup(
+            arm=ARMS[self.arm],
+            hardware=Hardware(self._cost(), kv, weights),
+            prefill_replicas=prefill_replicas,
+            decode_replicas=decode_replicas,
+            decode=self._decode(),
+            link=self._link(),
+            policies=policies,
+            placement=self.placement,
+            handoff_s=None if self.handoff_ms is None else self.handoff_ms / 1e3,
+            seed=self.seed,
+        )
+
+    def demand(self) -> Demand:
+        """The load.
+
+        Raises:
+            FleetConfigError: when the trace or the profile cannot be read.
+        """
+        requests = self.requests or max(_FEWEST_REQUESTS, math.ceil(self.rate_rps * _SPAN_S))
+        try:
+            workload = self.workload.workload(self._cost().prefill_s)
+        except TraceError as error:
+            raise FleetConfigError(f"workload.trace: {error}") from None
+        return Demand(workload, self.rate_rps, requests, self.seed, self.target)
+
+    def _policies(self) -> dict[Tier, TierPolicy]:
+        return {
+            tier: self.tiers.get(tier, TierPromise()).over(policy)
+            for tier, policy in DEFAULT_TIER_POLICIES.items()
+        }
+
+    def _shape(self) -> ModelShape:
+        return MODELS[self.model] if isinstance(self.model, str) else self.model.shape()
+
+    def _chip(self) -> Chip:
+        return chip_of(self.accelerator)
+
+    def _cost(self) -> CostModel:
+        if self.profile is not None:
+            return calibrated_cost_model(self._shape(), read_profile(self.profile, FleetConfigError))
+        return cost_model(self._shape(), self._chip(), self.tensor_parallel)
+
+    def _link(self) -> Link:
+        """What the file says; else what a profile has measured; else the default."""
+        if self.profile is not None and "link" not in self.model_fields_set:
+            profile = read_whole_profile(self.profile, FleetConfigError)
+            return profile.link(self._shape().kv_bytes_per_token) or self.link.link()
+        return self.link.link()
+
+    def _decode(self) -> DecodeModel:
+        pool = self.decode
+        chip = self._chip() if pool.accelerator is None else chip_of(pool.accelerator)
+        ranks = pool.tensor_parallel or self.tensor_parallel
+        kv = pool.kv_tokens or room_for_kv("the decode replicas", self._shape(), chip, ranks)
+        return decode_model(self._shape(), chip, ranks, kv, pool.max_batch)
+
+
+def parse_fleet(
+    values: Mapping[str, Any], source: str = "fleet", directory: Path | None = None
+) -> FleetConfig:
+    """Check `values`; paths in them are relative to `directory`.
+
+    Raises:
+        FleetConfigError: naming each wrong key and what would be right.
+    """
+    try:
+        return FleetConfig.model_validate(values, context={"directory": directory or Path()})
+    except ValidationError as error:
+        raise FleetConfigError(explain(error, source)) from None
+
+
+def load_fleet(path: Path) -> FleetConfig:
+    """Read a YAML file.
+
+    Raises:
+        FleetConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
+    """
+    return parse_fleet(read_mapping(path, FleetConfigError), str(path), path.parent)

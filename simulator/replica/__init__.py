@@ -1,0 +1,1 @@
+"""One prefill replica in virtual time."""

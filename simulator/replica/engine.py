@@ -1,0 +1,315 @@
+"""vLLM's engine in virtual time, with the scheduler that suspends steps.
+
+Stands in for vLLM's queues, KV blocks and forward pass. What runs next is chosen by
+`prefill_node.engine.stepping.step_choice` from what `prefill_node.engine.queue` sees, as on a server; here is
+only what vLLM and `prefill_node.engine.scheduler` do to carry the choice out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from prefill_node.board.messages import SchedulerView, StepView
+from prefill_node.engine.queue import QueueView
+from prefill_node.engine.stepping.lost_steps import SuspensionRoom, in_excess
+from prefill_node.engine.stepping.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
+from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
+from simulator.findings import State
+from simulator.replica.prefix_cache import PrefixCache
+from slo.predict.prefill_time import attention_pairs
+from slo.preemption.decide import Limits
+from slo.queue.batching import STEP_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from simulator.cost.passes import CostModel, PassTimes
+    from simulator.replica.job import Job
+    from slo.queue.fairness import Lead
+    from slo.tiers import Tier
+
+BLOCK_TOKENS = 16
+_ROOM = SuspensionRoom(Limits().max_suspended_steps, Limits().max_suspended_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine may do.
+
+    Attributes:
+        budget_tokens: Most tokens of one step; a longer prompt is prefilled in chunks.
+        kv_tokens: Tokens that its KV memory holds.
+        max_suspended_s: A request that has been suspended for so long in total goes first.
+        suspended: How much may be suspended at a time.
+        checkpoint_bytes_per_token: What stopping a step keeps.
+    """
+
+    budget_tokens: int = STEP_TOKENS
+    kv_tokens: int = 400_000
+    max_suspended_s: float = 30.0
+    suspended: SuspensionRoom = _ROOM
+    checkpoint_bytes_per_token: int = 16_384
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """A step that runs.
+
+    Attributes:
+        view: As the scheduler publishes it.
+        members: New tokens of each request.
+        origin_s: Such that the device is at boundary k at origin_s + times.at_s(k).
+    """
+
+    view: StepView
+    members: dict[Job, int]
+    times: PassTimes
+    origin_s: float
+
+    @property
+    def ends_s(self) -> float:
+        """When it ends if nobody stops it."""
+        return self.origin_s + self.times.total_s
+
+    def boundary_after(self, now_s: float, launch_ahead: int) -> int:
+        """The next boundary at which the host looks for a stop order.
+
+        Before it launches boundary k the host waits until the device has reached boundary k - `launch_ahead`;
+        with 0 it waits at each boundary until the device is there.
+        """
+        reached = max(self.times.passed(now_s - self.origin_s), self.view.from_boundary - 1)
+        return reached + 1 + launch_ahead
+
+
+class _KvBlocks:
+    """vLLM's KV cache manager, as far as `QueueView` asks it."""
+
+    def __init__(self, requests: dict[str, Job]) -> None:
+        self._requests = requests
+
+    def get_block_ids(self, request_id: str) -> tuple[range]:
+        """The blocks that a request holds, one group."""
+        return (range(self._requests[request_id].blocks),)
+
+
+class VirtualEngine:
+    """Queues, memory and the running step of one replica.
+
+    Attributes:
+        requests: Everything that has not ended.
+        running: Requests that have started, between chunks or suspended or in the running step.
+        waiting: Requests that have not started.
+        issued: The step that runs.
+    """
+
+    block_size = BLOCK_TOKENS
+
+    def __init__(self, cost: CostModel, rules: ChoiceRules, limits: EngineLimits) -> None:
+        self.requests: dict[str, Job] = {}
+        self.running: list[Job] = []
+        self.waiting: list[Job] = []
+        self.kv_cache_manager = _KvBlocks(self.requests)
+        self.issued: Issued | None = None
+        self._cost = cost
+        self._rules = rules
+        self._limits = limits
+        self._blocks = max(1, limits.kv_tokens // BLOCK_TOKENS)
+        self._free_blocks = self._blocks
+        self._jobs: dict[str, str] = {}
+        self._suspensions = Suspensions(limits.max_suspended_s)
+        self._queues = QueueView(self, self._jobs, self._suspensions)
+        self._times: dict[int, PassTimes] = {}
+        self._step_id = 0
+        self._lead: Lead | None = None
+        self._cache = PrefixCache(limits.kv_tokens)
+        self._view: SchedulerView | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that its KV memory holds."""
+        return self._blocks * BLOCK_TOKENS
+
+    @property
+    def kv_usage(self) -> float:
+        """Fraction of the KV blocks in use."""
+        return 1.0 - self._free_blocks / self._blocks
+
+    def add(self, job: Job) -> None:
+        """A request reaches the engine."""
+        self.requests[job.request_id] = job
+        self._jobs[job.job_id] = job.request_id
+        self.waiting.append(job)
+        if self._rules.forecast is not None:
+            cached = job.cached_tokens
+            work_s = self._rules.predictor.prefill_s(job.num_tokens - cached, cached)
+            self._rules.forecast.arrived(work_s, job.weight, job.arrival_time)
+
+    def view(self) -> SchedulerView:
+        """What the scheduler publishes."""
+        if self._view is None:
+            self._view = self._queues.published(None if self.issued is None else self.issued.view)
+        return self._view
+
+    def issue(self, now_s: float) -> Issued | None:
+        """Start the next step; None when there is nothing to run."""
+        self._view = None
+        match choice := self._choose(now_s):
+            case Start():
+                self._make_room(choice, now_s)
+                members = self._start(choice.requests)
+                from_boundary, times = 0, None
+            case Resume(step=step):
+                members = {self.requests[name]: tokens for name, tokens in step.members.items()}
+                from_boundary, times = step.boundary, self._times.pop(step.step_id)
+                self._suspensions.resume(step, now_s)
+            case Wait():
+                return None
+        if not members:
+            return None
+        if times is None or from_boundary == 0:
+            times = self._cost.times([(new, job.num_computed_tokens) for job, new in members.items()])
+        self._step_id += 1
+        tokens, pairs = 0, 0.0
+        for job, new in members.items():
+            pairs += attention_pairs(new, job.num_computed_tokens)
+            job.num_computed_tokens += new
+            tokens += new
+            job.enter(State.RUNNING, now_s)
+        jobs = tuple(job.job_id for job in members)
+        origin_s = now_s + times.head_s - times.at_s(from_boundary)
+        guard = 0.0 if choice.lead is None else choice.lead.guard
+        self._lead = choice.lead
+        view = StepView(self._step_id, jobs, tokens, pairs, from_boundary, now_s, guard=guard)
+        self.issued = Issued(view, members, times, origin_s)
+        return self.issued
+
+    def complete(self, now_s: float) -> list[Job]:
+        """The running step has ended; the requests whose prefill is done."""
+        self._view = None
+        issued, self.issued = self.issued, None
+        assert issued is not None
+        self._account(issued, now_s)
+        done = []
+        for job in issued.members:
+            self._queues.completed(job)
+            if job.num_computed_tokens >= job.num_tokens:
+                done.append(job)
+                job.prefilled_s = now_s
+                self.running.remove(job)
+                self._cache.put(job.arrival)
+            else:
+                job.enter(State.WAITING, now_s)
+        return done
+
+    def stop(self, now_s: float, boundary: int, beneficiary: str, *, keep: bool) -> None:
+        """The running step has stopped at a boundary; `keep` says whether with a checkpoint."""
+        self._view = None
+        issued, self.issued = self.issued, None
+        assert issued is not None
+        self._account(issued, now_s)
+        times, members = issued.times, {}
+        resumes_at = times.resumes_at(boundary) if keep else 0
+        lost_from_s = times.at_s(resumes_at) if keep else times.head_s
+        for job, new in issued.members.items():
+            job.num_computed_tokens -= new
+            job.preemptions += 1
+            job.enter(State.SUSPENDED, now_s)
+            members[job.request_id] = new
+            job.lost_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
+        step = SuspendedStep(
+            step_id=issued.view.step_id,
+            members=members,
+            pairs=issued.view.pairs,
+            boundary=resumes_at,
+            done=times.done(resumes_at),
+            checkpoint_bytes=issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0,
+            since_s=now_s,
+            yielded_to=beneficiary,
+            arrival_by_s=now_s,
+        )
+        self._suspensions.suspend(step)
+        self._times[step.step_id] = times
+
+    def release(self, job: Job) -> None:
+        """A request's KV blocks are needed no longer: they have been pulled, or nobody wants them."""
+        self._view = None
+        self._free_blocks += job.blocks
+        job.blocks = 0
+        self._suspensions.ended(job.request_id)
+        self.requests.pop(job.request_id, None)
+        self._jobs.pop(job.job_id, None)
+
+    def _account(self, issued: Issued, now_s: float) -> None:
+        """Charge a step that has ended or stopped to the classes of its members."""
+        if (fairness := self._rules.fairness) is None:
+            return
+        tokens: dict[Tier, int] = {}
+        for job, new in issued.members.items():
+            tier = job.arrival.tier
+            tokens[tier] = tokens.get(tier, 0) + new
+        fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, self._lead)
+
+    def _choose(self, now_s: float) -> Choice:
+        suspended = self._queues.suspended(self._rules.predictor, now_s, self._jobs.__contains__)
+        if excess := in_excess(suspended, now_s, self._limits.suspended):
+            self._start_over([self.requests[name] for step in excess for name in step.members], now_s)
+            suspended = [item for item in suspended if item.step not in excess]
+        return choose(
+            self._queues.queued(self._rules.predictor, may_start=True),
+            suspended,
+            self._free_blocks,
+            now_s,
+            self._rules,
+        )
+
+    def _start(self, names: Sequence[str]) -> dict[Job, int]:
+        """Compose the step as vLLM does from what it is shown: those under way first, up to the budget."""
+        budget = self._limits.budget_tokens
+        jobs = [self.requests[name] for name in names]
+        members: dict[Job, int] = {}
+        for job in sorted(jobs, key=lambda job: not job.started):
+            if not job.started:
+                job.hit_tokens = job.num_computed_tokens = self._cache.hit_tokens(job.arrival)
+            new = min(job.num_tokens - job.num_computed_tokens, budget)
+            if new <= 0 or not self._allocate(job, job.num_computed_tokens + new):
+                break
+            if not job.started:
+                job.started = True
+                self.waiting.remove(job)
+                self.running.append(job)
+            budget -= new
+            members[job] = new
+        return members
+
+    def cached_tokens(self, job: Job) -> int:
+        """How much of a prompt the prefix cache holds; at least one token always remains."""
+        return self._cache.held_tokens(job.arrival)
+
+    def _allocate(self, job: Job, tokens: int) -> bool:
+        missing = math.ceil(tokens / BLOCK_TOKENS) - job.blocks
+        if missing > self._free_blocks:
+            return False
+        self._free_blocks -= missing
+        job.blocks += missing
+        return True
+
+    def _make_room(self, choice: Start, now_s: float) -> None:
+        """Take the KV blocks of those that the choice gives up; they start over."""
+        members = [self.requests[name] for step in choice.drop_steps for name in step.members]
+        self._start_over([*members, *(self.requests[name] for name in choice.drop_requests)], now_s)
+
+    def _start_over(self, jobs: Iterable[Job], now_s: float) -> None:
+        for job in jobs:
+            if (step := self._suspensions.step_of(job.request_id)) is not None:
+                times = self._times[step.step_id]
+                job.lost_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
+                self._suspensions.forget(job.request_id, now_s)
+            self._free_blocks += job.blocks
+            job.blocks = job.num_computed_tokens = 0
+            job.started = False
+            self.running.remove(job)
+            self.waiting.append(job)
+            job.enter(State.WAITING, now_s)

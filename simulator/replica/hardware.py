@@ -1,0 +1,88 @@
+"""The replica that all arms run on, and what any replica in virtual time can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from slo.predict.prefill_time import Sample, fit
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simulator.cost.passes import CostModel, Granularity
+    from simulator.replica.job import Job
+    from slo.predict.prefill_time import PrefillPredictor
+    from slo.tiers import TierPolicy
+
+
+_CALIBRATION: Final = (
+    *((tokens, 0) for tokens in (32, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)),
+    *((tokens, context) for tokens in (128, 2048) for context in (2048, 16_384)),
+)
+"""Lengths and contexts that are measured, tokens."""
+
+
+TIER_WEIGHTS: Final[Mapping[Tier, float]] = {
+    tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()
+}
+
+
+class Replica(Protocol):
+    """One prefill replica, whoever's."""
+
+    @property
+    def blocking_s(self) -> list[float]:
+        """Of each stop, from the decision to standstill."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Device time spent so far."""
+        ...
+
+    def arrive(self, job: Job) -> None:
+        """Take a request."""
+        ...
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The replica that all arms run on.
+
+    Attributes:
+        cost: Times of its passes; each arm has its own granularity.
+        kv_tokens: Tokens that its KV memory holds.
+        weights: Worth of a request on time, by tier.
+        checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
+    """
+
+    cost: CostModel
+    kv_tokens: int = 400_000
+    weights: Mapping[Tier, float] = field(default_factory=lambda: TIER_WEIGHTS)
+
+    def policies(self) -> dict[Tier, TierPolicy]:
+        """The default policies with these weights."""
+        return {
+            tier: replace(policy, weight=self.weights.get(tier, policy.weight))
+            for tier, policy in DEFAULT_TIER_POLICIES.items()
+        }
+
+    @property
+    def checkpoint_bytes_per_token(self) -> int:
+        """Hidden states and residual in 16 bits."""
+        return 2 * 2 * self.cost.shape.hidden
+
+    def at(self, granularity: Granularity) -> CostModel:
+        """The costs with boundaries elsewhere."""
+        return replace(self.cost, granularity=granularity, _by_tokens={})
+
+    def predictor(self) -> PrefillPredictor:
+        """What `slackserve calibrate` would find."""
+        measure = self.cost.prefill_s
+        return fit([Sample(new, measure(new, behind), behind) for new, behind in _CALIBRATION]).predictor

@@ -1,0 +1,140 @@
+"""Attainment at a rate, and goodput: the highest rate at which a fraction of all requests is in time.
+
+Owns the search and its parallel execution. All arms see the same streams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import mean
+from typing import TYPE_CHECKING, Final
+
+from simulator.findings import Blocking, Point
+from simulator.study.run import Run, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from simulator.arms.arm import Arm
+    from simulator.replica.hardware import Hardware
+    from simulator.replica.job import Job
+    from simulator.workload.arrivals import Workload
+
+LOWEST_LOAD: Final = 0.02
+HIGHEST_LOAD: Final = 4.0
+"""Goodput is looked for between these loads, work offered per second on one replica."""
+PRECISION: Final = 1.02
+_SAMPLE: Final = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A workload on a replica.
+
+    Attributes:
+        requests: Requests of each stream.
+        seeds: One stream each.
+    """
+
+    hardware: Hardware
+    workload: Workload
+    requests: int
+    seeds: Sequence[int]
+
+    def capacity_rps(self) -> float:
+        """The rate at which one replica that runs one prompt after the other is always busy."""
+        arrivals = self.workload.stream(1.0, _SAMPLE, self.seeds[0])
+        return 1.0 / mean(self.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
+
+    def runs(self, arm: Arm, rate_rps: float, setting: Mapping[str, float]) -> list[Run]:
+        """Serve every stream to its end."""
+        return [
+            run(arm, self.hardware, self.workload.stream(rate_rps, self.requests, seed), setting)
+            for seed in self.seeds
+        ]
+
+    def attains(self, arm: Arm, rate_rps: float, setting: Mapping[str, float], level: float) -> bool:
+        """Whether at least a fraction `level` of all requests is in time at a rate."""
+        bearable = (1 - level) * self.requests * len(self.seeds) + 1e-9
+        for seed in self.seeds:
+            arrivals = self.workload.stream(rate_rps, self.requests, seed)
+            served = run(arm, self.hardware, arrivals, setting, most_misses=bearable)
+            bearable -= sum(not job.is_on_time for job in served.jobs)
+            if bearable < 0:
+                return False
+        return True
+
+    def goodput_rps(self, arm: Arm, setting: Mapping[str, float], level: float, capacity_rps: float) -> float:
+        """The highest rate at which `level` is attained, within 2 %; 0 when none is.
+
+        Attainment is taken to fall with the rate.
+        """
+        low, high = LOWEST_LOAD * capacity_rps, HIGHEST_LOAD * capacity_rps
+        if not self.attains(arm, low, setting, level):
+            return 0.0
+        rate = 0.25 * capacity_rps
+        while rate < high:  # upwards first: overload takes longest to simulate
+            if not self.attains(arm, rate, setting, level):
+                high = rate
+                break
+            low, rate = rate, 2 * rate
+        while high / low > PRECISION:
+            middle = math.sqrt(low * high)
+            if self.attains(arm, middle, setting, level):
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) -> Point:
+    """Sum runs at one rate up."""
+    jobs = [job for served in runs for job in served.jobs]
+    busy_s = sum(replica.busy_s for served in runs for replica in served.replicas)
+    span_s = sum(served.jobs[-1].arrival.at_s for served in runs)
+    prefilled = [job for served in runs for job in served.jobs if job.first_token_s <= served.ended_s]
+    return Point(
+        rate_rps=rate_rps,
+        attainment=_attainment(jobs),
+        by_kind=_by(jobs, "kind"),
+        by_tier=_by(jobs, "tier"),
+        preemptions=sum(job.preemptions for job in jobs) / len(jobs),
+        lost_work=sum(job.lost_s for job in jobs) / busy_s if busy_s else 0.0,
+        prompt_tokens_ps=sum(job.num_tokens for job in prefilled) / span_s,
+        setting=dict(setting),
+    )
+
+
+def blocking(runs: Iterable[Run]) -> Blocking | None:
+    """Blocking times of all stops; None without any."""
+    times = sorted(s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s)
+    if not times:
+        return None
+    at = {p: times[min(len(times) - 1, int(len(times) * p / 100))] for p in (50, 90, 99)}
+    return Blocking(len(times), mean(times), at[50], at[90], at[99], times[-1])
+
+
+def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
+    """By kind, the 0th to 100th percentiles of the time to first token; those never served take for ever."""
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for job in jobs:
+        by_kind[job.arrival.kind].append(job.ttft_s * 1e3)
+    for times in by_kind.values():
+        times.sort()
+    return {
+        kind: [times[round(p / 100 * (len(times) - 1))] for p in range(101)]
+        for kind, times in sorted(by_kind.items())
+    }
+
+
+def _attainment(jobs: Sequence[Job]) -> float:
+    return sum(job.is_on_time for job in jobs) / len(jobs)
+
+
+def _by(jobs: Iterable[Job], attribute: str) -> dict[str, float]:
+    groups: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[str(getattr(job.arrival, attribute))].append(job)
+    return {name: _attainment(group) for name, group in sorted(groups.items())}

@@ -1,0 +1,84 @@
+"""One stream of requests through one replica or a round of them, without router and decode tier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Final
+
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simulator.arms.arm import Arm
+    from simulator.replica.hardware import Hardware, Replica
+    from simulator.workload.arrivals import Arrival
+
+
+_AFTER_S: Final = 1e-9
+_MARGIN_S: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it."""
+
+    jobs: Sequence[Job]
+    replicas: Sequence[Replica]
+    ended_s: float
+
+
+def run(
+    arm: Arm,
+    hardware: Hardware,
+    arrivals: Sequence[Arrival],
+    setting: Mapping[str, float] | None = None,
+    *,
+    replicas: int = 1,
+    traced: bool = False,
+    most_misses: float = math.inf,
+) -> Run:
+    """Serve a stream; the first token is there when the prefill ends.
+
+    Args:
+        arm: How the replicas are run.
+        hardware: What they run on.
+        arrivals: The stream.
+        setting: One of the arm's settings.
+        replicas: How many; requests go to them in turn.
+        traced: Keep each request's history.
+        most_misses: Stop as soon as more requests than this have missed their objective.
+
+    What happens after the last request was due is not simulated: requests that have not been served by then
+    have missed their objective, and have no first token.
+    """
+    loop = EventLoop()
+    misses = 0
+
+    def due(job: Job) -> None:
+        nonlocal misses
+        misses += not job.is_on_time
+        if misses > most_misses:
+            loop.stop()
+
+    def prefilled(job: Job) -> None:
+        job.first_token_s = loop.now_s
+        at[job.request_id].release(job)
+
+    tier = [arm.build(loop, hardware, setting or {}, prefilled) for _ in range(replicas)]
+    turn = cycle(tier)
+    at: dict[str, Replica] = {}
+    jobs = []
+    for arrival in arrivals:
+        deadline_s = math.inf if arrival.ttft_s is None else arrival.at_s + arrival.ttft_s
+        job = Job(arrival, hardware.weights[arrival.tier], deadline_s, history=[] if traced else None)
+        jobs.append(job)
+        at[job.request_id] = replica = next(turn)
+        loop.call_at(arrival.at_s, replica.arrive, job)
+        if deadline_s < math.inf:
+            loop.call_at(deadline_s + _AFTER_S, due, job)
+    loop.run(max((job.deadline_s for job in jobs if job.deadline_s < math.inf), default=math.inf) + _MARGIN_S)
+    return Run(jobs, tier, loop.now_s)

@@ -1,0 +1,111 @@
+"""The simulator against a recording of a real server.
+
+Owns the form of a recording and the comparison. What a prompt takes alone, from its sending to its first
+token, is taken from the recording; what several do to each other is what is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from simulator.arms.arms import ARMS
+from simulator.cost.operators import OPERATORS, Line, Measured, ModelShape
+from simulator.cost.passes import Accelerator, CostModel
+from simulator.replica.hardware import Hardware
+from simulator.study.run import run
+from simulator.workload.arrivals import Arrival
+from slo.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EMBEDDED = ModelShape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64)
+"""SmolLM2-135M."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request of the recording: when it was sent, what it was, and its time to first token, seconds."""
+
+    at_s: float
+    kind: str
+    tier: str
+    tokens: int
+    objective_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a real server did.
+
+    Attributes:
+        arm: How the server ran, a name out of `simulator.arms.arms.ARMS`.
+        prefill: (prompt tokens, seconds) of prefills that had the prefill replica to themselves.
+        alone: (prompt tokens, seconds to the first token) of prompts that had the server to themselves.
+        requests: In order of sending.
+    """
+
+    arm: str
+    prefill: Sequence[tuple[int, float]]
+    alone: Sequence[tuple[int, float]]
+    requests: Sequence[Recorded]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> Recording:
+        """From what `document` gave."""
+        prefill, alone = (
+            [(int(tokens), float(seconds)) for tokens, seconds in document[name]]
+            for name in ("prefill", "alone")
+        )
+        requests = [Recorded(**request) for request in document["requests"]]
+        return Recording(str(document["arm"]), prefill, alone, requests)
+
+
+def hardware(recording: Recording) -> Hardware:
+    """A replica with the prefill times that were measured; attention and host time are in them."""
+    points = recording.prefill
+    half = Measured([(tokens, seconds / 2 / EMBEDDED.layers) for tokens, seconds in points])
+    operators = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS} | {
+        "attn_pre_proj": half,
+        "mlp_up_proj": half,
+    }
+    free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
+    return Hardware(CostModel(EMBEDDED, operators, free, step_s=0.0))
+
+
+def simulated_s(recording: Recording) -> list[float]:
+    """The times to first token that the simulator foretells, in the order of the recording."""
+    replica = hardware(recording)
+    handoff = Measured([(t, s - replica.cost.prefill_s(t)) for t, s in recording.alone])
+    arrivals = [
+        Arrival(
+            number,
+            request.at_s,
+            request.kind,
+            request.tokens,
+            output_tokens=1,
+            ttft_s=request.objective_s - handoff(request.tokens),
+            tier=Tier(request.tier),
+        )
+        for number, request in enumerate(recording.requests)
+    ]
+    served = run(ARMS[recording.arm], replica, arrivals)
+    return [job.ttft_s + handoff(job.num_tokens) for job in served.jobs]
+
+
+def compare(recording: Recording) -> dict[str, tuple[float, float]]:
+    """Measured and simulated quantiles of the time to first token, seconds: "p50" and "p95"."""
+    measured = [request.ttft_s for request in recording.requests]
+    simulated = simulated_s(recording)
+    return {f"p{p}": (_quantile(measured, p), _quantile(simulated, p)) for p in (50, 95)}
+
+
+def _quantile(values: Sequence[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]

@@ -1,0 +1,131 @@
+"""What arrives, as files say it: kinds of requests, or a recorded trace and the classes of its requests.
+
+Owns the part of a fleet file that says so. Workload files of `slackserve bench` have kinds and classes too.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
+from slo.files.strict_yaml import ClientTier, ObjectiveMs, Positive, Section
+from slo.tiers import Tier
+
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class KindConfig(Section):
+    """A kind of requests. Its prompts have `mean_tokens`, or lie evenly in `range_tokens`."""
+
+    share: Positive = Field(description="Of the requests; shares are normalised.")
+    mean_tokens: Positive | None = Field(None, description="Mean of log-normal prompt lengths.")
+    sigma: Positive = Field(0.6, description="Standard deviation of their logarithm.")
+    range_tokens: tuple[Tokens, Tokens] = Field((16, 32_000), description="Shortest and longest prompt.")
+    is_uniform: bool = Field(default=False, description="Log-uniform in range_tokens, without a mean.")
+    output_tokens: Positive = Field(200.0, description="Mean number of tokens to generate, geometric.")
+    ttft_ms: ObjectiveMs | None = None
+    ttft_scale: tuple[Positive, Positive] | None = Field(
+        None, description="Instead of ttft_ms: bounds of a factor on the prompt's own prefill time."
+    )
+    tier: ClientTier = Tier.STANDARD
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.range_tokens[0] > self.range_tokens[1]:
+            raise ValueError("range_tokens gives the shortest prompt first")
+        if self.is_uniform == (self.mean_tokens is not None):
+            raise ValueError("give mean_tokens, or range_tokens with is_uniform: true")
+        if self.ttft_ms is not None and self.ttft_scale is not None:
+            raise ValueError("give ttft_ms or ttft_scale, not both")
+        return self
+
+    def kind(self) -> Kind:
+        """The same for the workload, seconds."""
+        return Kind(
+            share=self.share,
+            mean_tokens=self.mean_tokens or 0.0,
+            ttft_s=None if self.ttft_ms is None else self.ttft_ms / 1e3,
+            tier=self.tier,
+            sigma=self.sigma,
+            output_tokens=self.output_tokens,
+            range_tokens=self.range_tokens,
+            is_uniform=self.is_uniform,
+            ttft_scale=self.ttft_scale,
+        )
+
+
+class ClassConfig(Section):
+    """What a trace's requests of up to `most_tokens` are taken for; without it, all that are longer."""
+
+    kind: Annotated[str, Field(min_length=1)]
+    most_tokens: Tokens | None = None
+    ttft_ms: ObjectiveMs
+    tier: ClientTier = Tier.STANDARD
+
+    def length_class(self) -> LengthClass:
+        """The same for the workload, seconds."""
+        return LengthClass(self.most_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier)
+
+
+def check_order(classes: Sequence[ClassConfig]) -> None:
+    """Check that every length has its class.
+
+    Raises:
+        ValueError: when some lengths have none, or two.
+    """
+    bounds = [item.most_tokens or inf for item in classes]
+    if classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
+        raise ValueError("classes go from short to long, and the last one has no most_tokens")
+
+
+class WorkloadConfig(Section):
+    """A mix, `kinds` with on average `burst` at once, or a `trace` with `classes` of its requests."""
+
+    kinds: dict[str, KindConfig] = Field(default_factory=dict)
+    burst: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    trace: Path | None = Field(
+        None, description="A .jsonl trace in Mooncake's format or a .csv trace in Azure's, beside this file."
+    )
+    classes: tuple[ClassConfig, ...] = ()
+    stretch: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        2.0, description="An objective of a trace's request is at least this many times its own prefill time."
+    )
+    longest_tokens: Tokens = Field(131_072, description="Longer prompts of a trace are left out.")
+
+    @field_validator("trace")
+    @classmethod
+    def _beside_the_file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        return beside(path, info)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if bool(self.kinds) == (self.trace is not None):
+            raise ValueError("give at least one kind under kinds, for a mix, or trace and classes")
+        if bool(self.classes) != (self.trace is not None):
+            raise ValueError("trace and classes go together")
+        check_order(self.classes)
+        return self
+
+    def workload(self, prefill_s: Callable[[int], float]) -> Workload:
+        """What arrives.
+
+        Args:
+            prefill_s: What a prompt takes alone, for objectives that depend on it.
+
+        Raises:
+            TraceError: when the trace cannot be read.
+        """
+        if self.trace is None:
+            return Mix({name: kind.kind() for name, kind in self.kinds.items()}, self.burst, prefill_s)
+        classes = [item.length_class() for item in self.classes]
+        return Trace(read_trace(self.trace), classes, prefill_s, self.stretch, self.longest_tokens)
+
+
+def beside(path: Path | None, info: ValidationInfo) -> Path | None:
+    """A path in a file, which is meant relative to the file."""
+    context: dict[str, Any] = info.context or {}
+    return None if path is None else context.get("directory", Path()) / path

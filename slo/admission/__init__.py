@@ -1,0 +1,1 @@
+"""Who is admitted to a fleet that cannot serve everybody."""

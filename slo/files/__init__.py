@@ -1,0 +1,1 @@
+"""Files that people write and tools read: strict YAML and measured profiles."""

@@ -1,0 +1,97 @@
+"""Profiles, which `slackserve calibrate` writes: how they are read.
+
+Owns the version of the format, and what in a profile predicts. What else it holds, and how it is measured and
+written, is `deployments.calibrate.profile`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from slo.predict.handoff import HandoffFit
+from slo.predict.link import Link
+from slo.predict.measured_on import UNKNOWN, Subject
+from slo.predict.prefill_time import PrefillPredictor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PROFILE_FORMAT: Final = 2
+READABLE: Final = (1, PROFILE_FORMAT)
+"""Format 1 has prefill times only, and does not say of what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured.
+
+    Attributes:
+        predictor: The curve through prefill times; its handoff is the part that no length changes.
+        subject: What was measured.
+        handoff: From the end of a prefill to its first token; None when it was not measured.
+        kv_bytes_per_token: KV bytes of one token on the subject; 0 when the handoff was not measured.
+    """
+
+    predictor: PrefillPredictor
+    subject: Subject = UNKNOWN
+    handoff: HandoffFit | None = None
+    kv_bytes_per_token: int = 0
+
+    def link(self, kv_bytes_per_token: int) -> Link | None:
+        """What KV moves over, for a model with so many bytes per token; None when it was not measured.
+
+        The seconds per token are those that were measured, also where a token has other bytes.
+        """
+        if (handoff := self.handoff) is None:
+            return None
+        per_token_s = handoff.transfer_per_token_s
+        return Link(kv_bytes_per_token / per_token_s if per_token_s > 0 else float("inf"), handoff.latency_s)
+
+
+def read_whole_profile(path: Path, refusal: type[Exception]) -> Profile:
+    """Everything in a profile that predicts.
+
+    Raises:
+        refusal: when the file cannot be read or is something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+        if (found := values["format"]) in READABLE:
+            return _profile(values)
+        readable = " and ".join(map(str, READABLE))
+        why = f"has format {found!r}; this version reads {readable}"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"is not a profile ({error!r})"
+    raise refusal(f"profile: {path} {why}; `slackserve calibrate` writes one")
+
+
+def read_profile(path: Path, refusal: type[Exception]) -> PrefillPredictor:
+    """The curve through the measured prefill times.
+
+    Raises:
+        refusal: when the file cannot be read or is something else.
+    """
+    return read_whole_profile(path, refusal).predictor
+
+
+def _profile(values: Mapping[str, Any]) -> Profile:
+    predictor = PrefillPredictor(**_numbers(values["predictor"]))
+    if values["format"] == 1 or (handoff := values.get("handoff")) is None:
+        return Profile(predictor, _subject(values))
+    fit = HandoffFit(**_numbers({part.name: handoff[part.name] for part in fields(HandoffFit)}))
+    return Profile(predictor, _subject(values), fit, int(handoff["kv_bytes_per_token"]))
+
+
+def _subject(values: Mapping[str, Any]) -> Subject:
+    """What the profile says of it; one that says nothing is of anything."""
+    about = values.get("about", {}) if values["format"] > 1 else {}
+    return Subject(**{part.name: about.get(part.name) for part in fields(Subject)})
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""What the cluster-wide monitor knows and decides."""

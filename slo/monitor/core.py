@@ -1,0 +1,299 @@
+"""The cluster-wide monitor's knowledge and decisions, pure: reports in, answers and policies out.
+
+Owns what is known of every reporter and the one policy. Reads no clock (`now_s` is passed in), sends nothing
+and exports nothing; the actor around it is `deployments.monitor.actor`. The rules are in
+`slo.monitor.shedding`, `slo.predict.prediction_error` and `slo.monitor.directives`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, assert_never
+
+from slo.monitor.attainment import Attainment, RollingAttainment, Series
+from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
+from slo.monitor.messages import DecodeSeen, IngressSeen, MonitorAnswer, PrefillSeen, RouterSeen
+from slo.monitor.policy import UNSTEERED, ClusterPolicy
+from slo.monitor.shedding import SteerReason, TierBurn, steer
+from slo.predict.prediction_error import (
+    PredictionError,
+    Residuals,
+    RollingError,
+    overrun,
+    prediction_error,
+)
+from slo.tiers import CLIENT_TIERS, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.monitor.messages import MonitorReport, Role, Seen
+    from slo.monitor.settings import MonitorSettings
+    from slo.request import ReplicaId
+
+SETTLE_S: Final = 3.0
+"""For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
+FORGET_AFTER_S: Final = 60.0
+"""Serve replaces a lost replica within a minute."""
+_WORTH_CORRECTING: Final = 0.03
+"""Corrections that differ by less are not worth a new version."""
+_WORTH_WIDENING: Final = 0.5
+_MARGIN_SAMPLES: Final = 32
+_FIRST_TOKENS: Final = 512
+"""Over so many requests the error of predicted times to first token is taken."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """A reporter, as the monitor knows it.
+
+    Attributes:
+        follows: The version that it has reported last.
+        heard_at_s: When that was.
+        seen: What it has seen last.
+    """
+
+    role: Role
+    follows: int
+    heard_at_s: float
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """How one tier does."""
+
+    target: float
+    burn: TierBurn
+    long: Attainment
+    short: Attainment
+    at_risk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorState:
+    """Everything that the monitor knows, to be shown.
+
+    Attributes:
+        policy: The policy.
+        reason: Why it is that one, by the last look.
+        tiers: By tier.
+        series: By model, tier and tenant, over the long window.
+        error: How far predicted forward passes are off; None when none has been measured.
+        ttft_error: The same of predicted times to first token.
+        followers: How many report, by role.
+        behind: How many of them follow an older policy.
+        uptime_s: Since this monitor started.
+    """
+
+    policy: ClusterPolicy
+    reason: SteerReason
+    tiers: Mapping[Tier, TierState]
+    series: Mapping[Series, Attainment]
+    error: PredictionError | None
+    ttft_error: PredictionError | None
+    followers: Mapping[Role, int]
+    behind: int
+    uptime_s: float
+
+
+class MonitorCore:
+    """Hears everybody and decides for all.
+
+    Args:
+        settings: What to work with until somebody reports other ones.
+        now_s: The time of its start.
+    """
+
+    def __init__(self, settings: MonitorSettings, now_s: float) -> None:
+        self.settings = settings
+        self.policy = UNSTEERED
+        self.followers: dict[str, Follower] = {}
+        self.placed: Counter[tuple[Tier, str]] = Counter()
+        self.refused: Counter[tuple[Tier, str]] = Counter()
+        self.directed: Counter[DirectiveReason] = Counter()
+        self.steered: Counter[SteerReason] = Counter()
+        self.dropped = 0
+        self.reason = SteerReason.NOTHING_TO_DO
+        self._started_s = now_s
+        self._changed_s = now_s
+        self._heard_s = now_s
+        self._attainment = RollingAttainment(settings.window_s)
+        self._residuals: dict[ReplicaId, Residuals] = {}
+        self._first_tokens = RollingError(_FIRST_TOKENS)
+        self._at_risk: frozenset[Tier] = frozenset()
+        self._ordered: dict[ReplicaId, int] = {}
+        self._settled_at_s = now_s + SETTLE_S
+        self._is_wanted = False
+
+    def heard(self, report: MonitorReport, now_s: float) -> MonitorAnswer:
+        """Take a report in and answer it."""
+        if report.settings is not None and report.settings != self.settings:
+            self._resettle(report.settings)
+        self._adopt(report, now_s)
+        self.dropped += report.dropped
+        self._heard_s = now_s
+        self.followers[report.reporter] = Follower(report.role, report.follows, now_s, report.seen)
+        directives = () if report.seen is None else self._take(report.seen, now_s)
+        if self._is_wanted:
+            return MonitorAnswer(None, directives, wanted=report.follows == self.policy.version)
+        return MonitorAnswer(self.policy if self.policy.version > report.follows else None, directives)
+
+    def look(self, now_s: float) -> SteerReason:
+        """Revise the policy by what is known now; called about once a second."""
+        self._forget(now_s)
+        burns = self._burns(now_s)
+        rules = self.settings.rules
+        self._at_risk = frozenset(tier for tier, burn in burns.items() if burn.at_risk(rules))
+        if now_s < self._settled_at_s:
+            self.reason = SteerReason.TOO_SOON
+            return self.reason
+        if self._is_wanted:  # whoever followed it is gone; it counts as different from what is known here
+            self.policy, self._is_wanted = self.policy.raised_to(self.policy.version + 1), False
+        self._correct()
+        if self.settings.steers:
+            steered = steer(self.policy, burns, now_s - self._changed_s, rules)
+            self.reason = steered.reason
+            if steered.policy is not self.policy:
+                self.policy, self._changed_s = steered.policy, now_s
+                self.steered[steered.reason] += 1
+        return self.reason
+
+    def last_heard_s(self) -> float:
+        """When anybody reported last; the time of the start if nobody has."""
+        return self._heard_s
+
+    def state(self, now_s: float) -> MonitorState:
+        """What there is to show."""
+        settings, windows = self.settings, self._attainment
+        burns = self._burns(now_s)
+        roles = Counter(follower.role for follower in self.followers.values())
+        return MonitorState(
+            policy=self.policy,
+            reason=self.reason,
+            tiers={
+                tier: TierState(
+                    target=settings.targets[tier],
+                    burn=burns[tier],
+                    long=windows.over(windows.long_s, now_s, settings.targets[tier], tier=tier),
+                    short=windows.over(windows.short_s, now_s, settings.targets[tier], tier=tier),
+                    at_risk=burns[tier].at_risk(settings.rules),
+                )
+                for tier in CLIENT_TIERS
+            },
+            series={
+                series: windows.over(windows.long_s, now_s, settings.targets[series.tier], series=series)
+                for series in windows.series(now_s)
+            },
+            error=prediction_error(*self._residuals.values()),
+            ttft_error=prediction_error(self._first_tokens),
+            followers=roles,
+            behind=sum(it.follows < self.policy.version for it in self.followers.values()),
+            uptime_s=now_s - self._started_s,
+        )
+
+    def errors(self) -> dict[ReplicaId, PredictionError]:
+        """How far the predictions of each prefill replica are off."""
+        found = {replica: prediction_error(residuals) for replica, residuals in self._residuals.items()}
+        return {replica: error for replica, error in found.items() if error is not None}
+
+    def _resettle(self, settings: MonitorSettings) -> None:
+        if settings.window_s != self.settings.window_s:
+            self._attainment = RollingAttainment(settings.window_s)
+        if settings.quantile != self.settings.quantile:
+            self._residuals.clear()
+        self.settings = settings
+
+    def _adopt(self, report: MonitorReport, now_s: float) -> None:
+        """Go on where the monitor before this one ended, by what those say who followed it.
+
+        Whoever follows as high a version as this monitor has issued, before it has heard a word from it,
+        follows another one's: the content counts under a number above both.
+        """
+        if report.policy is not None and self._is_wanted:
+            if report.policy.version >= self.policy.version:
+                self.policy, self._is_wanted = report.policy, False
+            return
+        if report.follows > self.policy.version:
+            self.policy = self.policy.raised_to(report.follows)
+            self._is_wanted, self._settled_at_s = True, now_s + SETTLE_S
+        elif (
+            report.reporter not in self.followers
+            and report.follows == self.policy.version > 0
+            and not self._is_wanted
+        ):
+            self.policy = self.policy.raised_to(report.follows + 1)
+
+    def _take(self, seen: Seen, now_s: float) -> tuple[PreemptDirective, ...]:
+        match seen:
+            case IngressSeen(ended):
+                for request in ended:
+                    self._attainment.add(request, now_s)
+                    if request.ttft_s is not None and request.predicted_ttft_s is not None:
+                        self._first_tokens.add(request.predicted_ttft_s, request.ttft_s)
+            case RouterSeen(placed, refused):
+                self.placed.update(placed)
+                self.refused.update(refused)
+            case PrefillSeen():
+                return self._directives(seen)
+            case DecodeSeen():
+                pass
+            case _:
+                assert_never(seen)
+        return ()
+
+    def _directives(self, seen: PrefillSeen) -> tuple[PreemptDirective, ...]:
+        replica_id = seen.work.replica_id
+        residuals = self._residuals.setdefault(replica_id, Residuals(self.settings.quantile))
+        for measured in seen.measured:
+            residuals.add(measured)
+        directive = direct(seen.work, self._at_risk) if self.settings.directs else None
+        if directive is None or self._ordered.get(replica_id) == directive.step_id:
+            return ()
+        self._ordered[replica_id] = directive.step_id
+        self.directed[directive.reason] += 1
+        return (directive,)
+
+    def _burns(self, now_s: float) -> dict[Tier, TierBurn]:
+        windows = self._attainment
+        return {
+            tier: TierBurn(
+                windows.burn(tier, target, windows.long_s, now_s),
+                windows.burn(tier, target, windows.short_s, now_s),
+            )
+            for tier, target in self.settings.targets.items()
+        }
+
+    def _correct(self) -> None:
+        """Follow the measured passes: a factor for each replica, and a margin that covers what is left."""
+        if not self.settings.corrects:
+            return
+        corrections = {
+            replica: known for replica, known in self.policy.corrections.items() if replica in self._residuals
+        }
+        for replica, residuals in self._residuals.items():
+            factor, known = residuals.factor(), self.policy.correction(replica)
+            if factor is not None and abs(factor / known - 1.0) > _WORTH_CORRECTING:
+                corrections[replica] = round(factor, 4)
+        self.policy = self.policy.revised(
+            corrections=corrections, preemption=self.settings.preemption, margin=self._margin()
+        )
+
+    def _margin(self) -> float:
+        """The configured margin, or more where predictions are farther off than it allows for."""
+        known, configured = self.policy.margin or self.settings.margin, self.settings.margin
+        samples, exceeded = overrun(*self._residuals.values())
+        if samples < _MARGIN_SAMPLES:
+            return configured
+        needed = round(min(max(configured, exceeded), 2.0 * configured), 2)
+        settled = needed > configured and abs(needed - known) < _WORTH_WIDENING and known >= configured
+        return known if settled else needed
+
+    def _forget(self, now_s: float) -> None:
+        for name, follower in list(self.followers.items()):
+            if now_s - follower.heard_at_s > FORGET_AFTER_S:
+                del self.followers[name]
+                if isinstance(follower.seen, PrefillSeen):
+                    self._residuals.pop(follower.seen.work.replica_id, None)
+                    self._ordered.pop(follower.seen.work.replica_id, None)

@@ -1,0 +1,116 @@
+"""What everybody tells the cluster-wide monitor, and what it answers, as messages.
+
+Durations and slack, never times: clocks of two hosts need not agree.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.monitor.attainment import RequestEnded
+    from slo.monitor.directives import PreemptDirective, ReplicaSeen
+    from slo.monitor.policy import ClusterPolicy
+    from slo.monitor.settings import MonitorSettings
+    from slo.predict.prediction_error import PassMeasured
+    from slo.request import ReplicaId
+    from slo.tiers import Tier
+
+
+class Role(enum.StrEnum):
+    """What a reporter is; the values label metrics."""
+
+    INGRESS = "ingress"
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSeen:
+    """An ingress says what has ended there since its last report."""
+
+    ended: tuple[RequestEnded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSeen:
+    """The router says what it has decided since its last report.
+
+    Attributes:
+        placed: Requests by tier and by why the replica was chosen.
+        refused: Requests by tier and by why they were refused.
+    """
+
+    placed: Mapping[tuple[Tier, str], int]
+    refused: Mapping[tuple[Tier, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSeen:
+    """A prefill replica says what it does.
+
+    Attributes:
+        work: What runs and who waits.
+        measured: Forward passes that ended since the last report.
+        kv_usage: Fraction of its KV blocks in use.
+    """
+
+    work: ReplicaSeen
+    measured: tuple[PassMeasured, ...] = ()
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSeen:
+    """A decode replica says how full it is."""
+
+    replica_id: ReplicaId
+    kv_usage: float
+    running: int
+
+
+Seen: TypeAlias = IngressSeen | RouterSeen | PrefillSeen | DecodeSeen
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorReport:
+    """One report.
+
+    Attributes:
+        reporter: Who reports; unique among all.
+        role: What it is.
+        follows: The version of the policy that it follows.
+        seen: What it has seen; None when it has nothing to say.
+        policy: The policy that it follows, when the monitor has asked for it.
+        settings: What the monitor shall work with; from those that know the configuration.
+        dropped: How much it had to leave out since its last report.
+    """
+
+    reporter: str
+    role: Role
+    follows: int
+    seen: Seen | None = None
+    policy: ClusterPolicy | None = None
+    settings: MonitorSettings | None = None
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorAnswer:
+    """The answer to a report.
+
+    Attributes:
+        policy: What to follow from now on; None when the reporter follows it already.
+        directives: Orders for the reporter alone.
+        wanted: Whether the next report shall bring the policy that the reporter follows: the monitor has been
+            restarted and does not know it.
+    """
+
+    policy: ClusterPolicy | None = None
+    directives: tuple[PreemptDirective, ...] = field(default=())
+    wanted: bool = False

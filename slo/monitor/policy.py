@@ -1,0 +1,82 @@
+"""What the cluster-wide monitor wants of everybody, as one versioned value.
+
+Owns the policy's fields, their ranges and which of two policies holds. Who decides on a policy is
+`slo.monitor.shedding`'s business, who follows it that of the servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from slo.predict.prediction_error import LEAST_CORRECTION, MOST_CORRECTION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.preemption.types import PreemptionPolicy
+    from slo.request import ReplicaId
+    from slo.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """What everybody follows.
+
+    Attributes:
+        version: Only grows. 0 is what holds before a monitor has said anything: all as configured.
+        shed: By tier, the fraction of its requests to turn away, 0 to 1; a tier that is not there has 0.
+        reserved: Fraction of the prefill tier's time to keep free for premium, 0 to 1.
+        preemption: When a running prefill makes way; None for each replica's configured policy.
+        margin: The margin of that policy; None for each replica's configured one.
+        corrections: By prefill replica, how many times as long as its own predictor says a prefill takes; a
+            replica that is not there has 1.
+
+    Raises:
+        ValueError: when a value is out of its range.
+    """
+
+    version: int = 0
+    shed: Mapping[Tier, float] = field(default_factory=dict)
+    reserved: float = 0.0
+    preemption: PreemptionPolicy | None = None
+    margin: float | None = None
+    corrections: Mapping[ReplicaId, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        if self.version < 0:
+            raise ValueError(f"a version is at least 0, not {self.version}")
+        if not all(0.0 <= fraction <= 1.0 for fraction in (self.reserved, *self.shed.values())):
+            raise ValueError("shed levels and the reservation are fractions from 0 to 1")
+        if self.margin is not None and not self.margin >= 1.0:
+            raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
+        if not all(LEAST_CORRECTION <= factor <= MOST_CORRECTION for factor in self.corrections.values()):
+            raise ValueError(f"corrections are factors from {LEAST_CORRECTION} to {MOST_CORRECTION}")
+
+    def shed_level(self, tier: Tier) -> float:
+        """The fraction of a tier's requests to turn away."""
+        return self.shed.get(tier, 0.0)
+
+    def correction(self, replica_id: ReplicaId) -> float:
+        """How many times as long as predicted a prefill takes there."""
+        return self.corrections.get(replica_id, 1.0)
+
+    def revised(self, **changes: Any) -> ClusterPolicy:
+        """The next version with `changes`; this very policy when they change nothing."""
+        changed = replace(self, **changes)
+        if all(getattr(changed, part.name) == getattr(self, part.name) for part in fields(self)):
+            return self
+        return replace(changed, version=self.version + 1)
+
+    def raised_to(self, version: int) -> ClusterPolicy:
+        """The same content under a higher version, if that is higher."""
+        return replace(self, version=max(version, self.version))
+
+
+UNSTEERED: Final = ClusterPolicy()
+"""What holds while no monitor has been heard."""
+
+
+def newer_of(known: ClusterPolicy, heard: ClusterPolicy | None) -> ClusterPolicy:
+    """The policy that holds for whoever knows one and hears of another: the higher version."""
+    return heard if heard is not None and heard.version > known.version else known

@@ -1,0 +1,1 @@
+"""Whether a running forward pass is preempted, and for whom."""

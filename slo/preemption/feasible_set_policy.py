@@ -1,0 +1,175 @@
+"""Preemption that follows from who can be on time together, with the running step as one among the others.
+
+Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and what they share are
+`slo.preemption.decide`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from slo.preemption.types import (
+    Decision,
+    Keep,
+    KeepReason,
+    Preempt,
+    PreemptionMode,
+    PreemptionRules,
+    PreemptReason,
+    ReplicaState,
+    RunningStep,
+)
+from slo.queue.feasible_set import OnTimeSet, on_time_set, worth
+from slo.queue.prefill import Prefill
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.queue.arrival_forecast import Forecast
+
+_NOTHING_S: Final = 1e-9
+"""Less work than this is the rounding of sums."""
+
+
+def decide_by_set(
+    state: ReplicaState, now_s: float, rules: PreemptionRules, forecast: Forecast | None
+) -> Decision:
+    """Stop the step if more can be on time, by worth, than when it ends first.
+
+    All that wait and the running step together are given to `slo.queue.feasible_set`. If the step is not
+    among those that are kept, it makes way as soon as it is in the way of one of them; if it is, it does so
+    only for those with nearer deadlines that cannot wait for its end. So one long prefill is given up for two
+    short ones, whoever came first, and nothing is stopped that is in nobody's way.
+
+    Waiters that have been suspended for as long as they may be go before all others; nothing is stopped for
+    them. Those that have made way for the step itself are left out.
+
+    Args:
+        state: What runs, at least, and what waits, in any order.
+        now_s: The time.
+        rules: Of them, the margin is how many times its predicted time the step is reckoned with.
+        forecast: What will arrive; see `slo.queue.feasible_set`.
+    """
+    step = state.running
+    assert step is not None
+    limit_s = rules.limits.max_suspended_s
+    members = {member.job_id for member in step.members}
+    waiting = [waiter for waiter in state.waiting if waiter.suspended_s < limit_s]
+    pool = [waiter for waiter in waiting if waiter.yielded_to not in members]
+    if waiting and not pool:
+        return Keep(KeepReason.PROTECTED)
+    overdue_s = sum([waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s])
+    stop_s = rules.stop_latency_s + step.boundary_s
+    ended_s = now_s + rules.margin * step.remaining_s + overdue_s
+    runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
+    stopped = on_time_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
+    before = [*takewhile(lambda prefill: prefill is not runner, stopped.kept)]
+    is_kept = len(before) < len(stopped.kept)
+    spare_s = _least_spare_s(before, ended_s)
+    if spare_s >= 0:
+        # Who is in time now can become late only by a slow step, and that shows at its boundaries.
+        at_s = now_s + spare_s + stop_s
+        reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
+        return Keep(reason, at_s if at_s > now_s else math.inf)
+    if _worth_if_ended(step, runner, pool, ended_s, forecast, rules.mode) >= sum(map(worth, stopped.kept)):
+        return Keep(KeepReason.WOULD_HARM)
+    return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
+
+
+def _worth_if_ended(
+    step: RunningStep,
+    runner: Prefill | None,
+    pool: Sequence[Prefill],
+    ended_s: float,
+    forecast: Forecast | None,
+    mode: PreemptionMode,
+) -> float:
+    """The worth on time if the step runs to its end at `ended_s`.
+
+    A runner without a deadline adds nothing: it is not late for having been stopped. One whose prompt goes on
+    behind the step waits with the others for its next chunk.
+    """
+    if runner is None or runner.deadline_s == math.inf:
+        return sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+    behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
+    if behind_s <= _NOTHING_S:
+        return worth(runner) + sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+    behind = msgspec.structs.replace(runner, remaining_s=behind_s)
+    return sum(map(worth, on_time_set([behind, *pool], ended_s, forecast).kept))
+
+
+def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
+    """The step as one prefill that is stopped now; None when none of its members can be on time."""
+    on_time = [member for member in step.members if now_s + member.remaining_s <= member.deadline_s]
+    if not on_time:
+        return None
+    first = min(on_time, key=lambda member: member.deadline_s)
+    redo_s = step.restart_s - step.remaining_s if rules.mode is PreemptionMode.RECOMPUTE else 0.0
+    return Prefill(
+        job_id=first.job_id,
+        weight=sum(member.weight for member in on_time),
+        deadline_s=first.deadline_s,
+        remaining_s=first.remaining_s + redo_s,
+        arrived_s=first.arrived_s,
+        preemptions=first.preemptions,
+        tier=first.tier,
+    )
+
+
+def _least_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
+    """The least that any of them has to spare when they run in this order from `start_s` on."""
+    least_s, end_s = math.inf, start_s
+    for prefill in prefills:
+        end_s += prefill.remaining_s
+        least_s = min(least_s, prefill.deadline_s - end_s)
+    return least_s
+
+
+def _why_not(stopped: OnTimeSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:
+    """Why nobody among `pool` needs the step to stop; `is_kept` says that the step is on time with them."""
+    if is_kept and stopped.given_up:
+        return KeepReason.WOULD_HARM
+    due = [waiter for waiter in pool if waiter.deadline_s < math.inf]
+    if not due or len(stopped.kept) > is_kept:
+        return KeepReason.WAITERS_IN_TIME
+    if any(now_s + waiter.remaining_s <= waiter.deadline_s for waiter in due):
+        return KeepReason.CANNOT_SAVE
+    return KeepReason.WAITERS_LOST
+
+
+def _preempt(
+    step: RunningStep,
+    runner: Prefill | None,
+    before: Sequence[Prefill],
+    ahead_s: float,
+    limit_s: float,
+    *,
+    is_kept: bool,
+) -> Decision:
+    """Stop the step for the first that can make it stop, unless it would then be suspended for too long.
+
+    Args:
+        step: What runs.
+        runner: The same as one prefill; None when it is late anyway.
+        before: Those that run before it goes on; those that it waits for if it is to be on time too.
+        ahead_s: From now until the first of them starts.
+        limit_s: How long a prefill may be suspended.
+        is_kept: Whether it is on time with them.
+    """
+    first = next((place for place, prefill in enumerate(before) if prefill.yielded_to is None), None)
+    if first is None:
+        return Keep(KeepReason.PROTECTED)
+    awaited = before if is_kept else before[: first + 1]
+    suspended_s = max(member.suspended_s for member in step.members)
+    if suspended_s + ahead_s + sum(prefill.remaining_s for prefill in awaited) > limit_s:
+        return Keep(KeepReason.MAX_SUSPENDED_TIME)
+    reason = PreemptReason.RUNNER_GIVEN_UP
+    if runner is None:
+        reason = PreemptReason.RUNNER_LOST
+    elif is_kept or runner.deadline_s == math.inf:
+        reason = PreemptReason.RESCUE
+    return Preempt(step.step_id, before[first].job_id, reason)

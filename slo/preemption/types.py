@@ -1,0 +1,191 @@
+"""The terms in which preemption is decided: what runs, what waits, what is allowed, what is decided and why.
+
+Owns values alone; the rules are `slo.preemption.decide`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence  # noqa: TC003 - property tests read the annotations of structs
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from slo.queue.prefill import Prefill  # noqa: TC001 - likewise
+from slo.request import JobId  # noqa: TC001 - likewise
+
+
+class PreemptionMode(enum.StrEnum):
+    """What becomes of a stopped step: it continues where it stopped, starts again, or is never stopped."""
+
+    RESUME = "resume"
+    RECOMPUTE = "recompute"
+    OFF = "off"
+
+
+class PreemptionPolicy(enum.StrEnum):
+    """When a waiter that can be met takes the replica from a runner that can be met.
+
+    `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare deadlines, with the most and with
+    the least urgent member of the step. `RESCUE` asks besides what stopping would change: it stops a step
+    only for a waiter that would otherwise be late, and that is worth more than what becomes late by it.
+    `ON_TIME_SET` (`slo.preemption.feasible_set_policy`) weighs the step against all waiters together, instead
+    of one by one.
+    """
+
+    CONSERVATIVE = "conservative"
+    AGGRESSIVE = "aggressive"
+    RESCUE = "rescue"
+    ON_TIME_SET = "on_time_set"
+
+
+class PreemptReason(enum.StrEnum):
+    """Why a running step is stopped; the values label metrics."""
+
+    RUNNER_LOST = "runner_lost"
+    RUNNER_GIVEN_UP = "runner_given_up"
+    """Not everybody can be on time, and others are worth more per second of work."""
+    RESCUE = "rescue"
+    BEATS_MOST_URGENT = "beats_most_urgent"
+    BEATS_LEAST_URGENT = "beats_least_urgent"
+    DIRECTED = "directed"
+    """The cluster's monitor ordered it (`slo.monitor.directives`)."""
+    ABANDONED = "abandoned"
+    """Nobody wants its result any more. Decided by whoever knows the clients, never by `decide`."""
+
+
+class KeepReason(enum.StrEnum):
+    """Why a running step goes on; the values label metrics."""
+
+    OFF = "off"
+    IDLE = "idle"
+    NOBODY_WAITS = "nobody_waits"
+    NOT_STOPPABLE = "not_stoppable"
+    ENDS_SOONER = "ends_sooner"
+    """The step ends before a stop would take effect."""
+    MAX_PREEMPTIONS = "max_preemptions"
+    MAX_SUSPENDED_TIME = "max_suspended_time"
+    SUSPENDED_STEPS = "suspended_steps"
+    SUSPENDED_BYTES = "suspended_bytes"
+    STUBBORN = "stubborn"
+    """It would be recomputed, and most of it is done."""
+    WAITERS_IN_TIME = "waiters_in_time"
+    WAITERS_LOST = "waiters_lost"
+    MARGIN = "margin"
+    """The step is not due later than the waiter by the margin."""
+    WOULD_HARM = "would_harm"
+    CANNOT_SAVE = "cannot_save"
+    """The waiter would be late even if the step were stopped."""
+    PROTECTED = "protected"
+    """The step belongs to a job that the waiter has made way for."""
+    STARVING = "starving"
+    """The step belongs to a class that has waited for too long; nobody who waits is worth enough more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much preemption is borne. A step that has reached one of them runs to its end.
+
+    Attributes:
+        max_preemptions: Stops of one request.
+        max_suspended_s: Seconds of suspension of one request, over all its stops.
+        max_suspended_steps: Steps suspended on the replica at a time.
+        max_suspended_bytes: Bytes of their checkpoints, on each rank.
+        stubborn_after: Fraction of a step after which it is not stopped to be recomputed.
+    """
+
+    max_preemptions: int = 64
+    max_suspended_s: float = 600.0
+    max_suspended_steps: int = 32
+    max_suspended_bytes: int = 2 << 30
+    stubborn_after: float = 0.5
+
+    @staticmethod
+    def default_for(mode: PreemptionMode) -> Limits:
+        """Limits that suit a mode: recomputing pays for each stop with the work done so far."""
+        return Limits(max_preemptions=1) if mode is PreemptionMode.RECOMPUTE else Limits()
+
+
+class RunningStep(msgspec.Struct, frozen=True):
+    """The forward pass under way.
+
+    Attributes:
+        members: The prefills in it, at least one.
+        remaining_s: Predicted seconds to its end; a member whose prompt goes on behind it has more.
+        restart_s: Predicted seconds to compute it again from its start.
+        progress: Fraction of its boundaries that it has passed, 0 to 1.
+        stoppable: Whether it looks at stop orders at all.
+        checkpoint_bytes: Bytes that stopping it would keep, on each rank.
+        boundary_s: Longest time between two of its boundaries, which stopping may have to wait.
+        guard: Only waiters of a higher worth or of its own class may stop it, as that class would otherwise
+            starve (`slo.queue.fairness`). Infinite: no other class may.
+    """
+
+    step_id: int
+    members: tuple[Prefill, ...]
+    remaining_s: float
+    restart_s: float
+    progress: float = 0.0
+    stoppable: bool = True
+    checkpoint_bytes: int = 0
+    boundary_s: float = 0.0
+    guard: float = 0.0
+
+
+class ReplicaState(msgspec.Struct, frozen=True):
+    """What runs and what waits.
+
+    Attributes:
+        waiting: Waiting prefills in the queue's order, which `ON_TIME_SET` does not need; of each suspended
+            step, its most urgent member.
+    """
+
+    running: RunningStep | None
+    waiting: Sequence[Prefill]
+    suspended_steps: int = 0
+    suspended_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionRules:
+    """The rules in force.
+
+    Attributes:
+        margin: At least 1. `ON_TIME_SET` and `RESCUE` reckon with a runner that takes this many times its
+            predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
+            many times as far away as the waiter's.
+        stop_latency_s: From the decision to the stop, the way to the next boundary not included.
+
+    Raises:
+        ValueError: if the margin is less than 1.
+    """
+
+    mode: PreemptionMode = PreemptionMode.RESUME
+    policy: PreemptionPolicy = PreemptionPolicy.ON_TIME_SET
+    margin: float = 3.0
+    limits: Limits = field(default_factory=Limits)
+    stop_latency_s: float = 0.0
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        if not self.margin >= 1.0:
+            raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
+
+
+class Preempt(msgspec.Struct, frozen=True):
+    """Stop the step; `beneficiary` and all that wait before it run before it is resumed."""
+
+    step_id: int
+    beneficiary: JobId
+    reason: PreemptReason
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Let the step go on, and decide anew at `recheck_at_s` if it still runs; infinite for never."""
+
+    reason: KeepReason
+    recheck_at_s: float = math.inf
+
+
+Decision: TypeAlias = Preempt | Keep

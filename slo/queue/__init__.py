@@ -1,0 +1,1 @@
+"""Who goes next on a prefill replica: order, feasible set, batching, fairness."""

@@ -1,0 +1,118 @@
+"""How much of a replica's time requests that have not arrived yet will want.
+
+Owns the running account of what arrives, by what it is worth per second of work. Reads no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from slo.queue.decay import Fading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MEMORY_S: Final = 30.0
+"""What arrived this long ago counts 1/e of what arrives now."""
+SHARE: Final = 0.7
+"""Of the expected work, what is kept free for: those with far deadlines can give way to some of it later."""
+NEAR: Final = 4.0
+"""Nothing is kept free of the next so many mean works: what is due that soon is as likely as not to be done
+before anybody comes. With `SHARE`, the best of 0.5 to 0.9 and 0 to 8 in simulated overload."""
+_FROM_LOAD: Final = 0.9
+_TO_LOAD: Final = 1.2
+"""Nothing is kept free below the one load, `SHARE` above the other; between them proportionally."""
+_MOST: Final = 0.95
+_PER_OCTAVE: Final = 4
+_LOWEST: Final = -10 * _PER_OCTAVE
+_CLASSES: Final = 32 * _PER_OCTAVE
+
+
+class Forecast:
+    """Expects the near future to be like the recent past.
+
+    Work is filed by its worth per second, in classes a quarter of an octave wide, and slowly forgotten.
+
+    Args:
+        memory_s: Time constant of forgetting.
+
+    Attributes:
+        pressure: 0 as long as the replica can do everything, 1 when it is overloaded beyond doubt.
+    """
+
+    def __init__(self, memory_s: float = MEMORY_S) -> None:
+        self.pressure = 0.0
+        self._memory_s = memory_s
+        self._fading = Fading(memory_s)
+        self._work_s = [0.0] * _CLASSES
+        self._all_work_s = 0.0
+        self._count = 0.0
+        self._kept = 1.0
+        """What remains until the last arrival of what is filed."""
+        self._densest: list[float] | None = None
+        """The filed work of so many of the densest classes."""
+
+    def arrived(self, work_s: float, weight: float, now_s: float) -> None:
+        """A request has arrived.
+
+        Args:
+            work_s: Its predicted work.
+            weight: Its worth on time.
+            now_s: The time; never earlier than in the call before.
+        """
+        if work_s <= 0 or weight <= 0:
+            return
+        if (factor := self._fading.rescale(now_s)) < 1:
+            self._work_s = [work * factor for work in self._work_s]
+            self._all_work_s *= factor
+            self._count *= factor
+        grown = self._fading.grown(now_s)
+        self._kept = 1.0 / grown
+        self._work_s[_class_of(weight / work_s)] += work_s * grown
+        self._all_work_s += work_s * grown
+        self._count += grown
+        self._densest = None
+        self.pressure = min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
+
+    @property
+    def load(self) -> float:
+        """Work that arrives per second; above 1 a replica cannot do it all."""
+        return self._all_work_s * self._kept / self._memory_s
+
+    @property
+    def near_s(self) -> float:
+        """The time ahead of which nothing is kept free."""
+        return NEAR * self._all_work_s / self._count if self._count else 0.0
+
+    def reserved(self, worth_per_s: float) -> float:
+        """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
+
+        0 without `pressure`, so that nobody is turned away for fear of the future.
+
+        Args:
+            worth_per_s: Weight of a request divided by its remaining work.
+        """
+        return self.reserved_for([worth_per_s])[0]
+
+    def reserved_for(self, worths_per_s: Sequence[float]) -> list[float]:
+        """`reserved` for several."""
+        if (pressure := self.pressure) == 0:
+            return [0.0] * len(worths_per_s)
+        if self._densest is None:
+            self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
+        share, kept, memory_s, densest = SHARE * pressure, self._kept, self._memory_s, self._densest
+        denser = [densest[_CLASSES - 1 - _class_of(worth)] for worth in worths_per_s]
+        return [min(_MOST, share * (work * kept / memory_s)) for work in denser]
+
+
+def _class_of(worth_per_s: float) -> int:
+    if worth_per_s <= 0:
+        return 0
+    if worth_per_s == math.inf:
+        return _CLASSES - 1
+    number = math.floor(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST
+    if number < 0:
+        return 0
+    return number if number < _CLASSES else _CLASSES - 1

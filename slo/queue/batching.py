@@ -1,0 +1,94 @@
+"""Which waiting prefills share the next forward pass.
+
+Owns the rule that decides how far down the slack-ordered queue one step reaches. Does not order the queue
+(see `slo.queue.slack`) and knows nothing of KV memory.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.predict.prefill_time import PrefillPredictor
+
+STEP_TOKENS: Final = 8192
+"""Most tokens of one step by default; a longer prompt is prefilled in chunks of so many, which fill a device
+as well as larger ones do and have their boundaries closer together."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A prefill that could join the next step.
+
+    Attributes:
+        tokens: Prompt tokens still to compute.
+        deadline_s: When its prefill must end; infinite for none.
+        pairs: The `slo.predict.prefill_time.attention_pairs` of those tokens.
+    """
+
+    tokens: int
+    deadline_s: float
+    pairs: float = 0.0
+
+
+class StepLimit(enum.StrEnum):
+    """What ended the composition of a step."""
+
+    QUEUE_EMPTY = "queue_empty"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105 - tokens of text
+    SLACK = "slack"
+
+
+JOIN_MARGIN: Final = 1.05
+"""How many times its predicted time a shared pass is reckoned with: company is no reason to run a risk."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """How many of the first candidates run together, and why no more."""
+
+    size: int
+    limit: StepLimit
+
+
+def compose_step(
+    candidates: Sequence[Candidate],
+    now_s: float,
+    predictor: PrefillPredictor,
+    token_budget: int,
+) -> Step:
+    """Choose the longest prefix of `candidates` in which nobody is made late by the company.
+
+    A forward pass ends for all its requests at once, so each further request delays those already in it.
+    One joins only if every member that would be on time without it is still on time with it, should the pass
+    take `JOIN_MARGIN` times its predicted time. The first candidate always runs.
+
+    Args:
+        candidates: Waiting prefills, most urgent first.
+        now_s: When the step would start.
+        predictor: Time of a forward pass.
+        token_budget: Most tokens that the engine puts into one step.
+    """
+    if not candidates:
+        return Step(0, StepLimit.QUEUE_EMPTY)
+    tokens, pairs = candidates[0].tokens, candidates[0].pairs
+    earliest_kept_s = _deadline_to_keep(candidates[0], now_s + predictor.pass_s(tokens, pairs))
+    for size, candidate in enumerate(candidates[1:], start=1):
+        if tokens + candidate.tokens > token_budget:
+            return Step(size, StepLimit.TOKEN_BUDGET)
+        tokens += candidate.tokens
+        pairs += candidate.pairs
+        pass_s = predictor.pass_s(tokens, pairs)
+        if now_s + JOIN_MARGIN * pass_s > earliest_kept_s:
+            return Step(size, StepLimit.SLACK)
+        earliest_kept_s = min(earliest_kept_s, _deadline_to_keep(candidate, now_s + pass_s))
+    return Step(len(candidates), StepLimit.QUEUE_EMPTY)
+
+
+def _deadline_to_keep(candidate: Candidate, end_s: float) -> float:
+    """Its deadline if a step that ends at `end_s` meets it; one that is lost anyway constrains nobody."""
+    return candidate.deadline_s if end_s <= candidate.deadline_s else math.inf

@@ -1,0 +1,177 @@
+"""What a queue that goes by deadlines owes to those that it would leave behind.
+
+Owns who leads the queue by right, and by whom a lead may be stopped; keeps the replica's account of what was
+served (`slo.queue.shares`). Among what is late or has no deadline, the order follows the effective tier
+(`slo.queue.ageing`).
+
+No class starves. The head of a class, its oldest waiting request, leads in two steps if the class has had
+less than its share:
+
+- After `patience_s` it leads the queue, but for prefills of a higher worth that are on time; only those stop
+  it.
+- After twice that it leads before all other classes, and none of them stops it.
+
+The right is the class's. Its own requests that are on time go before its head and may stop it: a head that is
+late anyway could only make them late too, and be followed by more of the kind.
+
+A class leads for at most its share `s` of the time (`slo.queue.shares`), and with heads that have missed
+their deadlines for at most `LATE_PART` of that: they are answered, but they take little from those that can
+still be on time. So the head starts within `2 * patience_s + r` seconds of its arrival or, if that is later,
+within `w / s + r` of the start of the head before it, `w / (LATE_PART * s) + r` if that one was late: `w` is
+its work, `r` what remains of the running step, one lead of each other class, and what is on time of its own.
+In return, the classes above lose at most `s` of any long span of time, and nothing while nobody has waited
+for that long. A class that has its share is not starving, though an old request of it that is late may be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from slo.queue.ageing import Ageing, worth_of
+from slo.queue.shares import MEMORY_S, ShareAccount
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from slo.queue.prefill import Prefill
+    from slo.tiers import Tier, TierPolicy
+
+PATIENCE_S: Final = 30.0
+LATE_PART: Final = 0.1
+"""Of its share, how much a class leads with requests that are late anyway."""
+_AT_ONCE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessRules:
+    """How long anybody is left behind.
+
+    Attributes:
+        patience_s: How long the head of a class below its share waits before it leads; twice as long, and it
+            is stopped by nobody. Infinite: never.
+        memory_s: Time constant of the account of what was served.
+    """
+
+    ageing: Ageing = field(default_factory=Ageing)
+    patience_s: float = PATIENCE_S
+    memory_s: float = MEMORY_S
+
+
+class Lead(NamedTuple):
+    """That a prefill has the replica by right.
+
+    Attributes:
+        tier: The class whose right it is.
+        guard: The worth above which a prefill on time of another class goes before it and may stop it;
+            infinite for none.
+        counts: How many times its seconds count against the share of its class.
+    """
+
+    tier: Tier
+    guard: float
+    counts: float = 1.0
+
+
+class Fairness:
+    """One replica's account, and what follows from it.
+
+    Args:
+        policies: Share and weight of each tier.
+        rules: See `FairnessRules`.
+    """
+
+    def __init__(self, policies: Mapping[Tier, TierPolicy], rules: FairnessRules | None = None) -> None:
+        self._weights = {tier: policy.weight for tier, policy in policies.items()}
+        self._rules = rules or FairnessRules()
+        shares = {tier: policy.share for tier, policy in policies.items()}
+        self.account = ShareAccount(shares, self._rules.memory_s)
+
+    def step_ended(
+        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, lead: Lead | None = None
+    ) -> None:
+        """A forward pass has ended or stopped; its time is split among its members by their tokens.
+
+        Args:
+            tokens: Prompt tokens of the pass by tier.
+            seconds: How long it ran this time.
+            now_s: The time.
+            lead: By what right it was issued, if not by deadlines alone.
+        """
+        total = sum(tokens.values())
+        for tier, count in tokens.items():
+            led = lead.counts if lead is not None and lead.tier is tier else 0.0
+            self.account.served(tier, seconds * count / total, now_s, led=led)
+
+    def leads(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Lead]]:
+        """The heads of classes that have the right to lead."""
+        since_s = now_s - self._rules.patience_s
+        old = [prefill for prefill in prefills if prefill.arrived_s < since_s]
+        if not old:
+            return []
+        heads: dict[Tier, Prefill] = {}
+        for prefill in old:
+            head = heads.get(prefill.tier)
+            if head is None or prefill.arrived_s < head.arrived_s:
+                heads[prefill.tier] = prefill
+        entitled = ((head, self.lead_of(head, now_s)) for head in heads.values())
+        return [(head, lead) for head, lead in entitled if lead is not None]
+
+    def lead_of(self, prefill: Prefill, now_s: float) -> Lead | None:
+        """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
+        patience_s, tier = self._rules.patience_s, prefill.tier
+        waited_s = now_s - prefill.arrived_s
+        if waited_s <= patience_s or not self.account.is_paced(tier, now_s):
+            return None
+        if self.account.deficit(tier) <= 0:
+            return None
+        guard = math.inf
+        if waited_s <= _AT_ONCE * patience_s:
+            guard = worth_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights)
+        is_late = now_s + prefill.remaining_s > prefill.deadline_s
+        return Lead(tier, guard, 1.0 / LATE_PART if is_late else 1.0)
+
+    def led(
+        self, ordered: Sequence[Prefill], leads: Sequence[tuple[Prefill, Lead]], start_s: float
+    ) -> list[Prefill]:
+        """The queue with leads where they belong.
+
+        Args:
+            ordered: The queue without regard to them.
+            leads: Some of it and their rights, see `leads`.
+            start_s: When the first of the queue can start.
+        """
+        leading = {head.job_id for head, _ in leads}
+        queue = [prefill for prefill in ordered if prefill.job_id not in leading]
+        start_s += sum(head.remaining_s for head, lead in leads if lead.guard == math.inf)
+        # The one with the highest guard, and of several the oldest, is put in last and so goes first.
+        for head, lead in sorted(leads, key=lambda one: (one[1].guard, -one[0].arrived_s)):
+            others_s = start_s - head.remaining_s if lead.guard == math.inf else start_s
+            queue = _behind_those_before(head, lead.guard, queue, others_s)
+        return queue
+
+    def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
+        """Those that are late or have no deadline: the stopped ones, then by effective tier, then by age."""
+        ageing = self._rules.ageing
+        deficits = {tier: self.account.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
+
+        def key(prefill: Prefill) -> tuple[bool, float, float]:
+            tier = prefill.tier
+            level = ageing.effective_tier(tier, now_s - prefill.arrived_s, deficits[tier])
+            return prefill.preemptions == 0, -level, prefill.arrived_s
+
+        return sorted(prefills, key=key)
+
+
+def _behind_those_before(
+    lead: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
+) -> list[Prefill]:
+    """The queue with a lead before all but those on time of its own class or worth more than `guard`."""
+    before: list[Prefill] = []
+    after: list[Prefill] = [lead]
+    for prefill in queue:
+        on_time = start_s + prefill.remaining_s <= prefill.deadline_s < math.inf
+        goes_before = on_time and (prefill.weight > guard or prefill.tier is lead.tier)
+        (before if goes_before else after).append(prefill)
+    return before + after

@@ -1,0 +1,216 @@
+"""Which waiting prefills can all be met together.
+
+Owns the choice of whom to give up when not everybody can be on time. The order of the queue
+(`slo.queue.order`) and the preemption that follows from it (`slo.preemption.feasible_set_policy`) are built
+on it.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.queue.arrival_forecast import Forecast
+    from slo.queue.prefill import Prefill
+
+STOPPED_WORTH: Final = 2.0
+"""How much more a prefill is worth once it has been stopped: what was spent on it is lost if it is given up,
+and it goes on occupying memory until it is finished all the same."""
+
+_Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
+"""Seconds until it is due, its arrival, its position, its work: in order of deadlines, then of arrivals."""
+
+
+def worth(prefill: Prefill) -> float:
+    """What it is worth to have a prefill on time."""
+    return prefill.weight * STOPPED_WORTH if prefill.preemptions else prefill.weight
+
+
+class OnTimeSet(NamedTuple):
+    """Prefills by what can be done for them.
+
+    Attributes:
+        kept: Those that end in time when run one after the other in this order, that of their deadlines.
+        given_up: Those that could be met alone and make room for the others, by deadline.
+        rest: Those that are late anyway, and those without a deadline, as they came.
+    """
+
+    kept: list[Prefill]
+    given_up: list[Prefill]
+    rest: list[Prefill]
+
+
+def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None) -> OnTimeSet:
+    """Choose whom to keep on time, so that little weight is given up.
+
+    Args:
+        prefills: In any order.
+        start_s: When the first of them can start.
+        forecast: What will arrive; time is kept free for what is worth more per second of work than the least
+            dense that is kept. Without it the present alone counts.
+    """
+    rows: list[_Row] = []
+    rest: list[Prefill] = []
+    for index, prefill in enumerate(prefills):
+        due_s, work_s = prefill.deadline_s - start_s, prefill.remaining_s
+        if work_s <= due_s < math.inf:
+            rows.append((due_s, prefill.arrived_s, index, work_s, prefill))
+        else:
+            rest.append(prefill)
+    if not rows:
+        return OnTimeSet([], [], rest)
+    rows.sort()
+    if forecast is not None and forecast.pressure == 0:
+        forecast = None
+    if forecast is None and _all_fit(rows):
+        return OnTimeSet([row[-1] for row in rows], [], rest)
+    deadlines, _, _, works, hopeful = zip(*rows, strict=True)
+    choice = _Choice(works, deadlines, [*map(worth, hopeful)], forecast)
+    if forecast is not None and choice.all_fit():
+        return OnTimeSet([*hopeful], [], rest)
+    given_up = choice.given_up()
+    return OnTimeSet(
+        [prefill for position, prefill in enumerate(hopeful) if position not in given_up],
+        [hopeful[position] for position in sorted(given_up)],
+        rest,
+    )
+
+
+def _all_fit(rows: Sequence[_Row]) -> bool:
+    """Whether all are in time, one after the other; with one the question has been asked."""
+    if len(rows) == 1:
+        return True
+    end_s = 0.0
+    for due_s, _, _, work_s, _ in rows:
+        end_s += work_s
+        if end_s > due_s:
+            return False
+    return True
+
+
+class _Choice:
+    """Whom to give up so that all others end by their deadlines when run one after the other.
+
+    To lose the least weight is NP-hard (knapsack is the case of one common deadline), so this is a heuristic:
+    the better of two sweeps in the manner of Moore and Hodgson (Management Science 15, 1968), then taking
+    back what still fits. The first sweep gives up the most work per weight, which is right when much is late,
+    the second the least weight, which is right when little is. With equal weights each of them is Moore and
+    Hodgson's algorithm, and the number on time the largest possible. When time is kept free for what will
+    arrive, which goes by worth per work, the first sweep alone is run.
+
+    Args:
+        works: Seconds of work, in order of the deadlines; each could be met alone.
+        deadlines: Seconds from the start, ascending.
+        weights: Worth of each on time.
+        forecast: See `on_time_set`.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[float],
+        deadlines: Sequence[float],
+        weights: Sequence[float],
+        forecast: Forecast | None,
+    ) -> None:
+        self._works = works
+        self._deadlines = deadlines
+        self._weights = weights
+        self._worth = [
+            weight / work if work > 0 else math.inf for work, weight in zip(works, weights, strict=True)
+        ]
+        self._reserved = [0.0] * len(works)
+        self._near_s = 0.0
+        """Of the time until a deadline, but the nearest, the fraction that is kept free for those to come."""
+        if forecast is not None:
+            self._reserved = forecast.reserved_for(self._worth)
+            self._near_s = forecast.near_s
+        self._is_all_free = max(self._reserved) == 0.0
+
+    def all_fit(self) -> bool:
+        """Whether nobody has to be given up: the least dense so far has the most time kept free before it."""
+        end_s = most = 0.0
+        near_s = self._near_s
+        for work_s, due_s, reserved in zip(self._works, self._deadlines, self._reserved, strict=True):
+            end_s += work_s
+            most = max(most, reserved)
+            if end_s > due_s - most * max(0.0, due_s - near_s):
+                return False
+        return True
+
+    def given_up(self) -> set[int]:
+        """The positions to give up."""
+        works, weights = self._works, self._weights
+        is_all_free = self._is_all_free
+        by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
+        given_up = self._sweep(sorted(by_work, key=self._worth.__getitem__))
+        if is_all_free:
+            other = self._sweep(sorted(by_work, key=weights.__getitem__))
+            given_up = min(given_up, other, key=lambda some: sum([weights[position] for position in some]))
+        return self._take_back(given_up)
+
+    def _sweep(self, worst_first: list[int]) -> list[int]:
+        """Run along the deadlines; while the work so far ends late, give up the worst of it."""
+        works, is_all_free = self._works, self._is_all_free
+        rank = [0] * len(works)
+        for place, position in enumerate(worst_first):
+            rank[position] = place
+        given_up: list[int] = []
+        candidates: list[int] = []
+        end_s = 0.0
+        for work_s, due_s, place in zip(works, self._deadlines, rank, strict=True):
+            heappush(candidates, place)
+            end_s += work_s
+            while candidates:
+                worst = worst_first[candidates[0]]
+                if end_s <= (due_s if is_all_free else self._usable_s(due_s, worst)):
+                    break
+                heappop(candidates)
+                given_up.append(worst)
+                end_s -= works[worst]
+        return given_up
+
+    def _usable_s(self, due_s: float, position: int) -> float:
+        """Of the time until `due_s`, what is not kept free for those denser than the one at `position`."""
+        return due_s - self._reserved[position] * max(0.0, due_s - self._near_s)
+
+    def _take_back(self, given_up: list[int]) -> set[int]:
+        """What remains of `given_up` when those that fit after all are taken out, the most valuable first."""
+        works, weights = self._works, self._weights
+        remains = set(given_up)
+        usable_s = self._deadlines
+        if not self._is_all_free:
+            usable_s = [*map(self._usable_s, self._deadlines, range(len(works)))]
+        starts, room = self._gaps(remains, usable_s)
+        for position in sorted(given_up, key=lambda position: (-weights[position], works[position])):
+            work_s = works[position]
+            if work_s <= room[position] and starts[position] + work_s <= usable_s[position]:
+                remains.remove(position)
+                starts, room = self._gaps(remains, usable_s)
+        return remains
+
+    def _gaps(self, given_up: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
+        """By position: when one that was given up would start, how much those kept behind it can wait.
+
+        Args:
+            given_up: Their positions.
+            usable_s: Of the time until each deadline, what is not kept free for others.
+        """
+        kept = [*self._works]
+        for position in given_up:
+            kept[position] = 0.0
+        ends = [*accumulate(kept)]
+        least_s = math.inf
+        room: list[float] = []
+        for position in range(len(kept) - 1, -1, -1):
+            is_kept = kept[position] > 0 or position not in given_up
+            spare_s = usable_s[position] - ends[position]
+            if is_kept and spare_s < least_s:
+                least_s = spare_s
+            room.append(least_s)
+        room.reverse()
+        return ends, room

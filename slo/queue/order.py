@@ -1,0 +1,106 @@
+"""The order in which waiting prefills get the replica.
+
+Owns the order alone: who can be on time together is `slo.queue.feasible_set`, who shares a forward pass
+`slo.queue.batching`, who stops a running one `slo.preemption.decide`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Final, assert_never
+
+from slo.queue.feasible_set import on_time_set
+from slo.queue.slack import sedf_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slo.queue.arrival_forecast import Forecast
+    from slo.queue.fairness import Fairness
+    from slo.queue.prefill import Prefill
+
+
+class QueueOrder(enum.StrEnum):
+    """Which waiting prefill goes first.
+
+    `SEDF`: the earliest deadline that can still be met (`slo.queue.slack.sedf_rank`).
+
+    `ON_TIME_SET`: the earliest deadline among those that can all be met together. When not all can, the
+    least worth per second of work is given up, so that one request that is late anyway does not make all
+    behind it late too, as it does in any order by deadline alone.
+    """
+
+    SEDF = "sedf"
+    ON_TIME_SET = "on_time_set"
+
+
+DEFAULT_ORDER: Final = QueueOrder.ON_TIME_SET
+
+
+def order(
+    kind: QueueOrder,
+    prefills: Sequence[Prefill],
+    now_s: float,
+    free_at_s: float | None = None,
+    max_suspended_s: float = math.inf,
+    forecast: Forecast | None = None,
+    fairness: Fairness | None = None,
+) -> list[Prefill]:
+    """Sort waiting prefills, the one to run next first.
+
+    Whatever the kind, those lead that have been suspended for as long as they may be, and of those that are
+    late anyway and of those without a deadline the ones that have been stopped go first: they hold memory,
+    and one of the places of suspended steps, until they end. Behind those that are overdue goes who leads by
+    the right of a class that would otherwise starve (`slo.queue.fairness`).
+
+    Args:
+        kind: The rule.
+        prefills: In any order.
+        now_s: The time.
+        free_at_s: When the first of them can start, if not now.
+        max_suspended_s: Total suspension at which a prefill has waited long enough.
+        forecast: What `ON_TIME_SET` keeps time free for; None for nothing.
+        fairness: What is owed to those that would be left behind; None for nothing.
+    """
+    start_s = now_s if free_at_s is None else free_at_s
+    overdue: list[Prefill] = []
+    if max_suspended_s < math.inf:
+        overdue = [prefill for prefill in prefills if prefill.suspended_s >= max_suspended_s]
+    if overdue:
+        overdue.sort(key=lambda prefill: prefill.arrived_s)
+        start_s += sum(prefill.remaining_s for prefill in overdue)
+        prefills = [prefill for prefill in prefills if prefill.suspended_s < max_suspended_s]
+    match kind:
+        case QueueOrder.SEDF:
+            ordered = _by_rank(prefills, start_s)
+        case QueueOrder.ON_TIME_SET:
+            ordered = _on_time_first(prefills, start_s, forecast, fairness)
+        case _:
+            assert_never(kind)
+    if fairness is not None and (leads := fairness.leads(prefills, now_s)):
+        ordered = fairness.led(ordered, leads, start_s)
+    return overdue + ordered if overdue else ordered
+
+
+def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
+    def key(prefill: Prefill) -> tuple[int, bool, float, float]:
+        group, distance, arrived_s = sedf_rank(
+            prefill.deadline_s, start_s, prefill.remaining_s, prefill.arrived_s
+        )
+        return group, group > 0 and prefill.preemptions == 0, distance, arrived_s
+
+    return sorted(prefills, key=key)
+
+
+def _on_time_first(
+    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: Fairness | None
+) -> list[Prefill]:
+    """Those that are kept on time, those given up for them, those that are late or have no deadline."""
+    kept, given_up, rest = on_time_set(prefills, start_s, forecast)
+    if len(rest) > 1:
+        rest = _by_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
+    if forecast is not None and given_up:  # those given up for what may come are kept among themselves
+        start_s += sum(prefill.remaining_s for prefill in kept)
+        return kept + _on_time_first(given_up, start_s, None, fairness) + rest
+    return kept + given_up + rest

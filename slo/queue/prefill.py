@@ -1,0 +1,35 @@
+"""A prefill as the rules see it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slo.request import JobId  # noqa: TC001 - likewise
+from slo.tiers import Tier
+
+
+class Prefill(msgspec.Struct, frozen=True):
+    """A prefill as the rules see it.
+
+    Attributes:
+        weight: Worth of being on time.
+        deadline_s: When it must end; infinite for none.
+        remaining_s: Predicted seconds of the work still to do, credit for what is done included. A member of
+            a step, running or suspended, has what is left of the step, since a forward pass ends for all,
+            and of its prompt behind that.
+        arrived_s: When it arrived.
+        preemptions: How often it has been stopped.
+        suspended_s: Seconds that it has been suspended in total, an open suspension included.
+        yielded_to: The job that it has made way for, as long as it `must_wait` for that one.
+        tier: The class that it belongs to.
+    """
+
+    job_id: JobId
+    weight: float
+    deadline_s: float
+    remaining_s: float
+    arrived_s: float
+    preemptions: int = 0
+    suspended_s: float = 0.0
+    yielded_to: JobId | None = None
+    tier: Tier = Tier.SYSTEM

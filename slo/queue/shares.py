@@ -1,0 +1,68 @@
+"""Who has had how much of a replica's prefill time, and whose turn it is by right.
+
+Owns the account of what was served and the pace of leads. What a lead means in the queue is
+`slo.queue.fairness`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from slo.queue.decay import Fading
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slo.tiers import Tier
+
+MEMORY_S: Final = 60.0
+"""What was served this long ago counts 1/e of what is served now."""
+
+
+class ShareAccount:
+    """Served prefill seconds by tier, slowly forgotten.
+
+    A class leads the queue for at most its share of the time: after a lead that counts for `w` seconds the
+    next starts no sooner than `w / share` seconds after the beginning of the last. In any span of `t` seconds
+    a class so leads for at most `share * t` seconds and one prefill.
+
+    Args:
+        shares: Fraction of the time that each class is entitled to; one without an entry to nothing.
+        memory_s: Time constant of forgetting.
+    """
+
+    def __init__(self, shares: Mapping[Tier, float], memory_s: float = MEMORY_S) -> None:
+        self._shares = shares
+        self._fading = Fading(memory_s)
+        self._grown: dict[Tier, float] = {}
+        self._next_lead_s: dict[Tier, float] = {}
+
+    def served(self, tier: Tier, seconds: float, now_s: float, *, led: float = 0.0) -> None:
+        """A forward pass has spent time on a class.
+
+        Args:
+            tier: The class.
+            seconds: Device time, whether or not it ended the prefill.
+            now_s: When the pass ended; never earlier than in the call before.
+            led: How much of the time counts as a lead; 0 when the class did not have the pass by right.
+        """
+        if (factor := self._fading.rescale(now_s)) < 1:
+            self._grown = {name: grown * factor for name, grown in self._grown.items()}
+        self._grown[tier] = self._grown.get(tier, 0.0) + seconds * self._fading.grown(now_s)
+        if led > 0 and (share := self._shares.get(tier, 0.0)) > 0:
+            due_s = self._next_lead_s.get(tier, -math.inf)
+            self._next_lead_s[tier] = max(due_s, now_s - seconds) + led * seconds / share
+
+    def achieved(self, tier: Tier) -> float:
+        """Fraction of what was served lately that a class has had."""
+        total = sum(self._grown.values())
+        return self._grown.get(tier, 0.0) / total if total > 0 else 0.0
+
+    def deficit(self, tier: Tier) -> float:
+        """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
+        return max(0.0, self._shares.get(tier, 0.0) - self.achieved(tier))
+
+    def is_paced(self, tier: Tier, now_s: float) -> bool:
+        """Whether a class has led for no more than its share of the time, and may lead again."""
+        return now_s >= self._next_lead_s.get(tier, -math.inf)

@@ -1,0 +1,1 @@
+"""Who is told what goes on: the router, the SLO monitor."""

@@ -1,0 +1,129 @@
+"""Waiting for a prefill ends with its answer, or when its replica is lost."""
+
+import asyncio
+
+import pytest
+
+from decode_node.prefill_health import PrefillLostError, PrefillWatch
+from slo.replacement import LossCause
+from slo.request import ReplicaId
+
+PERIOD_S = 0.02
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Fleet:
+    """What is wrong with each replica, and how often it was asked."""
+
+    def __init__(self, **wrong):
+        self.wrong = wrong
+        self.hanging = set()
+        self.asked = []
+
+    async def ask(self, replica):
+        self.asked.append(replica)
+        if replica in self.hanging:
+            await asyncio.Event().wait()
+        return self.wrong.get(replica or "none")
+
+
+def watch(fleet, silent_after_s=5.0):
+    return PrefillWatch(fleet.ask, PERIOD_S, silent_after_s)
+
+
+async def after(seconds, value):
+    await asyncio.sleep(seconds)
+    return value
+
+
+def never():
+    return asyncio.ensure_future(asyncio.Event().wait())
+
+
+async def test_a_quick_answer_asks_nobody():
+    fleet = Fleet(a=LossCause.REPLICA_DIED)
+    assert await watch(fleet).result(after(0, "kv"), A) == "kv"
+    await asyncio.sleep(2 * PERIOD_S)
+    assert fleet.asked == []
+
+
+async def test_a_slow_answer_is_waited_for_while_its_replica_is_there():
+    fleet = Fleet(b=LossCause.REPLICA_DIED)
+    assert await watch(fleet).result(after(4 * PERIOD_S, "kv"), A) == "kv"
+    assert len(fleet.asked) >= 2
+
+
+@pytest.mark.parametrize("cause", [LossCause.REPLICA_DIED, LossCause.ENGINE_DIED])
+async def test_a_lost_replica_is_waited_for_no_longer(cause):
+    answer = never()
+    with pytest.raises(PrefillLostError) as lost:
+        await watch(Fleet(a=cause)).result(answer, A)
+    assert (lost.value.cause, lost.value.replica) == (cause, A)
+    await asyncio.sleep(0)
+    assert answer.cancelled()
+
+
+async def test_a_replica_that_answers_nobody_is_lost():
+    fleet = Fleet()
+    fleet.hanging.add(A)
+    with pytest.raises(PrefillLostError) as lost:
+        await watch(fleet, silent_after_s=PERIOD_S).result(never(), A)
+    assert lost.value.cause is LossCause.SILENT
+
+
+async def test_without_any_replica_nobody_is_waited_for():
+    with pytest.raises(PrefillLostError) as lost:
+        await watch(Fleet(none=LossCause.NO_REPLICA)).result(never(), None)
+    assert (lost.value.cause, lost.value.replica) == (LossCause.NO_REPLICA, None)
+
+
+async def test_one_question_is_asked_for_all_who_wait_for_a_replica():
+    fleet = Fleet()
+    watched = watch(fleet)
+    waits = [watched.result(after(2.5 * PERIOD_S, None), replica) for replica in (A, B) for _ in range(50)]
+    await asyncio.gather(*waits)
+    assert fleet.asked.count(A) <= 3
+    assert fleet.asked.count(B) <= 3
+
+
+async def test_all_who_wait_for_a_lost_replica_hear_of_it_and_nobody_else():
+    watched = watch(Fleet(a=LossCause.REPLICA_DIED))
+    waits = [watched.result(never(), A) for _ in range(3)] + [watched.result(after(4 * PERIOD_S, "kv"), B)]
+    *lost, kv = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(one) for one in lost] == [PrefillLostError] * 3
+    assert kv == "kv"
+
+
+async def test_what_needs_nothing_more_from_the_replica_may_still_come():
+    watched = watch(Fleet(a=LossCause.REPLICA_DIED))
+    assert await watched.result(after(5 * PERIOD_S, "token"), A, grace_s=1.0) == "token"
+    with pytest.raises(PrefillLostError):
+        await watched.result(never(), A, grace_s=PERIOD_S)
+
+
+async def test_the_error_of_an_answer_is_passed_on():
+    async def fail():
+        raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        await watch(Fleet()).result(fail(), A)
+
+
+async def test_one_who_leaves_does_not_take_the_question_away_from_the_others():
+    async def slowly(_):
+        return await after(PERIOD_S, LossCause.REPLICA_DIED)
+
+    watched = PrefillWatch(slowly, PERIOD_S)
+    leaving, staying = (asyncio.create_task(watched.result(never(), A)) for _ in range(2))
+    await asyncio.sleep(1.5 * PERIOD_S)
+    leaving.cancel()
+    with pytest.raises(PrefillLostError):
+        await staying
+
+
+async def test_nobody_is_asked_when_nobody_waits():
+    fleet = Fleet()
+    await watch(fleet).result(after(1.5 * PERIOD_S, None), A)
+    asked = len(fleet.asked)
+    await asyncio.sleep(3 * PERIOD_S)
+    assert len(fleet.asked) == asked

@@ -1,0 +1,151 @@
+"""Open-loop load on a real HTTP server."""
+
+import time
+
+import pytest
+from completions_server import Behaviour, CompletionsServer
+
+from deployments.bench.answer import Fate
+from deployments.bench.client import connected
+from deployments.bench.errors import BenchError
+from deployments.bench.load import Asking, offer
+from deployments.bench.prompts import Prompts
+from deployments.bench.score import score
+from simulator.workload.arrivals import Arrival
+from slo.tiers import Tier
+
+
+def arrivals(times, tokens=20, output=3, ttft_s=1.0, tier=Tier.PREMIUM):
+    return [Arrival(number, at_s, "chat", tokens, output, ttft_s, tier) for number, at_s in enumerate(times)]
+
+
+async def load(server, stream, *, slo_headers=True, timeout_s=20.0, key=None):
+    async with connected(server.url, key, timeout_s) as target:
+        return await offer(target, stream, Asking("tiny", Prompts(range(5, 50)), slo_headers=slo_headers))
+
+
+async def test_requests_are_sent_at_their_times_whatever_is_outstanding():
+    times = [0.0, 0.1, 0.2, 0.4]
+    with CompletionsServer(Behaviour(seconds=lambda _: 1.0)) as server:
+        run = await load(server, arrivals(times))
+    sent_s = [ended.answer.sent_s - run.ended[0].answer.sent_s for ended in run.ended]
+    assert sent_s == pytest.approx(times, abs=0.2)
+    assert sent_s[-1] < min(ended.answer.ttft_s for ended in run.ended)  # none was answered by then
+    assert [ended.late_s for ended in run.ended] == pytest.approx([0.0] * 4, abs=0.2)
+    assert run.wall_s >= 1.4
+
+
+async def test_a_queue_builds_up_at_a_slow_server():
+    with CompletionsServer(Behaviour(seconds=lambda _: 0.2, is_serial=True)) as server:
+        run = await load(server, arrivals([0.0] * 5, ttft_s=0.59))
+    ttfts_s = sorted(ended.answer.ttft_s for ended in run.ended)
+    assert all(ttft_s > 0.2 * place - 0.05 for place, ttft_s in enumerate(ttfts_s, start=1))
+    assert score(run).overall.attainment <= 0.4
+
+
+async def test_what_is_sent():
+    with CompletionsServer() as server:
+        await load(server, arrivals([0.0], ttft_s=0.25), key="secret")
+        (seen,) = server.seen
+    assert seen.headers["x-slo-tier"] == "premium"
+    assert float(seen.headers["x-slo-ttft-ms"]) == 250
+    assert seen.headers["Authorization"] == "Bearer secret"
+    assert len(seen.body["prompt"]) == 20
+    assert {*seen.body["prompt"]} <= {*range(5, 50)}
+    expected = {"model": "tiny", "max_tokens": 3, "stream": True, "ignore_eos": True}
+    assert seen.body | expected == seen.body
+
+
+async def test_objectives_are_scored_also_if_the_server_is_not_told():
+    with CompletionsServer(Behaviour(seconds=lambda _: 0.3)) as server:
+        run = await load(server, arrivals([0.0], ttft_s=0.1), slo_headers=False)
+        assert not [name for name in server.seen[0].headers if name.startswith("x-slo")]
+    assert score(run).overall.attainment == 0
+
+
+async def test_a_request_without_objective_says_only_its_tier():
+    with CompletionsServer() as server:
+        await load(server, arrivals([0.0], ttft_s=None, tier=Tier.BACKGROUND))
+        (seen,) = server.seen
+    assert seen.headers["x-slo-tier"] == "background"
+    assert "x-slo-ttft-ms" not in seen.headers
+
+
+async def test_the_time_per_token_leaves_out_the_first():
+    with CompletionsServer(Behaviour(seconds=lambda _: 0.3, tpot_s=0.05)) as server:
+        run = await load(server, arrivals([0.0], output=11))
+    answer = run.ended[0].answer
+    assert answer.output_tokens == 11
+    assert 0.05 <= answer.tpot_s < 0.15
+    assert answer.ttft_s >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fate", "reason"),
+    [
+        (
+            {"refuse": lambda *_: (429, {"code": "deadline_infeasible"})},
+            Fate.REFUSED,
+            "429 deadline_infeasible",
+        ),
+        ({"refuse": lambda *_: (503, {"code": "no_replica"})}, Fate.REFUSED, "503 no_replica"),
+        ({"refuse": lambda *_: (400, {"code": 400, "type": "Bad"})}, Fate.FAILED, "400 Bad"),
+        ({"refuse": lambda *_: (500, "a text")}, Fate.FAILED, "500"),
+        ({"error_after": 2}, Fate.FAILED, "in the stream: engine_error"),
+        ({"error_after": 0}, Fate.FAILED, "in the stream: engine_error"),
+        ({"cut_after": 2}, Fate.FAILED, "cut off"),
+        ({"cut_after": 0}, Fate.FAILED, "no token"),
+        ({"seconds": lambda _: 2.0}, Fate.FAILED, "timeout"),
+    ],
+)
+async def test_what_goes_wrong_is_told_apart(behaviour, fate, reason):
+    with CompletionsServer(Behaviour(**behaviour)) as server:
+        run = await load(server, arrivals([0.0]), timeout_s=1.0)
+    answer = run.ended[0].answer
+    assert (answer.fate, answer.reason) == (fate, reason)
+    assert not run.ended[0].is_met
+
+
+async def test_some_refusals_do_not_keep_the_others_from_being_answered():
+    def refuse(body, headers):
+        return (429, {"code": "deadline_infeasible"}) if len(body["prompt"]) > 50 else None
+
+    with CompletionsServer(Behaviour(refuse=refuse)) as server:
+        mixed = arrivals([0.0, 0.1]) + arrivals([0.2, 0.3], tokens=60)
+        overall = score(await load(server, mixed)).overall
+    assert overall.attainment == 0.5
+    assert overall.refused == {"429 deadline_infeasible": 2}
+
+
+async def test_a_server_that_goes_away_fails_the_requests():
+    with CompletionsServer() as server:
+        pass
+    run = await load(server, arrivals([0.0, 0.05]))
+    assert {ended.answer.fate for ended in run.ended} == {Fate.FAILED}
+    assert {ended.answer.reason for ended in run.ended} == {"ClientConnectorError"}
+
+
+async def test_a_client_that_is_held_up_is_late():
+    class Slow(Prompts):
+        def of(self, arrival):
+            time.sleep(0.1)
+            return super().of(arrival)
+
+    with CompletionsServer() as server:
+        async with connected(server.url, None, 20.0) as target:
+            run = await offer(target, arrivals([0.0, 0.01, 0.02, 0.03]), Asking("tiny", Slow(range(5, 50))))
+    assert run.ended[-1].late_s > 0.3
+    assert score(run).is_client_slow
+
+
+async def test_a_url_needs_a_scheme():
+    with pytest.raises(BenchError, match="does not begin with http"):
+        async with connected("localhost:8000", None, 1.0):
+            pass
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+async def test_the_url_may_end_in_v1(suffix):
+    with CompletionsServer() as server:
+        async with connected(server.url + suffix, None, 5.0) as target:
+            assert await target.models() == ["tiny", "other"]

@@ -1,0 +1,106 @@
+"""The sections `admission`, `fairness` and the limits of keys: their defaults, their page, their refusals."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
+from deployments.config.errors import ConfigError
+from deployments.config.settings import parse
+from prefill_node.engine_setup import EngineSetup, shares_of
+from slo.admission.controller import AdmissionRules
+from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
+from slo.preemption.decide import Prefill
+from slo.queue.fairness import FairnessRules
+from slo.request import JobId
+from slo.tiers import Tier
+
+PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+
+
+def documented(section):
+    """Key and default of each row of a section's table in docs/configuration.md."""
+    text = PAGE.split(f"\n## `{section}`\n")[1].split("\n## ")[0]
+    rows = (line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `"))
+    return {row[0].strip(" `"): row[2].strip(" `") for row in rows}
+
+
+@pytest.mark.parametrize("name", ["fairness", "admission"])
+def test_the_documented_defaults_are_the_real_ones(name):
+    config = getattr(parse({}), name)
+    real = {key: f"{value:g}" for key, value in config.model_dump().items() if key != "default_limits"}
+    shown = documented(name)
+    assert shown.pop("default_limits", "no limits") == "no limits"
+    assert shown == real
+
+
+def test_every_limit_of_a_key_is_documented():
+    shown = documented("api_keys")
+    assert set(TenantLimitsConfig.model_fields) <= set(shown)
+
+
+def test_the_defaults_are_those_of_the_decision_rules():
+    assert AdmissionConfig().rules() == AdmissionRules()
+    assert FairnessConfig().rules() == FairnessRules()
+    assert AdmissionConfig().default_limits.limit() == NO_LIMIT
+
+
+def test_the_engine_starts_from_the_same_defaults():
+    setup, rules = EngineSetup(), FairnessRules()
+    assert (setup.ageing_per_s, setup.ageing_most) == (rules.ageing.per_s, rules.ageing.most)
+    assert (setup.deficit_gain, setup.patience_s) == (rules.ageing.deficit_gain, rules.patience_s)
+    assert setup.share_memory_s == rules.memory_s
+
+
+def test_shares_and_rules_reach_the_engine_as_plain_values():
+    tiers = parse({"tiers": {"background": {"share": 0.1, "weight": 0.5}}}).tiers.policies()
+    sent = EngineSetup(shares=shares_of(tiers), patience_s=5.0).encode()
+    received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
+    fairness = received.fairness()
+    waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=Tier.BACKGROUND)
+    fairness.step_ended({Tier.PREMIUM: 10}, 1.0, 1.0)
+    assert fairness.account.deficit(Tier.BACKGROUND) == pytest.approx(0.1)
+    assert fairness.lead_of(waiting, 4.9) is None
+    assert fairness.lead_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
+    assert fairness.lead_of(waiting, 10.1).guard == math.inf
+
+
+def test_limits_are_of_the_tenant_whatever_its_keys(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text("- {tenant: b, key: key-of-b-1, limits: {tokens_per_s: 100, burst_tokens: 500}}\n")
+    keys = [
+        {"tenant": "a", "key": "key-of-a-1", "limits": {"max_concurrent": 3}},
+        {"tenant": "a", "key": "key-of-a-2"},
+        {"tenant": "c", "key": "key-of-c-1"},
+    ]
+    assert parse({"api_keys": keys, "api_keys_file": str(path)}).tenant_limits() == {
+        "a": TenantLimit(max_concurrent=3),
+        "b": TenantLimit(tokens_per_s=100, burst_tokens=500),
+    }
+    keys[1]["limits"] = {"max_concurrent": 4}
+    with pytest.raises(ConfigError, match="tenant 'a' have different limits"):
+        parse({"api_keys": keys}).tenant_limits()
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "hint"),
+    [
+        ({"admission": {"presure": 0.5}}, "unknown key 'presure'", "did you mean 'pressure'?"),
+        ({"admission": {"pressure": 0}}, "admission.pressure", "greater than 0"),
+        ({"admission": {"max_refusal": 1.1}}, "admission.max_refusal", "less than or equal to 1"),
+        ({"admission": {"reserved": 1}}, "admission.reserved", "less than 1"),
+        ({"admission": {"retry_least_s": 99}}, "admission", "retry_least_s is not above retry_most_s"),
+        ({"admission": {"default_limits": {"weight": 0}}}, "default_limits.weight", "greater than 0"),
+        ({"admission": {"default_limits": {"burst_tokens": 9}}}, "default_limits", "goes with tokens_per_s"),
+        ({"fairness": {"patience_s": 0}}, "fairness.patience_s", "greater than 0"),
+        ({"fairness": {"ageing_per_s": -1}}, "fairness.ageing_per_s", "greater than or equal to 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(values, key, hint):
+    with pytest.raises(ConfigError) as caught:
+        parse(values)
+    assert key in str(caught.value)
+    assert hint in str(caught.value)

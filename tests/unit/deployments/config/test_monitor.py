@@ -1,0 +1,83 @@
+"""The section `monitor`, and that its documentation is true."""
+
+from pathlib import Path
+
+import pytest
+
+from deployments.config.errors import ConfigError
+from deployments.config.monitor import MonitorConfig
+from deployments.config.preemption import PreemptionConfig
+from deployments.config.settings import SlackServeConfig, parse
+from slo.monitor.settings import MonitorSettings
+from slo.preemption.decide import PreemptionPolicy
+from slo.tiers import Tier
+
+
+def monitor(**values):
+    return parse({"monitor": values}).monitor
+
+
+def test_the_defaults_are_those_of_the_decision_rules():
+    assert MonitorConfig().settings(PreemptionConfig()) == MonitorSettings()
+
+
+def test_every_key_reaches_the_rules():
+    settings = monitor(
+        targets={"premium": 0.999},
+        window_s=60,
+        shed=False,
+        correct=False,
+        direct=False,
+        quantile=0.9,
+        act_at_burn=3,
+        least_missed=5,
+        step=0.5,
+        most_shed_standard=0.5,
+        reserve_step=0.2,
+        most_reserved=0.4,
+        tighten_every_s=5,
+        relax_every_s=50,
+    ).settings(PreemptionConfig(policy="rescue", margin=2.5))
+    assert settings.targets == {Tier.PREMIUM: 0.999, Tier.STANDARD: 0.95, Tier.BACKGROUND: 0.9}
+    assert (settings.steers, settings.corrects, settings.directs) == (False, False, False)
+    assert (settings.window_s, settings.quantile) == (60, 0.9)
+    assert (settings.preemption, settings.margin) == (PreemptionPolicy.RESCUE, 2.5)
+    rules, default = settings.rules, MonitorSettings().rules
+    assert (rules.act_at_burn, rules.least_missed, rules.step) == (3, 5, 0.5)
+    assert all(getattr(rules, name) != getattr(default, name) for name in default.__slots__)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "hint"),
+    [
+        ({"prot": 1}, "monitor: unknown key 'prot'", "did you mean 'port'?"),
+        ({"port": 70000}, "monitor.port", "65535"),
+        ({"targets": {"premium": 1.0}}, "monitor.targets.premium", "less than 1"),
+        ({"targets": {"system": 0.9}}, "monitor.targets: unknown key 'system'", "premium"),
+        ({"act_at_burn": 1}, "monitor.act_at_burn", "greater than 1"),
+        ({"window_s": 1}, "monitor.window_s", "greater than or equal to 12"),
+        ({"quantile": 1}, "monitor.quantile", "less than 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(values, key, hint):
+    with pytest.raises(ConfigError) as caught:
+        parse({"monitor": values})
+    assert key in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_the_documented_defaults_are_the_real_ones():
+    page = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+    section = page.split("\n## `monitor`\n")[1].split("\n## ")[0]
+    rows = (line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `"))
+    documented = {row[0].strip(" `"): row[2].strip(" `") for row in rows}
+    config = SlackServeConfig().monitor
+    targets = {f"targets.{tier}": value for tier, value in config.targets.model_dump().items()}
+    real = {**config.model_dump(exclude={"targets"}), **targets}
+    assert documented == {key: written(value) for key, value in real.items()}
+
+
+def written(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,150 @@
+"""The section `preemption` of a deployment's configuration, and the rules that it becomes."""
+
+from pathlib import Path
+
+import pytest
+
+from deployments.config.errors import ConfigError
+from deployments.config.preemption import PreemptionConfig
+from deployments.config.settings import SlackServeConfig, parse
+from prefill_node.engine_setup import EngineSetup
+from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.queue.order import QueueOrder
+
+
+def preemption(**values):
+    return parse({"preemption": values}).preemption
+
+
+def test_it_is_on_unless_told_otherwise():
+    rules = SlackServeConfig().preemption.rules()
+    limits = Limits(64, 600.0, 32, 2 << 30)
+    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 3.0, limits)
+    assert SlackServeConfig().preemption.order is QueueOrder.ON_TIME_SET
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "expected"),
+    [
+        ("resume", {}, 64),
+        ("recompute", {}, 1),
+        ("off", {}, 64),
+        ("resume", {"max_preemptions": 3}, 3),
+        ("recompute", {"max_preemptions": 3}, 3),
+        ("recompute", {"max_preemptions": 0}, 0),
+        ("recompute", {"max_suspended_s": 5}, 1),
+    ],
+)
+def test_how_often_a_request_is_stopped_depends_on_what_a_stop_costs(mode, given, expected):
+    limits = preemption(mode=mode, limits=given).rules().limits
+    assert limits.max_preemptions == expected
+
+
+def test_every_setting_reaches_the_rules():
+    config = preemption(
+        mode="recompute",
+        policy="aggressive",
+        margin=2,
+        limits={
+            "max_preemptions": 5,
+            "max_suspended_s": 1.5,
+            "max_suspended_steps": 3,
+            "max_suspended_mib": 64,
+        },
+    )
+    rules = config.rules()
+    assert rules.mode is PreemptionMode.RECOMPUTE
+    assert rules.policy is PreemptionPolicy.AGGRESSIVE
+    assert rules.margin == 2
+    assert rules.limits.max_preemptions == 5
+    assert rules.limits.max_suspended_s == 1.5
+    assert rules.limits.max_suspended_steps == 3
+    assert rules.limits.max_suspended_bytes == 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+@pytest.mark.parametrize("policy", PreemptionPolicy)
+def test_every_mode_and_policy_has_rules(mode, policy):
+    rules = preemption(mode=mode.value, policy=policy.value).rules()
+    assert (rules.mode, rules.policy) == (mode, policy)
+
+
+def test_the_defaults_are_those_of_the_decision_rules():
+    assert PreemptionConfig().rules() == PreemptionRules()
+
+
+def documented_defaults():
+    """Key and default of each row of the section's table in docs/configuration.md."""
+    page = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+    section = page.split("\n## `preemption`\n")[1].split("\n## ")[0]
+    rows = (line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `"))
+    return {row[0].strip(" `"): row[2].strip(" `") for row in rows}
+
+
+def test_the_documented_defaults_are_the_real_ones():
+    config = PreemptionConfig()
+    limits = {f"limits.{key}": value for key, value in config.limits.model_dump().items()}
+    real = {**config.model_dump(exclude={"limits"}), **limits}
+    most = [
+        Limits.default_for(mode).max_preemptions for mode in (PreemptionMode.RESUME, PreemptionMode.RECOMPUTE)
+    ]
+    real["limits.max_preemptions"] = f"{most[0]}, or {most[1]} with `recompute"
+    shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in real.items()}
+    assert documented_defaults() == shown
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_the_default_limits_are_those_of_the_mode(mode):
+    assert preemption(mode=mode.value).rules().limits == Limits.default_for(mode)
+
+
+def test_the_engine_starts_from_the_same_defaults():
+    setup = EngineSetup()
+    assert setup.order == PreemptionConfig().order
+    assert setup.max_suspended_s == PreemptionConfig().limits.max_suspended_s
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "hint"),
+    [
+        ({"polcy": "rescue"}, "preemption: unknown key 'polcy'", "did you mean 'policy'?"),
+        (
+            {"limits": {"max_preemption": 1}},
+            "preemption.limits: unknown key 'max_preemption'",
+            "did you mean 'max_preemptions'?",
+        ),
+        ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
+        ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'on_time_set'"),
+        ({"order": "fifo"}, "preemption.order", "sedf"),
+        ({"granularity": "token"}, "preemption.granularity", "'layer', 'sublayer' or 'operator'"),
+        ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),
+        ({"margin": float("inf")}, "preemption.margin", "finite number"),
+        ({"margin": float("nan")}, "preemption.margin", "finite number"),
+        ({"launch_ahead": 0}, "preemption.launch_ahead", "greater than or equal to 1"),
+        ({"launch_ahead": 65}, "preemption.launch_ahead", "less than or equal to 64"),
+        ({"join_tokens": 0}, "preemption.join_tokens", "greater than or equal to 1"),
+        ({"vote_timeout_s": 0}, "preemption.vote_timeout_s", "greater than 0"),
+        ({"limits": {"max_preemptions": -1}}, "preemption.limits.max_preemptions", "greater than or equal"),
+        ({"limits": {"max_suspended_s": 0}}, "preemption.limits.max_suspended_s", "greater than 0"),
+        ({"limits": {"max_suspended_steps": -1}}, "preemption.limits.max_suspended_steps", "greater than"),
+        ({"limits": {"max_suspended_mib": 0.5}}, "preemption.limits.max_suspended_mib", "valid integer"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(values, key, hint):
+    with pytest.raises(ConfigError) as caught:
+        parse({"preemption": values})
+    message = str(caught.value)
+    assert key in message
+    assert hint in message
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_the_engines_worker_class_is_not_the_users_to_choose(pool):
+    with pytest.raises(ConfigError, match=rf"{pool}\.engine_kwargs.*'worker_cls'.*brings its own"):
+        parse({pool: {"engine_kwargs": {"worker_cls": "mine.Worker"}}})
+
+
+def test_a_configuration_cannot_be_changed_once_it_is_parsed():
+    config = preemption(mode="off")
+    with pytest.raises(ValueError, match="frozen"):
+        config.mode = PreemptionMode.RESUME

@@ -1,0 +1,85 @@
+"""What an ingress tells the monitor of each request."""
+
+from dataclasses import replace
+
+import pytest
+
+from deployments.http import accounting
+from deployments.http.accounting import Identity, RequestRecord
+from slo.monitor.attainment import RequestEnded
+from slo.objectives import Objective
+from slo.outcomes import Outcome
+from slo.request import JobId
+from slo.tiers import Tier
+
+
+class Instruments:
+    def __init__(self):
+        self.counted = []
+
+    def count(self, metric, value=1.0, **labels):
+        self.counted.append((metric.name, *labels.values()))
+
+    def observe(self, metric, value, **labels):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now_s = 100.0
+
+        def monotonic(self):
+            return self.now_s
+
+    clock = Clock()
+    monkeypatch.setattr(accounting, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def record(clock):
+    told, instruments = [], Instruments()
+    record = RequestRecord(
+        instruments,
+        Identity(JobId("j"), "r", "acme", "tiny", streams=True),
+        Objective(Tier.PREMIUM, ttft_s=0.2, tpot_s=0.05),
+        clock.now_s,
+        ended=lambda _: None,
+        tell=told.append,
+    )
+    record.placed(0.2, 0.1)
+    record.told, record.instruments = told, instruments
+    return record
+
+
+CHUNK = 'data: {"choices":[{"delta":{"content":"a"}}]}'
+TOLD = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
+
+
+def test_a_request_that_is_answered_is_told_once_with_all_that_was_measured(record, clock):
+    for _ in range(3):
+        clock.now_s += 0.1
+        record.event(CHUNK)
+    clock.now_s += 0.3
+    record.end(Outcome.FINISHED)
+    record.end(Outcome.CANCELLED)
+    (told,) = record.told
+    assert told == replace(
+        TOLD, e2e_s=pytest.approx(0.6), ttft_s=pytest.approx(0.1), tpot_s=pytest.approx(0.1)
+    )
+    assert told.attained is False, "too slow"
+
+
+def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(record):
+    record.refused(Outcome.SHED)
+    record.end(Outcome.CANCELLED)
+    assert record.told == [replace(TOLD, outcome=Outcome.SHED)]
+    assert record.instruments.counted == []
+
+
+def test_a_client_that_leaves_before_the_first_token_is_told_as_that(record, clock):
+    clock.now_s += 0.5
+    record.end(Outcome.CANCELLED)
+    (told,) = record.told
+    assert (told.outcome, told.ttft_s, told.attained) == (Outcome.CANCELLED, None, False)

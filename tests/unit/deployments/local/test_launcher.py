@@ -1,0 +1,51 @@
+import http.server
+import socket
+import threading
+
+import pytest
+from serving import free_port
+
+from deployments.config.errors import ConfigError
+from deployments.config.settings import parse
+from deployments.local.launcher import LocalDeployment, check_ports_free, get_json
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(taken_port):
+    with pytest.raises(ConfigError, match=rf"^port: cannot listen on 127.0.0.1:{taken_port}"):
+        check_ports_free(parse({"port": taken_port}))
+    free = {"port": free_port(), "kv_transfer": {"prefill_port": 30000, "decode_port": taken_port}}
+    with pytest.raises(ConfigError, match=r"^kv_transfer.decode_port: cannot listen"):
+        check_ports_free(parse(free))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("10.1.2.3", "http://10.1.2.3:8000")],
+)
+def test_the_url_can_be_opened_as_it_is_printed(host, url):
+    assert LocalDeployment(parse({"host": host})).url == url
+
+
+def test_the_servers_own_address_is_asked_past_any_proxy(monkeypatch):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b'{"status": "not ready"}')
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert get_json(f"http://127.0.0.1:{server.server_port}/ready") == {"status": "not ready"}
+    assert get_json(f"http://127.0.0.1:{free_port()}/ready", timeout_s=1) is None

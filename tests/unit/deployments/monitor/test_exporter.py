@@ -1,0 +1,137 @@
+"""What the monitor exports is what the catalogue says, and what `slackserve top` gets."""
+
+import logging
+import socket
+import urllib.request
+from dataclasses import replace
+
+import pytest
+from serving import free_port
+
+from deployments.monitor.actor import shown
+from deployments.monitor.exporter import Exporter, samples
+from slo.monitor.attainment import RequestEnded
+from slo.monitor.core import SETTLE_S, MonitorCore
+from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
+from slo.monitor.messages import IngressSeen, MonitorReport, PrefillSeen, Role, RouterSeen
+from slo.monitor.settings import MonitorSettings
+from slo.monitor.shedding import SteeringRules
+from slo.outcomes import Outcome
+from slo.predict.prediction_error import PassMeasured
+from slo.preemption.decide import KeepReason
+from slo.request import JobId, ReplicaId
+from slo.tiers import CLIENT_TIERS, Tier
+from telemetry import catalogue
+
+R = ReplicaId("r")
+LATE = RequestEnded(
+    "m",
+    Tier.PREMIUM,
+    'a "quoted" tenant',
+    Outcome.FINISHED,
+    e2e_s=1.0,
+    ttft_s=0.3,
+    ttft_budget_s=0.2,
+    predicted_ttft_s=0.15,
+    tpot_s=0.01,
+    tpot_budget_s=0.02,
+)
+
+
+@pytest.fixture
+def core():
+    """A monitor of which every part has something to show."""
+    core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0)), 0.0)
+    ended = (LATE,) * 10, (replace(LATE, tier=Tier.STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
+    for requests in ended:
+        core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=1), SETTLE_S)
+    step = StepSeen(7, (Tier.BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
+    work = ReplicaSeen(R, step, (WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0),))
+    measured = (PassMeasured(0.1, 0.1, 0.2),) * 20
+    core.heard(MonitorReport(R, Role.PREFILL, 0, PrefillSeen(work, measured)), SETTLE_S)
+    placed, refused = {(Tier.PREMIUM, "only_replica"): 3}, {(Tier.BACKGROUND, "shed_by_policy"): 2}
+    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen(placed, refused)), SETTLE_S)
+    core.look(SETTLE_S)
+    return core
+
+
+def exported(core):
+    return {(metric.name, labels): value for metric, labels, value in samples(core, core.state(SETTLE_S))}
+
+
+def test_everything_in_the_catalogue_is_exported_with_its_labels(core):
+    found = list(samples(core, core.state(SETTLE_S)))
+    assert {metric.name for metric, _, _ in found} == {metric.name for metric in catalogue.MONITOR}
+    assert all(len(labels) == len(metric.labels) for metric, labels, _ in found)
+    assert len(exported(core)) == len(found), "a series twice"
+
+
+def test_the_values_are_the_monitors(core):
+    found = exported(core)
+    assert found["slackserve_slo_attainment_ratio", ("premium", "short")] == 0.0
+    assert found["slackserve_slo_attainment_ratio", ("standard", "long")] == 1.0
+    assert ("slackserve_slo_attainment_ratio", ("background", "long")) not in found, "nothing came"
+    assert found["slackserve_slo_burn_rate", ("premium", "long")] == pytest.approx(100.0)
+    assert found["slackserve_slo_headroom_ratio", ("standard", "long")] == pytest.approx(0.5, abs=0.01)
+    assert found["slackserve_policy_shed_ratio", ("background",)] == 0.25
+    assert found["slackserve_policy_changes", ("premium_at_risk",)] == 1
+    assert found["slackserve_prediction_correction_ratio", (R,)] == pytest.approx(2.0)
+    assert found["slackserve_monitor_directives", (DirectiveReason.OUT_OF_TIME.value,)] == 1
+    assert found["slackserve_monitor_placements", ("premium", "placed")] == 3
+    assert found["slackserve_monitor_placements", ("background", "refused")] == 2
+    assert found["slackserve_monitor_followers_behind", ()] == 3
+    assert found["slackserve_monitor_dropped", ()] == 2
+
+
+def scrape(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def test_a_scrape_sees_the_last_look(core):
+    exporter = Exporter("127.0.0.1", free_port())
+    exporter.open()
+    assert scrape(exporter.port) == ""
+    exporter.show(core, SETTLE_S)
+    text = scrape(exporter.port)
+    assert 'slackserve_slo_target_ratio{tier="premium"} 0.99' in text
+    assert 'slackserve_policy_changes_total{reason="premium_at_risk"} 1.0' in text
+    assert 'tenant="a \\"quoted\\" tenant"' in text
+
+
+def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        exporter = Exporter("127.0.0.1", other.getsockname()[1])
+        with caplog.at_level(logging.WARNING):
+            exporter.open()
+            exporter.open()
+        exporter.show(core, SETTLE_S)
+        assert exporter.port == 0
+        assert len(caplog.records) == 1
+        port = other.getsockname()[1]
+    exporter.open()
+    assert exporter.port == port
+
+
+def test_port_0_exports_nothing(core):
+    exporter = Exporter("127.0.0.1", 0)
+    exporter.open()
+    exporter.show(core, SETTLE_S)
+    assert exporter.port == 0
+    assert list(exporter.collect()) == []
+
+
+def test_the_state_for_people_is_plain_and_complete(core):
+    state = shown(core.state(SETTLE_S), 9465)
+    assert list(state["tiers"]) == [tier.value for tier in CLIENT_TIERS]
+    assert state["policy"]["version"] == core.policy.version
+    assert state["policy"]["shed"] == {"background": 0.25}
+    assert state["tiers"]["premium"]["at_risk"] is True
+    assert state["tiers"]["premium"]["attained"] == 0.0
+    assert state["tiers"]["background"]["attained"] is None
+    assert state["error"]["mape"] == pytest.approx(0.5)
+    assert state["ttft_error"]["mape"] == pytest.approx(0.5)
+    assert state["followers"] == {"ingress": 1, "prefill": 1, "router": 1}
+    assert state["metrics_port"] == 9465

@@ -1,0 +1,192 @@
+"""How `slackserve top` looks at a deployment of which parts do not answer."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli import app
+from deployments.local import running
+from deployments.local.running import Running
+from deployments.top.collect import Collector
+
+WORK = {"preemptible": True, "step": None, "queue": [], "suspended": []}
+
+
+class FakeDeployment:
+    """Answers as Serve's handles do; `serving` are the prefill replicas that Serve would send a call to."""
+
+    def __init__(self, *replicas, silent_s=0.0):
+        self.silent_s = dict.fromkeys(replicas, silent_s)
+        self.serving = list(replicas)
+        self.hanging = set()
+        self.asked = []
+        self.router_fails = None
+        self.monitored = False
+        self.running = Running(
+            "tiny",
+            "127.0.0.1:1",
+            SimpleNamespace(fleet=SimpleNamespace(remote=self._fleet)),
+            SimpleNamespace(snapshot=self),
+        )
+
+    @asynccontextmanager
+    async def choose_replica(self, *, pin):
+        yield SimpleNamespace(replica_id=pin if pin in self.serving else self.serving[0])
+
+    async def dispatch(self, chosen, *, pin):
+        self.asked.append(chosen.replica_id)
+        if chosen.replica_id in self.hanging:
+            await asyncio.Event().wait()
+        return WORK
+
+    async def _fleet(self):
+        if self.router_fails is not None:
+            raise self.router_fails
+        state = {"kv_usage": 0.0, "outstanding": 1, "outstanding_tokens": 10}
+        prefill = [{"replica": name, "reported_s_ago": s, **state} for name, s in self.silent_s.items()]
+        decode = [{"replica": "d", "reported_s_ago": 0.0, "kv_usage": 0.5, "running": 2}]
+        return {"ready": True, "monitored": self.monitored, "prefill": prefill, "decode": decode}
+
+
+def answers(frame):
+    return {replica.replica: replica.work is not None for replica in frame.prefill}
+
+
+async def test_every_prefill_replica_is_asked_for_its_own_account():
+    deployment = FakeDeployment("a", "b")
+    frame = await Collector(deployment.running).look(1.0)
+    assert answers(frame) == {"a": True, "b": True}
+    assert sorted(deployment.asked) == ["a", "b"]
+    assert frame.ready
+    assert [(replica.running, replica.kv_usage, replica.reports) for replica in frame.decode] == [
+        (2, 0.5, True)
+    ]
+
+
+async def test_nobody_answers_in_the_place_of_a_replica_that_is_gone():
+    deployment = FakeDeployment("a", "b")
+    deployment.serving.remove("b")
+    assert answers(await Collector(deployment.running).look(1.0)) == {"a": True, "b": False}
+    assert deployment.asked == ["a"]
+
+
+async def test_a_replica_that_hangs_holds_nobody_up_and_is_not_asked_again_meanwhile():
+    deployment = FakeDeployment("a", "b")
+    deployment.hanging.add("b")
+    collector = Collector(deployment.running)
+    for _ in range(3):
+        assert answers(await collector.look(0.05)) == {"a": True, "b": False}
+    assert sorted(deployment.asked) == ["a", "a", "a", "b"]
+
+
+async def test_without_the_router_the_replicas_that_are_known_are_shown():
+    deployment = FakeDeployment("a")
+    collector = Collector(deployment.running)
+    await collector.look(1.0)
+    deployment.router_fails = RuntimeError("restarting")
+    frame = await collector.look(1.0)
+    assert frame.ready is None
+    assert answers(frame) == {"a": True}
+    assert len(frame.decode) == 1
+
+
+async def test_a_router_that_has_just_started_does_not_make_replicas_vanish():
+    deployment = FakeDeployment("a", "b")
+    collector = Collector(deployment.running)
+    await collector.look(1.0)
+    del deployment.silent_s["b"]
+    assert answers(await collector.look(1.0)) == {"a": True, "b": True}
+
+
+async def test_of_replicas_that_have_long_been_silent_those_that_answer_are_shown_and_marked():
+    deployment = FakeDeployment("a", "b", silent_s=70.0)
+    deployment.serving.remove("b")
+    frame = await Collector(deployment.running).look(1.0)
+    assert answers(frame) == {"a": True}
+    assert not frame.prefill[0].reports
+
+
+@pytest.fixture
+def ray_says(monkeypatch):
+    """Has `ray.init` fail; undoes what connecting does to the process."""
+
+    def fail(error):
+        def init(**_):
+            raise error
+
+        monkeypatch.setattr(running.ray, "init", init)
+
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
+    yield fail
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_when_nothing_runs_it_says_what_to_do(ray_says, option):
+    ray_says(ConnectionError("Could not find any running Ray instance."))
+    run = CliRunner().invoke(app, ["top", option])
+    assert run.exit_code == 1
+    assert "top: nothing is running here; start `slackserve serve` first" in run.stderr
+    assert run.stdout == ""
+
+
+def test_a_ray_that_does_not_answer_is_named(ray_says):
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = RuntimeError("timed out")
+    ray_says(error)
+    run = CliRunner().invoke(app, ["top"])
+    assert run.exit_code == 1
+    assert "10.0.0.1:6379" in run.stderr
+
+
+def test_an_interrupt_while_it_connects_ends_it_quietly(ray_says):
+    ray_says(KeyboardInterrupt())
+    run = CliRunner().invoke(app, ["top"])
+    assert (run.exit_code, run.stdout) == (0, "")
+
+
+# The SLO monitor
+
+
+class Monitor:
+    def __init__(self):
+        self.fails = None
+        self.found = 0
+        self.state = SimpleNamespace(remote=self._state)
+
+    def find(self):
+        self.found += 1
+        return self
+
+    async def _state(self):
+        if self.fails is not None:
+            raise self.fails
+        return {"uptime_s": 1.0}
+
+
+async def test_the_monitor_is_asked_and_looked_for_anew_when_it_fails():
+    deployment, monitor = FakeDeployment("a"), Monitor()
+    collector = Collector(replace(deployment.running, find_monitor=monitor.find))
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert monitor.found == 1
+    monitor.fails = RuntimeError("killed")
+    assert (await collector.look(1.0)).monitor is None
+    monitor.fails = None
+    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert monitor.found == 2
+
+
+async def test_a_monitor_is_shown_as_soon_as_the_router_says_that_there_is_one():
+    deployment = FakeDeployment("a")
+    collector = Collector(deployment.running)
+    assert not (await collector.look(1.0)).monitored
+    deployment.monitored = True
+    assert (await collector.look(1.0)).monitored
+    deployment.router_fails = RuntimeError("restarting")
+    assert (await collector.look(1.0)).monitored, "the picture stays as it is"

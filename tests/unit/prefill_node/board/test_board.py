@@ -1,0 +1,248 @@
+"""What one process writes on the board and another reads there."""
+
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prefill_node.board import layout
+from prefill_node.board.board import Board
+from prefill_node.board.messages import JobAccount, SchedulerView, StepView, StopOrder, SuspendedView
+
+spawning = multiprocessing.get_context("spawn")
+
+
+def order(step_id, beneficiary="urgent"):
+    return StopOrder(step_id=step_id, beneficiary=beneficiary, reason="test", ordered_s=1.5)
+
+
+def view(step_id=1, jobs=("a", "b"), accounts=(), suspended=()):
+    step = StepView(step_id=step_id, jobs=jobs, tokens=100, pairs=5e3, from_boundary=0, started_s=2.5)
+    account = JobAccount(preemptions=1, suspended_s=0.5, computed_tokens=10)
+    return SchedulerView(step, tuple(suspended), dict.fromkeys(accounts, account))
+
+
+def suspended_step(*jobs):
+    known = {"jobs": jobs, "tokens": 50, "boundary": 3, "checkpoint_bytes": 1000, "since_s": 3.5}
+    rest = {"pairs": 1.25e3, "done": 0.25, "yielded_to": "urgent"}
+    fields = {**known, **rest}
+    return SuspendedView(**{name: fields[name] for name in SuspendedView.__struct_fields__})
+
+
+def spoil(path, at, word):
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(word.to_bytes(8, sys.byteorder))
+
+
+# Orders and progress
+
+
+def test_at_first_nothing_is_ordered_published_or_reached(other):
+    assert (other.target(), other.stop_order(), other.view()) == (0, None, None)
+    assert other.progress(2) == (0, 0)
+    assert other.began(2, 1) is None
+    assert other.take_events() == []
+
+
+def test_an_order_names_its_step(board, other):
+    board.order_stop(order(7, "job-7"))
+    assert other.target() == 7
+    assert other.stop_order() == order(7, "job-7")
+    assert [other.is_target(step_id) for step_id in (6, 7, 8)] == [False, True, False]
+
+
+@pytest.mark.parametrize("step_id", [0, -1, 1 << 40])
+def test_an_order_for_no_step_is_refused(step_id, board):
+    with pytest.raises(ValueError, match="step id"):
+        board.order_stop(order(step_id))
+
+
+def test_an_order_that_does_not_fit_changes_nothing(board, other):
+    board.order_stop(order(7))
+    with pytest.raises(ValueError, match="exceeds 4096 bytes"):
+        board.order_stop(order(8, "x" * 5000))
+    assert (other.target(), other.stop_order()) == (7, order(7))
+
+
+def test_each_rank_has_its_own_progress(board, other):
+    for rank in range(3):
+        board.reach(rank, (1 << 40) - 1 - rank, (1 << 16) - 1 - rank)
+    assert [other.progress(rank) for rank in range(3)] == [
+        ((1 << 40) - 1 - rank, (1 << 16) - 1 - rank) for rank in range(3)
+    ]
+
+
+def test_a_step_began_when_its_first_boundary_was_reached(board, other):
+    before_s = time.monotonic()
+    board.reach(1, 5, 0)
+    after_s = time.monotonic()
+    board.reach(1, 5, 1)
+    assert before_s <= other.began(1, 5) <= after_s
+    assert (other.began(1, 4), other.began(0, 5)) == (None, None)
+    board.reach(1, 6, 0)
+    assert [other.boundaries_reached(rank) for rank in range(3)] == [0, 3, 0]
+    assert other.began(1, 5) is None
+    assert other.began(1, 6) >= after_s
+
+
+def test_votes_that_a_rank_gives_up_are_counted(board, other):
+    board.vote_timed_out(2)
+    board.reach(2, 1, 0)
+    assert [other.vote_timeouts(rank) for rank in range(3)] == [0, 0, 1]
+
+
+# The scheduler's view
+
+
+def test_a_view_arrives_whole_and_is_decoded_once(board, other):
+    published = view(3, accounts=("a",), suspended=(suspended_step("s"),))
+    assert board.publish(published)
+    assert other.view() == published
+    assert other.view() is other.view()
+    idle = SchedulerView(None, (), {})
+    board.publish(idle)
+    assert other.view() == idle
+
+
+def test_a_view_with_too_many_accounts_goes_without_and_its_step_cannot_be_stopped(board, other):
+    full = view(3, accounts=[f"job-{n}" for n in range(20_000)], suspended=(suspended_step("s"),))
+    assert not board.publish(full)
+    step = msgspec.structs.replace(full.step, stoppable=False)
+    assert other.view() == SchedulerView(step, full.suspended, {})
+
+
+def test_a_view_that_is_too_large_throughout_goes_without_names(board, other):
+    full = view(3, jobs=tuple(f"job-{n}" for n in range(50_000)))
+    assert not board.publish(full)
+    step = msgspec.structs.replace(full.step, stoppable=False, jobs=())
+    assert other.view() == SchedulerView(step, (), {})
+
+
+def consistent(step_id):
+    """A view whose every part follows from its step id, of varying size."""
+    names = tuple(f"{step_id}-{n}" for n in range(step_id * 37 % 400))
+    return view(step_id, jobs=names, accounts=names)
+
+
+def publish_for_ever(path):
+    board = Board.attach(path)
+    last = board.view()
+    for step_id in itertools.count(1 if last is None else last.step.step_id + 1):
+        board.publish(consistent(step_id))
+
+
+def test_a_reader_beside_a_writer_that_is_killed_again_and_again_sees_whole_views_only(board):
+    seen = []
+    for _ in range(3):
+        writer = spawning.Process(target=publish_for_ever, args=(board.path,), daemon=True)
+        writer.start()
+        until_s = time.monotonic() + 30.0
+        fresh = len(seen)
+        while len(seen) < fresh + 100:
+            assert time.monotonic() < until_s, "the writer does not write"
+            found = board.view()
+            if found is None or (seen and seen[-1] == found.step.step_id):
+                os.sched_yield()
+                continue
+            assert found == consistent(found.step.step_id)
+            seen.append(found.step.step_id)
+        writer.kill()
+        writer.join()
+        with Board.attach(board.path) as late:
+            left = late.view()
+            assert left == consistent(left.step.step_id)
+    assert seen == sorted(seen)
+
+
+def test_a_view_that_is_not_wholly_there_counts_as_not_published(board, other):
+    first = view(1)
+    board.publish(first)
+    assert other.view() == first
+    board.publish(view(2))
+    spoil(board.path, layout.VIEW_SLOTS_AT + 8, 0)  # the second value stands in the first slot
+    assert other.view() == first
+    with Board.attach(board.path) as late:
+        assert late.view() is None
+    board.publish(view(3))
+    assert other.view() == view(3)
+
+
+# Events
+
+
+def test_events_arrive_once_and_in_order(board, other):
+    assert board.append_events([b"one", b"", b"three" * 100]) == 0
+    assert other.take_events() == [b"one", b"", b"three" * 100]
+    assert other.take_events() == []
+
+
+def test_what_finds_no_room_is_dropped_and_counted(board, other):
+    kept = [b"x" * 1000] * 260
+    assert board.append_events(kept) == 0
+    assert board.append_events([b"y" * 1000, b"y" * 1000, b"y"]) == 2 + 1
+    assert other.take_events() == kept
+    assert other.dropped_events == 3
+    assert board.append_events([b"there is room again"]) == 0
+    assert other.take_events() == [b"there is room again"]
+    assert board.append_events([b"z" * layout.EVENTS_BYTES]) == 1
+    assert other.dropped_events == 4
+
+
+records = st.builds(lambda size, fill: bytes([fill]) * size, st.integers(0, 100_000), st.integers(0, 255))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.none(), st.lists(records, max_size=4)), max_size=25))
+def test_events_are_a_queue_however_they_lie_in_the_ring(board, other, actions):
+    other.take_events()
+    waiting, dropped_before = [], other.dropped_events
+    dropped = 0
+    for batch in actions:
+        if batch is None:
+            assert other.take_events() == waiting
+            waiting = []
+        else:
+            lost = board.append_events(batch)
+            waiting += batch[: len(batch) - lost]
+            dropped += lost
+    assert other.take_events() == waiting
+    assert other.dropped_events - dropped_before == dropped
+
+
+def test_an_event_that_is_not_wholly_there_is_read_later(board, other):
+    board.append_events([b"first", b"second"])
+    second_at = layout.EVENTS_AT + 8 + 8
+    seal = board.words[second_at // 8]
+    board.words[second_at // 8] = 0
+    assert other.take_events() == [b"first"]
+    board.words[second_at // 8] = seal
+    assert other.take_events() == [b"second"]
+
+
+def append_for_ever(path):
+    board = Board.attach(path)
+    number = 0
+    while True:
+        batch = [f"{number + n} ".encode() * ((number + n) % 50 + 1) for n in range(3)]
+        number += 3 - board.append_events(batch)
+
+
+def test_a_reader_beside_a_writer_misses_nothing_and_repeats_nothing(board):
+    writer = spawning.Process(target=append_for_ever, args=(board.path,), daemon=True)
+    writer.start()
+    until_s = time.monotonic() + 30.0
+    taken = 0
+    while taken < 20_000:  # the ring turns several times
+        assert time.monotonic() < until_s, "the writer does not write"
+        for record in board.take_events():
+            assert record == f"{taken} ".encode() * (taken % 50 + 1)
+            taken += 1
+    writer.kill()
+    writer.join()

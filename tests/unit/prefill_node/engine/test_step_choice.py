@@ -1,0 +1,380 @@
+"""What runs next: the order, who is held back, who gives up memory, and that nothing ever hangs."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from prefill_node.engine.stepping.step_choice import (
+    ChoiceRules,
+    Queued,
+    Resume,
+    Start,
+    Suspended,
+    Wait,
+    choose,
+)
+from prefill_node.engine.stepping.suspension import SuspendedStep
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.decide import Prefill
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+PLENTY = 1000
+
+
+def rules(join_tokens=1, order=QueueOrder.SEDF):
+    return ChoiceRules(order, LINE, join_tokens)
+
+
+def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):
+    prefill = Prefill(JobId(name), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
+    return Queued(prefill, tokens, 0.0, missing, held)
+
+
+def step_of(number, since_s=0.0, tokens=100):
+    return SuspendedStep(number, {f"of-{number}": tokens}, 0.0, 5, 0.5, 1000, since_s, "", 0.0)
+
+
+def suspended(
+    number, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, held=1, since_s=0.0, arrived_s=0.0, **flags
+):
+    step = step_of(number, since_s, tokens)
+    prefill = Prefill(JobId(f"step:{number}"), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
+    return Suspended(step, prefill, held, **flags)
+
+
+def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, **rest):
+    """In short: the names that start and what is given up for them, the number of the step that goes on."""
+    match choose(list(queue), list(stopped), free, now_s, rules(**rest)):
+        case Start(requests, drop_steps, drop_requests):
+            return [*requests], [*(step.step_id for step in drop_steps), *drop_requests]
+        case Resume(step):
+            return step.step_id
+        case Wait():
+            return None
+
+
+def starts(*names):
+    return [*names], []
+
+
+# Order
+
+
+@pytest.mark.parametrize(
+    ("queue", "stopped", "expected"),
+    [
+        ((), (), None),
+        ((queued("a"),), (), starts("a")),
+        ((), (suspended(1),), 1),
+        ((queued("late", deadline_s=9), queued("soon", deadline_s=5)), (), starts("soon")),
+        ((queued("none"), queued("some", deadline_s=5)), (), starts("some")),
+        ((queued("lost", 9000, deadline_s=5), queued("met", deadline_s=6)), (), starts("met")),
+        ((queued("second", arrived_s=2), queued("first", arrived_s=1)), (), starts("first")),
+        ((queued("a", deadline_s=5),), (suspended(1, deadline_s=9),), starts("a")),
+        ((queued("a", deadline_s=9),), (suspended(1, deadline_s=5),), 1),
+        ((), (suspended(1, deadline_s=9), suspended(2, deadline_s=5)), 2),
+    ],
+)
+def test_the_most_urgent_that_can_be_met_goes_first(queue, stopped, expected):
+    assert chosen(queue, stopped) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, 1),
+        ({"blocked": True}, starts("a")),
+        ({"blocked": True, "overdue": True}, 1),
+        ({"blocked": True, "awaits_arrival": True, "overdue": True}, 1),
+    ],
+    ids=[
+        "its beneficiary is served",
+        "it waits for it",
+        "it has waited for too long",
+        "even for one to come",
+    ],
+)
+def test_a_victim_waits_for_whom_it_made_way_for_but_not_for_ever(flags, expected):
+    assert chosen([queued("a")], [suspended(1, deadline_s=5, **flags)]) == expected
+
+
+def test_a_blocked_step_goes_on_when_nothing_else_can_run():
+    assert chosen(stopped=[suspended(1, blocked=True)]) == 1
+    both = [suspended(1, deadline_s=9, blocked=True), suspended(2, deadline_s=5, blocked=True)]
+    assert chosen(stopped=both) == 2
+    assert chosen([queued("too-large", missing=9, weight=0.5)], both, free=8) == 2
+
+
+def test_the_overdue_step_that_stopped_first_goes_before_everything():
+    stopped = [
+        suspended(1, deadline_s=2, since_s=0.0),
+        suspended(2, since_s=5.0, overdue=True),
+        suspended(3, since_s=4.0, overdue=True, blocked=True),
+    ]
+    assert chosen([queued("urgent", deadline_s=1)], stopped, free=0) == 3
+
+
+def test_a_step_waits_for_its_beneficiary_to_arrive():
+    awaiting = suspended(1, deadline_s=5, blocked=True, awaits_arrival=True)
+    assert chosen(stopped=[awaiting]) is None
+    assert chosen(stopped=[awaiting, suspended(2, deadline_s=9)]) in (None, 2)
+
+
+def test_nothing_less_urgent_starts_while_a_beneficiary_is_about_to_arrive():
+    """It would have to be stopped at once for the one that the replica has just been cleared for."""
+    awaiting = suspended(1, blocked=True, awaits_arrival=True)
+    assert chosen([queued("background", 5000)], [awaiting]) is None
+
+
+def test_work_is_not_given_up_for_somebody_with_time_to_spare_while_its_beneficiary_is_about_to_arrive():
+    awaiting = suspended(1, blocked=True, awaits_arrival=True, held=10)
+    assert chosen([queued("background", missing=5)], [awaiting], free=0) is None
+
+
+# Who shares a step
+
+
+def test_small_prompts_share_a_step_as_far_as_the_tokens_go():
+    queue = [queued(name, 100, deadline_s=due) for name, due in (("c", 30), ("a", 10), ("b", 20))]
+    assert chosen(queue, join_tokens=200) == starts("a", "b")
+    assert chosen(queue, join_tokens=300) == starts("a", "b", "c")
+
+
+def test_nobody_joins_who_makes_another_late():
+    queue = [queued("a", 100, deadline_s=0.15), queued("b", 100, deadline_s=1.0)]
+    assert chosen(queue, join_tokens=1000) == starts("a")
+
+
+def test_nobody_joins_past_a_suspended_step_that_would_go_first():
+    queue = [queued("a", deadline_s=5), queued("b", deadline_s=20)]
+    assert chosen(queue, [suspended(1, deadline_s=10)], join_tokens=1000) == starts("a")
+    assert chosen(queue, [suspended(1, deadline_s=10, blocked=True)], join_tokens=1000) == starts("a", "b")
+
+
+def test_nobody_joins_without_memory():
+    queue = [queued(name, deadline_s=due, missing=4) for name, due in (("a", 5), ("b", 6), ("c", 7))]
+    assert chosen(queue, free=9, join_tokens=1000) == starts("a", "b")
+    assert chosen(queue, free=4, join_tokens=1000) == starts("a")
+
+
+# Memory
+
+
+def test_one_that_does_not_fit_lets_the_next_one_go():
+    queue = [queued("large", deadline_s=5, missing=10), queued("small", deadline_s=6, missing=2)]
+    assert chosen(queue, free=3) == starts("small")
+    assert chosen(queue, free=1) is None
+
+
+def test_one_with_time_to_spare_waits_for_a_suspended_step_to_end():
+    patient = queued("patient", deadline_s=60, missing=10)
+    assert chosen([patient], [suspended(1, deadline_s=90)], free=3) == 1
+    in_a_hurry = queued("in-a-hurry", deadline_s=0.15, missing=10)
+    stopped = [suspended(1, deadline_s=90, held=10)]
+    assert chosen([in_a_hurry], stopped, free=3) == (["in-a-hurry"], [1])
+
+
+URGENT = queued("urgent", deadline_s=0.15, weight=2.0, missing=10)
+HOLDERS = {
+    "the least valuable first": ([suspended(1, weight=2, held=9), suspended(2, weight=1, held=9)], [2]),
+    "then the latest deadline": (
+        [suspended(1, held=9, deadline_s=50), suspended(2, held=9, deadline_s=60)],
+        [2],
+    ),
+    "then the most work left": ([suspended(1, 500, held=9), suspended(2, 900, held=9)], [2]),
+    "no more than needed": ([suspended(1, weight=2, held=20), suspended(2, weight=1, held=20)], [2]),
+    "as many as needed": ([suspended(1, held=5), suspended(2, held=5)], [1, 2]),
+    "never what is worth more": ([suspended(1, weight=3, held=20), suspended(2, held=9)], [2]),
+    "also of the blocked": ([suspended(1, held=9, blocked=True)], [1]),
+}
+
+
+@pytest.mark.parametrize(("stopped", "given_up"), HOLDERS.values(), ids=HOLDERS.keys())
+def test_memory_is_taken_from(stopped, given_up):
+    names, dropped = chosen([URGENT], stopped, free=1)
+    assert names == ["urgent"]
+    assert sorted(dropped) == given_up
+
+
+def test_memory_is_taken_from_a_prompt_between_two_chunks():
+    chunked = queued("chunked", weight=1.0, missing=5, held=9)
+    assert chosen([URGENT, chunked], free=1) == (["urgent"], ["chunked"])
+
+
+def test_nothing_is_given_up_in_vain():
+    """The work of all that may be given up would not be enough."""
+    stopped = [suspended(1, weight=3, held=20), suspended(2, held=8)]
+    assert chosen([URGENT], stopped, free=1) == 1
+
+
+# Nothing hangs
+
+BLOCKS = 12
+TOKENS_PER_BLOCK = 16
+
+
+@dataclass
+class Request:
+    """A prompt and how far it is; it computes `chunk` of its blocks at a time."""
+
+    name: str
+    blocks: int
+    chunk: int
+    weight: float
+    deadline_s: float
+    computed: int = 0
+    held: int = 0
+    stops_left: int = 0
+
+    @property
+    def chunk_end(self):
+        return min(self.blocks, self.computed + self.chunk)
+
+    def allocate(self):
+        self.held = self.chunk_end
+
+
+@dataclass
+class Engine:
+    """A replica's memory and queues, as far as the choice depends on them and they on it.
+
+    A step computes a chunk of each of its requests. It is stopped as long as one of them has `stops_left`
+    and somebody else is there to make way for; then it keeps its blocks.
+    """
+
+    requests: dict[str, Request]
+    order: QueueOrder
+    join_tokens: int
+    now_s: float = 0.0
+    steps: list[SuspendedStep] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    issued: int = 0
+
+    @property
+    def free_blocks(self):
+        return BLOCKS - sum(request.held for request in self.requests.values())
+
+    def choose(self):
+        inside = {name for step in self.steps for name in step.members}
+        queue = [self._queued(request) for request in self.requests.values() if request.name not in inside]
+        stopped = [self._suspended(step) for step in self.steps]
+        return choose(queue, stopped, self.free_blocks, self.now_s, rules(self.join_tokens, self.order))
+
+    def apply(self, choice):
+        match choice:
+            case Resume(step):
+                assert step in self.steps
+                self.steps.remove(step)
+                self._run(step.members)
+            case Start(names, drop_steps, drop_requests):
+                for step in drop_steps:
+                    self.steps.remove(step)
+                    self._start_over(*step.members)
+                self._start_over(*drop_requests)
+                missing = sum(self.requests[name].blocks - self.requests[name].held for name in names)
+                assert missing <= self.free_blocks, "more was started than fits"
+                for name in names:
+                    self.requests[name].allocate()
+                self._run({name: self._tokens(self.requests[name]) for name in names})
+            case Wait():
+                raise AssertionError(f"nothing runs, and left are {self.requests} and {self.steps}")
+
+    def _start_over(self, *names):
+        for name in names:
+            assert self.requests[name].held, "somebody gave up what it did not have"
+            self.requests[name].held = self.requests[name].computed = 0
+
+    def _run(self, members):
+        self.issued += 1
+        self.now_s += LINE.prefill_s(sum(members.values()))
+        requests = [self.requests[name] for name in members]
+        others = sorted(set(self.requests) - set(members))
+        if others and any(request.stops_left for request in requests):
+            for request in requests:
+                request.stops_left = max(0, request.stops_left - 1)
+            beneficiary = others[self.issued % len(others)]
+            self.steps.append(
+                SuspendedStep(self.issued, dict(members), 0.0, 5, 0.5, 1, self.now_s, beneficiary, 0.0)
+            )
+            return
+        for request in requests:
+            request.computed = request.chunk_end
+            if request.computed == request.blocks:
+                del self.requests[request.name]
+                self.done.append(request.name)
+
+    def _tokens(self, request):
+        return (request.chunk_end - request.computed) * TOKENS_PER_BLOCK
+
+    def _prefill(self, key, request, remaining_s):
+        return Prefill(JobId(key), request.weight, request.deadline_s, remaining_s, 0.0)
+
+    def _queued(self, request):
+        tokens = (request.blocks - request.computed) * TOKENS_PER_BLOCK
+        prefill = self._prefill(request.name, request, LINE.prefill_s(tokens))
+        return Queued(prefill, tokens, 0.0, request.blocks - request.held, request.held)
+
+    def _suspended(self, step):
+        members = [self.requests[name] for name in step.members]
+        urgent = min(members, key=lambda request: request.deadline_s)
+        prefill = self._prefill(f"step:{step.step_id}", urgent, LINE.prefill_s(step.tokens) * (1 - step.done))
+        return Suspended(
+            step,
+            prefill,
+            held_blocks=sum(request.held for request in members),
+            blocked=step.yielded_to in self.requests,
+            overdue=self.now_s - step.since_s > 1.0,
+        )
+
+
+deadlines = st.one_of(st.just(math.inf), st.floats(0.01, 3.0))
+prompts = st.builds(
+    Request,
+    name=st.just(""),
+    blocks=st.integers(1, BLOCKS),
+    chunk=st.integers(1, BLOCKS),
+    weight=st.sampled_from([1.0, 2.0, 4.0]),
+    deadline_s=deadlines,
+    stops_left=st.integers(0, 3),
+)
+
+
+@given(
+    st.lists(prompts, min_size=1, max_size=7),
+    st.sampled_from(QueueOrder),
+    st.sampled_from([1, 64, 1000]),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, order, join_tokens, data):
+    """As long as any single prompt fits into the memory, and nobody is awaited who never comes."""
+    named = {}
+    for number, request in enumerate(requests):
+        request.name = f"request-{number}"
+        named[request.name] = request
+    engine = Engine(dict(named), order, join_tokens)
+    for name in data.draw(st.lists(st.sampled_from(sorted(named)), unique=True), label="hold memory"):
+        request = named[name]
+        if request.chunk_end > engine.free_blocks:
+            continue
+        request.allocate()
+        if request.chunk >= request.blocks or data.draw(st.booleans(), label=f"{name} is suspended"):
+            beneficiary = data.draw(st.sampled_from([*sorted(set(named) - {name}), ""]))
+            members = {name: engine._tokens(request)}
+            engine.steps.append(
+                SuspendedStep(-len(engine.steps), members, 0.0, 5, 0.5, 1, 0.0, beneficiary, 0.0)
+            )
+        else:
+            request.computed = request.chunk_end
+    while engine.requests:
+        engine.apply(engine.choose())
+        assert engine.issued < 500, "it goes round in circles"
+    assert sorted(engine.done) == sorted(named), "each ends, once"
+    assert engine.steps == []
+    event(f"steps: {engine.issued // 10 * 10}+")

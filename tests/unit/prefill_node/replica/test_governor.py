@@ -1,0 +1,482 @@
+"""Who waits, what is left of the running step, and what is decided: the governor without a board."""
+
+import dataclasses
+import math
+import statistics
+import time
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.replica.governing.governor import NOBODY, ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.decide import (
+    Keep,
+    KeepReason,
+    Limits,
+    Preempt,
+    PreemptionMode,
+    PreemptionRules,
+    PreemptReason,
+)
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId
+from slo.tiers import CLIENT_TIERS, Tier
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+NOTHING_REACHED = (0, 0)
+BOUNDARIES = 10
+BYTES_PER_TOKEN = 100
+
+
+def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=Tier.BACKGROUND, arrived_s=0.0):
+    return Accepted(JobId(name), tier, tokens, deadline_s, arrived_s)
+
+
+def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):
+    ledger = PrefillLedger(LINE)
+    for each in jobs:
+        ledger.arrived(each)
+    rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
+    return Governor(
+        ledger, WEIGHTS, rules, order, ForwardProfile(PassShape.even(boundaries), BYTES_PER_TOKEN)
+    )
+
+
+def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
+    return StepView(step_id, jobs, tokens, 0.0, from_boundary, started_s=0.0, stoppable=stoppable)
+
+
+def suspended(*jobs, tokens=1000, boundary=5, yielded_to="", since_s=0.0):
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, since_s, yielded_to)
+
+
+def view(step=None, *stopped, **accounts):
+    return SchedulerView(step, stopped, accounts)
+
+
+LONG = job("long", 1000)
+URGENT = job("urgent", 100, deadline_s=0.5, tier=Tier.PREMIUM)
+
+
+# Progress
+
+
+@pytest.mark.parametrize(
+    ("from_boundary", "reached", "remaining_s"),
+    [
+        (0, NOTHING_REACHED, 1.0),
+        (0, (7, 0), 1.0),
+        (0, (7, 4), 0.6),
+        (0, (7, 9), 0.1),
+        (0, (6, 9), 1.0),
+        (0, (8, 9), 1.0),
+        (3, (6, 9), 0.7),
+        (3, (7, 4), 0.6),
+        (3, (7, 0), 1.0),
+    ],
+    ids=[
+        "no step has begun",
+        "at its first boundary",
+        "in the middle",
+        "at its last boundary",
+        "the step before has reached more",
+        "a later step has reached more",
+        "resumed, not begun yet",
+        "resumed, under way",
+        "its checkpoint could not be used",
+    ],
+)
+def test_what_is_left_of_a_step_is_what_lies_behind_its_boundary(from_boundary, reached, remaining_s):
+    step = running("long", from_boundary=from_boundary)
+    assert governor(LONG).remaining_s(step, reached) == pytest.approx(remaining_s)
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_stopped"),
+    [((7, 0), True), ((7, 8), False), ((6, 8), True)],
+    ids=["at its start", "nearly done", "another step was nearly done"],
+)
+def test_a_step_that_is_nearly_done_is_not_stopped(reached, is_stopped):
+    decision = governor(LONG, URGENT).decide(view(running("long")), reached, 0.0)
+    assert isinstance(decision, Preempt) == is_stopped
+
+
+def test_a_forward_pass_without_boundaries_makes_no_progress():
+    assert governor(LONG, boundaries=0).progress(running("long"), (7, 3)) == 0.0
+
+
+# What long and cached prompts take
+
+CURVE = PrefillPredictor(per_token_s=0.001, fixed_s=0.01, per_pair_s=1e-6)
+
+
+def curved(*jobs):
+    curved = governor(*jobs)
+    curved.ledger.predictor = CURVE
+    return curved
+
+
+def test_a_prefix_that_is_expected_to_be_cached_is_no_work_but_is_looked_at():
+    cached = msgspec.structs.replace(job("cached", 1000), cached_tokens=600)
+    everything = msgspec.structs.replace(job("everything", 1000), cached_tokens=1000)
+    waiting = {it.job_id: it.remaining_s for it in curved(cached, everything, LONG).waiting(view(), 0.0)}
+    assert waiting["long"] == pytest.approx(CURVE.prefill_s(1000))
+    assert waiting["cached"] == pytest.approx(CURVE.prefill_s(400, 600))
+    assert waiting["everything"] == pytest.approx(CURVE.prefill_s(1, 999)), "one token is always computed"
+
+
+def test_what_is_computed_counts_more_than_what_was_expected_to_be():
+    cached = msgspec.structs.replace(job("cached", 1000), cached_tokens=600)
+    (waiting,) = curved(cached).waiting(view(cached=JobAccount(0, 0.0, 200)), 0.0)
+    assert waiting.remaining_s == pytest.approx(CURVE.prefill_s(800, 200))
+
+
+def test_a_corrected_predictor_holds_for_those_who_wait_already():
+    asked = curved(LONG)
+    asked.waiting(view(), 0.0)
+    asked.ledger.predictor = CURVE.times(2.0)
+    (waiting,) = asked.waiting(view(), 0.0)
+    assert waiting.remaining_s == pytest.approx(2 * CURVE.prefill_s(1000))
+
+
+def test_the_chunks_behind_a_suspended_one_are_work_too():
+    pairs = 400 * (200 + 200)
+    chunk = SuspendedView(("long",), 400, pairs, 0.5, 5, 500, 0.0, "")
+    (waiting,) = curved(LONG).waiting(view(None, chunk, long=JobAccount(1, 0.0, 200)), 0.0)
+    expected_s = 0.5 * CURVE.prefill_s(400, 200) + CURVE.prefill_s(400, 600)
+    assert waiting.remaining_s == pytest.approx(expected_s)
+
+
+# Who waits
+
+
+def names(prefills):
+    return [prefill.job_id for prefill in prefills]
+
+
+def test_who_runs_does_not_wait():
+    two = governor(LONG, URGENT)
+    assert names(two.waiting(view(running("long")), 0.0)) == ["urgent"]
+    assert names(two.waiting(view(running("long", "urgent")), 0.0)) == []
+    assert names(two.waiting(view(), 0.0)) == ["urgent", "long"]
+
+
+def test_waiters_stand_in_the_order_of_the_queue():
+    many = governor(job("none"), job("late", 900, 0.5), job("second", 100, 3.0), job("first", 100, 2.0))
+    assert names(many.waiting(view(), 0.0)) == ["first", "second", "late", "none"]
+
+
+def test_a_suspended_step_waits_once_for_all_its_members():
+    three = governor(
+        job("a", 400, deadline_s=9.0, tier=Tier.STANDARD),
+        job("b", 600, deadline_s=5.0, tier=Tier.PREMIUM),
+        job("c", 100, deadline_s=20.0),
+    )
+    stopped = suspended("a", "b", tokens=1000, boundary=4)
+    step, other = three.waiting(view(None, stopped), 0.0)
+    assert (step.job_id, step.deadline_s, step.weight) == ("b", 5.0, 6.0)
+    assert step.remaining_s == pytest.approx(0.6), "the rest of the step, not of one member"
+    assert other.job_id == "c"
+
+
+def test_the_most_urgent_member_is_one_that_can_still_be_met():
+    two = governor(job("lost", deadline_s=0.1), job("met", deadline_s=5.0))
+    (step,) = two.waiting(view(None, suspended("lost", "met")), 0.0)
+    assert step.job_id == "met"
+
+
+def test_a_suspended_step_whose_clients_have_all_left_does_not_wait():
+    waiting = governor(LONG).waiting(view(None, suspended("gone", "gone-too")), 0.0)
+    assert names(waiting) == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "yielded_to"),
+    [((LONG, URGENT), "urgent"), ((LONG,), None)],
+    ids=["waits for it", "it is gone"],
+)
+def test_a_suspended_step_is_bound_to_whom_it_made_way_for_while_that_one_is_there(accepted, yielded_to):
+    waiting = governor(*accepted).waiting(view(None, suspended("long", yielded_to="urgent")), 0.0)
+    assert {prefill.job_id: prefill.yielded_to for prefill in waiting}["long"] == yielded_to
+
+
+def test_a_chunk_that_is_done_is_not_counted_again():
+    account = JobAccount(preemptions=1, suspended_s=2.5, computed_tokens=800)
+    (waiter,) = governor(LONG).waiting(view(long=account), 0.0)
+    assert waiter.remaining_s == pytest.approx(0.2)
+    assert (waiter.preemptions, waiter.suspended_s) == (1, 2.5)
+
+
+def test_time_suspended_counts_earlier_suspensions_and_the_open_one():
+    account = JobAccount(preemptions=2, suspended_s=2.5, computed_tokens=0)
+    stopped = suspended("long", since_s=10.0)
+    (waiter,) = governor(LONG).waiting(view(None, stopped, long=account), 14.0)
+    assert (waiter.preemptions, waiter.suspended_s) == (2, pytest.approx(6.5))
+
+
+def test_one_that_has_been_suspended_for_too_long_stands_first():
+    two = governor(LONG, job("urgent", 100, deadline_s=20.0, arrived_s=9.0), max_suspended_s=5.0)
+    waiting = two.waiting(view(None, suspended("long", since_s=4.0)), 9.0)
+    assert names(waiting) == ["long", "urgent"]
+
+
+# What is expected to arrive
+
+
+def test_what_arrives_is_noted_and_expected_again():
+    """What was there before, as warm-up is, and what is noted twice by mistake of nobody, is not."""
+    one = governor(LONG)
+    assert one.forecast.load == 0.0
+    for n in range(100):
+        one.arrived(job(f"job-{n}", 500, deadline_s=n + 1.0, arrived_s=float(n)))
+    assert len(one.ledger.accepted) == 101
+    assert one.forecast.load == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_forecast_orders_the_queue_and_decides():
+    """`long` is worth little for each second; under overload its time is kept for what will come."""
+    two = governor(job("long", 1000, deadline_s=10.0), URGENT, order=QueueOrder.ON_TIME_SET)
+    step = view(running("other", tokens=200))
+    assert isinstance(two.decide(view(running("long")), NOTHING_REACHED, 0.0), Preempt)
+    assert names(two.waiting(step, 0.0)) == ["urgent", "long"]
+    waiters = [job("near", 1200, deadline_s=1.9), job("far", 100, deadline_s=2.0, tier=Tier.PREMIUM)]
+    calm, crowded = (governor(*waiters, order=QueueOrder.ON_TIME_SET) for _ in range(2))
+    for n in range(600):
+        crowded.forecast.arrived(0.2, 4.0, n / 10)
+    assert names(calm.waiting(view(), 0.0)) == ["near", "far"]
+    assert names(crowded.waiting(view(), 0.0)) == ["far", "near"]
+
+
+# Decisions
+
+
+def test_a_long_step_makes_way_for_a_waiter_that_would_be_late():
+    decision = governor(LONG, URGENT).decide(view(running("long")), NOTHING_REACHED, 0.0)
+    assert decision == Preempt(7, JobId("urgent"), PreemptReason.RESCUE)
+
+
+@pytest.mark.parametrize(
+    ("step", "accepted", "reason"),
+    [
+        (running("long"), (LONG,), KeepReason.NOBODY_WAITS),
+        (None, (LONG, URGENT), KeepReason.IDLE),
+        (running("long", stoppable=False), (LONG, URGENT), KeepReason.NOT_STOPPABLE),
+        (running(stoppable=False), (LONG, URGENT), KeepReason.NOT_STOPPABLE),
+        (running("urgent"), (LONG, URGENT), KeepReason.WAITERS_IN_TIME),
+        (running("long"), (LONG, job("lost", 400, deadline_s=0.3)), KeepReason.WAITERS_LOST),
+    ],
+    ids=[
+        "nobody waits",
+        "nothing runs",
+        "it cannot stop",
+        "its members are not known",
+        "none has a deadline",
+        "it would be late anyway",
+    ],
+)
+def test_a_step_goes_on_and_says_why(step, accepted, reason):
+    decision = governor(*accepted).decide(view(step), NOTHING_REACHED, 0.0)
+    assert isinstance(decision, Keep)
+    assert decision.reason is reason
+
+
+def test_nothing_is_decided_before_the_scheduler_has_published_anything():
+    assert governor(LONG, URGENT).decide(None, NOTHING_REACHED, 0.0) == Keep(KeepReason.IDLE)
+
+
+@pytest.mark.parametrize(
+    "off", [{"mode": PreemptionMode.OFF}, {"boundaries": 0}], ids=["mode off", "no boundaries"]
+)
+def test_a_governor_that_is_off_stops_nothing(off):
+    idle = governor(LONG, URGENT, **off)
+    idle.ledger.ended(JobId("long"), abandoned=True)
+    assert not idle.is_on
+    assert idle.decide(view(running("long")), NOTHING_REACHED, 0.0) == Keep(KeepReason.OFF)
+    assert idle.yields_in_s(view(running("long")), NOTHING_REACHED, 0.0) is None
+
+
+def test_a_step_of_no_job_makes_way_for_anybody():
+    """Such as a measurement, or one whose client has left while others of it are still there."""
+    decision = governor(URGENT).decide(view(running("")), NOTHING_REACHED, 0.0)
+    assert decision == Preempt(7, JobId("urgent"), PreemptReason.RESCUE)
+
+
+def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for():
+    """`long` has made way for `urgent`, so `urgent` is not stopped for `long`, however urgent that is."""
+    urgent = job("urgent", 1000, deadline_s=60.0)
+    long = job("long", 100, deadline_s=0.5, tier=Tier.PREMIUM)
+    stopped = suspended("long", tokens=100, yielded_to="urgent")
+    decision = governor(urgent, long).decide(view(running("urgent"), stopped), NOTHING_REACHED, 0.0)
+    assert isinstance(decision, Keep)
+    assert decision.reason is KeepReason.PROTECTED
+
+
+def test_a_suspended_step_can_itself_be_rescued():
+    """Nobody whom it made way for is left, and its deadline comes close."""
+    rescued = job("rescued", 1000, deadline_s=0.7, tier=Tier.PREMIUM)
+    stopped = suspended("rescued", boundary=8)
+    decision = governor(LONG, rescued).decide(view(running("long"), stopped), NOTHING_REACHED, 0.0)
+    assert decision == Preempt(7, JobId("rescued"), PreemptReason.RESCUE)
+
+
+# Abandoned steps
+
+
+def abandon(governed, *names_):
+    for name in names_:
+        governed.ledger.ended(JobId(name), abandoned=True)
+
+
+def test_a_step_is_stopped_when_all_its_clients_have_left_and_not_before():
+    two = governor(job("a"), job("b"))
+    abandon(two, "a")
+    step = view(running("a", "b"))
+    assert isinstance(two.decide(step, NOTHING_REACHED, 0.0), Keep)
+    abandon(two, "b")
+    assert two.decide(step, NOTHING_REACHED, 0.0) == Preempt(7, NOBODY, PreemptReason.ABANDONED)
+    assert two.decide(step, NOTHING_REACHED, 0.0) == Keep(KeepReason.IDLE), "once"
+
+
+def test_a_step_whose_answer_has_arrived_is_not_abandoned():
+    one = governor(job("a"))
+    one.ledger.ended(JobId("a"))
+    assert isinstance(one.decide(view(running("a")), NOTHING_REACHED, 0.0), Keep)
+
+
+@pytest.mark.parametrize("jobs", [("",), ("a", "")], ids=["a measurement", "with a measurement"])
+def test_work_of_no_job_is_not_abandoned(jobs):
+    one = governor(job("a"))
+    abandon(one, "a")
+    assert isinstance(one.decide(view(running(*jobs)), NOTHING_REACHED, 0.0), Keep)
+
+
+def test_an_abandoned_step_is_stopped_whatever_the_limits():
+    one = governor(job("a"), max_preemptions=0, max_suspended_steps=0, max_suspended_bytes=0)
+    abandon(one, "a")
+    decision = one.decide(view(running("a")), NOTHING_REACHED, 0.0)
+    assert decision == Preempt(7, NOBODY, PreemptReason.ABANDONED)
+
+
+# Orders
+
+
+def test_a_step_is_ordered_once_and_the_next_one_anew():
+    two = governor(LONG, URGENT)
+    first = view(running("long", step_id=7))
+    assert isinstance(two.decide(first, NOTHING_REACHED, 0.0), Preempt)
+    assert two.decide(first, NOTHING_REACHED, 0.0) == Keep(KeepReason.IDLE)
+    again = two.decide(view(running("long", step_id=8)), NOTHING_REACHED, 0.0)
+    assert again == Preempt(8, JobId("urgent"), PreemptReason.RESCUE)
+
+
+@given(
+    shown=st.integers(1, 1 << 39),
+    reached=st.tuples(st.integers(0, 1 << 39), st.integers(0, BOUNDARIES - 1)),
+    late_s=st.floats(0.0, 0.4),
+)
+def test_an_order_never_names_another_step_than_the_one_that_was_published(shown, reached, late_s):
+    """So a view that is out of date can only produce an id that matches nothing any more."""
+    decision = governor(LONG, URGENT).decide(view(running("long", step_id=shown)), reached, late_s)
+    if isinstance(decision, Preempt):
+        assert decision.step_id == shown
+
+
+# Timers
+
+
+def test_a_waiter_with_time_to_spare_is_looked_at_again_before_it_is_too_late():
+    patient = job("patient", 100, deadline_s=3.0, tier=Tier.PREMIUM)
+    two = governor(LONG, patient)
+    step = view(running("long"))
+    decision = two.decide(step, NOTHING_REACHED, 0.0)
+    assert isinstance(decision, Keep)
+    assert decision.reason is KeepReason.WAITERS_IN_TIME
+    assert 0.0 < decision.recheck_at_s < 3.0 - 0.1
+    stuck = two.decide(step, NOTHING_REACHED, decision.recheck_at_s)
+    assert stuck == Preempt(7, JobId("patient"), PreemptReason.RESCUE), "the step has made no progress"
+
+
+def test_the_most_critical_of_several_waiters_sets_the_time():
+    def recheck_at_s(*waiters):
+        decision = governor(LONG, *waiters).decide(view(running("long")), NOTHING_REACHED, 0.0)
+        assert isinstance(decision, Keep)
+        return decision.recheck_at_s
+
+    early, late = job("early", 100, deadline_s=3.0), job("late", 100, deadline_s=9.0)
+    assert recheck_at_s(late, early) == recheck_at_s(early) < recheck_at_s(late) < math.inf
+
+
+def test_nobody_with_a_deadline_needs_no_timer():
+    decision = governor(LONG, job("background")).decide(view(running("long")), NOTHING_REACHED, 0.0)
+    assert decision == Keep(KeepReason.WAITERS_IN_TIME, math.inf)
+
+
+# What the router is told
+
+LIMITS = {
+    "stopped too often": {"accounts": {"long": JobAccount(Limits().max_preemptions, 0.0, 0)}},
+    "suspended for too long": {"accounts": {"long": JobAccount(1, Limits().max_suspended_s, 0)}},
+    "too many are suspended": {"stopped": [suspended("other")], "max_suspended_steps": 1},
+    "too much memory is kept": {"stopped": [suspended("other")], "max_suspended_bytes": 100_499},
+    "it cannot stop": {"step": running("long", stoppable=False)},
+    "it ends first": {"reached": (7, 9)},
+    "it would be recomputed": {"mode": PreemptionMode.RECOMPUTE, "reached": (7, 9)},
+    "nothing runs": {"step": None},
+}
+
+
+@pytest.mark.parametrize("case", LIMITS.values(), ids=LIMITS.keys())
+def test_a_step_that_has_reached_a_limit_is_not_said_to_make_way(case):
+    case = dict(case)
+    shown = view(case.pop("step", running("long")), *case.pop("stopped", ()), **case.pop("accounts", {}))
+    reached = case.pop("reached", NOTHING_REACHED)
+    governed = governor(LONG, URGENT, **case)
+    assert governed.yields_in_s(shown, reached, 0.0) is None
+    assert isinstance(governed.decide(shown, reached, 0.0), Keep), "and indeed it does not"
+
+
+@pytest.mark.parametrize(
+    "within", [{}, {"max_suspended_bytes": 100_500, "max_suspended_steps": 2}], ids=["plenty", "just within"]
+)
+def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
+    shown = view(
+        running("long"),
+        suspended("other"),
+        long=JobAccount(Limits().max_preemptions - 1, Limits().max_suspended_s - 1.0, 0),
+    )
+    governed = governor(LONG, job("other"), **within)
+    assert governed.yields_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)
+
+
+# Speed
+
+
+def test_a_decision_takes_less_than_a_millisecond_with_a_hundred_waiting():
+    waiting = [
+        job(f"job-{n}", 100 + n, 60.0 + n % 37, CLIENT_TIERS[n % 3], arrived_s=n * 1e-3) for n in range(100)
+    ]
+    many = governor(LONG, *waiting, order=QueueOrder.ON_TIME_SET)
+    shown = view(running("long"), suspended("job-1", "job-2"), suspended("job-3"))
+    took_s = []
+    for _ in range(200):
+        started_s = time.perf_counter()
+        many.decide(shown, (7, 3), 0.0)
+        took_s.append(time.perf_counter() - started_s)
+    median_us = statistics.median(took_s) * 1e6
+    print(f"median decision with 100 waiting: {median_us:.0f} µs")  # noqa: T201 - shown with pytest -s
+    assert median_us < 5 * 200
+
+
+def test_deciding_changes_nothing_that_was_accepted():
+    two = governor(LONG, URGENT)
+    before = dataclasses.replace(two.ledger, accepted=dict(two.ledger.accepted))
+    two.decide(view(running("long"), suspended("other")), NOTHING_REACHED, 0.0)
+    assert two.ledger.accepted == before.accepted

@@ -1,0 +1,246 @@
+"""What a prefill replica tells the monitor, and what it makes of policies and directives."""
+
+import pytest
+
+from prefill_node.board.events import Passed, Resumed, Stopped, decode
+from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.engine.board_writer import Bulletin
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.governing.monitor_view import replica_seen
+from prefill_node.replica.monitor_link import Monitored
+from slo.monitor.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
+from slo.monitor.policy import ClusterPolicy
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.decide import (
+    Keep,
+    KeepReason,
+    Limits,
+    Preempt,
+    PreemptionMode,
+    PreemptionPolicy,
+    PreemptionRules,
+    PreemptReason,
+)
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
+
+R = ReplicaId("r")
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.05)
+WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+BOUNDARIES = 10
+NOW_S = 100.0
+NOTHING_REACHED = (0, 0)
+
+
+def job(name, tokens=1000, due_in_s=NO_DEADLINE, tier=Tier.BACKGROUND):
+    return Accepted(JobId(name), tier, tokens, NOW_S + due_in_s, NOW_S - 1.0)
+
+
+LONG = job("long", 2000)
+URGENT = job("urgent", 100, 1.1, Tier.PREMIUM)
+
+
+def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits):
+    ledger = PrefillLedger(LINE)
+    for each in jobs:
+        ledger.arrived(each)
+    rules = PreemptionRules(mode=mode, limits=Limits(**limits))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
+
+
+def view(*jobs, suspended=(), accounts=None, guard=0.0, stoppable=True):
+    step = StepView(7, jobs or ("long",), 2000, 0.0, 0, NOW_S, stoppable, guard)
+    return SchedulerView(step, suspended, accounts or {})
+
+
+def order(step_id=7, beneficiary="urgent"):
+    return PreemptDirective(R, step_id, JobId(beneficiary), DirectiveReason.OUT_OF_TIME)
+
+
+# What is told
+
+
+def test_the_running_step_and_everybody_who_waits_are_told_with_their_slack():
+    told = replica_seen(
+        R, governor(LONG, URGENT, job("idle")), view(), (7, 5), KeepReason.WAITERS_IN_TIME, NOW_S
+    )
+    assert told.replica_id == R
+    assert told.step == StepSeen(
+        7, (Tier.BACKGROUND,), pytest.approx(1.0), pytest.approx(0.2), KeepReason.WAITERS_IN_TIME
+    )
+    assert told.waiting == (
+        WaiterSeen(JobId("urgent"), Tier.PREMIUM, pytest.approx(1.0)),
+        WaiterSeen(JobId("idle"), Tier.BACKGROUND, None),
+    )
+
+
+def test_a_step_at_one_of_its_limits_does_not_yield():
+    told = replica_seen(
+        R, governor(LONG, max_preemptions=0), view(), NOTHING_REACHED, KeepReason.MAX_PREEMPTIONS, NOW_S
+    )
+    assert told.step.yields_in_s is None
+
+
+def test_before_the_engine_has_said_anything_there_is_nothing_to_tell():
+    assert replica_seen(R, governor(URGENT), None, NOTHING_REACHED, None, NOW_S).waiting == ()
+    idle = replica_seen(R, governor(URGENT), SchedulerView(None, (), {}), NOTHING_REACHED, None, NOW_S)
+    assert idle.step is None
+    assert [waiter.job_id for waiter in idle.waiting] == ["urgent"]
+
+
+# Directives
+
+
+def test_a_directive_that_makes_sense_is_carried_out_once():
+    watched = governor(LONG, URGENT)
+    decision = watched.direct(order(), view(), NOTHING_REACHED, NOW_S)
+    assert decision == Preempt(7, JobId("urgent"), PreemptReason.DIRECTED)
+    assert watched.direct(order(), view(), NOTHING_REACHED, NOW_S) == Keep(KeepReason.IDLE)
+    assert watched.decide(view(), NOTHING_REACHED, NOW_S) == Keep(KeepReason.IDLE)
+
+
+MADE_WAY = SuspendedView(("urgent",), 100, 0.0, 0.0, 0, 0, NOW_S - 1, "first")
+
+POINTLESS = {
+    "it comes late": (governor(LONG, URGENT), order(6), view(), KeepReason.IDLE),
+    "nothing runs": (governor(URGENT), order(), SchedulerView(None, (), {}), KeepReason.IDLE),
+    "nothing is known": (governor(URGENT), order(), None, KeepReason.IDLE),
+    "the beneficiary is gone": (governor(LONG), order(), view(), KeepReason.NOBODY_WAITS),
+    "the beneficiary runs itself": (
+        governor(LONG, URGENT),
+        order(),
+        view("long", "urgent"),
+        KeepReason.NOBODY_WAITS,
+    ),
+    "the beneficiary is done": (
+        governor(LONG, URGENT),
+        order(),
+        SchedulerView(view().step, (), {}, ("urgent",)),
+        KeepReason.NOBODY_WAITS,
+    ),
+    "it is too late for the beneficiary": (
+        governor(LONG, job("urgent", 100, 0.2, Tier.PREMIUM)),
+        order(),
+        view(),
+        KeepReason.CANNOT_SAVE,
+    ),
+    "the beneficiary has made way itself": (
+        governor(LONG, URGENT, job("first", 100, 5.0)),
+        order(),
+        view(suspended=(MADE_WAY,)),
+        KeepReason.PROTECTED,
+    ),
+    "the step's class would starve": (
+        governor(LONG, URGENT),
+        order(),
+        view(guard=4.0),
+        KeepReason.STARVING,
+    ),
+    "the step has been stopped often enough": (
+        governor(LONG, URGENT, max_preemptions=2),
+        order(),
+        view(accounts={"long": JobAccount(2, 0.0, 0)}),
+        KeepReason.MAX_PREEMPTIONS,
+    ),
+    "the step would be suspended for too long": (
+        governor(LONG, URGENT, max_suspended_s=1.0),
+        order(),
+        view(accounts={"long": JobAccount(1, 0.8, 0)}),
+        KeepReason.MAX_SUSPENDED_TIME,
+    ),
+    "the step cannot be stopped": (
+        governor(LONG, URGENT),
+        order(),
+        view(stoppable=False),
+        KeepReason.NOT_STOPPABLE,
+    ),
+    "nothing can": (governor(LONG, URGENT, boundaries=0), order(), view(), KeepReason.OFF),
+    "nothing may": (governor(LONG, URGENT, mode=PreemptionMode.OFF), order(), view(), KeepReason.OFF),
+}
+
+
+@pytest.mark.parametrize(("watched", "directive", "seen", "why"), POINTLESS.values(), ids=POINTLESS)
+def test_a_directive_that_makes_no_sense_any_more_does_nothing(watched, directive, seen, why):
+    assert watched.direct(directive, seen, NOTHING_REACHED, NOW_S) == Keep(why)
+    assert watched.ordered == 0
+
+
+# Policies
+
+
+def test_a_policy_corrects_the_predictor_and_changes_the_rules_but_neither_mode_nor_limits():
+    watched = governor(URGENT, mode=PreemptionMode.RECOMPUTE, max_preemptions=3)
+    monitored = Monitored(R, watched, lambda: 0.0)
+    before_s = watched.waiting(view(), NOW_S)[0].remaining_s
+    policy = ClusterPolicy(1, preemption=PreemptionPolicy.RESCUE, margin=4.0, corrections={R: 2.0})
+    monitored.follow(policy)
+    assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(2.0)
+    assert watched.ledger.predictor.handoff_s == LINE.handoff_s
+    assert watched.waiting(view(), NOW_S)[0].remaining_s == pytest.approx(2 * before_s)
+    rules = watched.rules
+    assert (rules.policy, rules.margin) == (PreemptionPolicy.RESCUE, 4.0)
+    assert (rules.mode, rules.limits.max_preemptions) == (PreemptionMode.RECOMPUTE, 3)
+
+
+def test_corrections_are_of_the_configured_predictor_and_do_not_multiply():
+    watched = governor()
+    monitored = Monitored(R, watched, lambda: 0.0)
+    monitored.follow(ClusterPolicy(1, corrections={R: 2.0}))
+    monitored.follow(ClusterPolicy(2, corrections={R: 3.0, ReplicaId("other"): 5.0}))
+    assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(3.0)
+    monitored.follow(ClusterPolicy(3))
+    assert watched.ledger.predictor == LINE
+    assert watched.rules == PreemptionRules()
+
+
+def test_a_measured_pass_is_told_beside_both_predictions():
+    monitored = Monitored(R, governor(), lambda: 0.0)
+    monitored.follow(ClusterPolicy(1, corrections={R: 2.0}))
+    told = monitored.measured(Passed(500, 0.0, 1.2))
+    assert (told.predicted_s, told.corrected_s, told.measured_s) == pytest.approx((0.5, 1.0, 1.2))
+
+
+# Measured passes, in the engine
+
+
+@pytest.fixture
+def bulletin(board):
+    bulletin = Bulletin(str(board.path))
+    yield bulletin
+    bulletin.close()
+
+
+def passed(board):
+    notices = [decode(record) for record in board.take_events()]
+    return [notice for notice in notices if isinstance(notice, Passed)]
+
+
+def test_a_step_that_ran_to_its_end_is_measured_once(board, bulletin):
+    bulletin.issued(view(), None)
+    bulletin.ended()
+    assert passed(board) == [], "it may turn out to have been stopped"
+    bulletin.idle(SchedulerView(None, (), {}))
+    bulletin.idle(SchedulerView(None, (), {}))
+    (measured,) = passed(board)
+    assert (measured.tokens, measured.pairs) == (2000, 0.0)
+    assert measured.seconds != 0.0
+    bulletin.issued(view(), None)
+    bulletin.ended()
+    bulletin.issued(view(), None)
+    assert len(passed(board)) == 1
+
+
+def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(board, bulletin):
+    bulletin.issued(view(), None)
+    bulletin.ended()
+    bulletin.notice(
+        Stopped(7, ("long",), "urgent", "rescue", 3, BOUNDARIES, 0.3, 0.3, 2000, 0.0, 100, NOW_S, NOW_S)
+    )
+    bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
+    bulletin.ended()
+    bulletin.idle(SchedulerView(None, (), {}))
+    assert passed(board) == []

@@ -1,0 +1,291 @@
+"""What the scheduler reports becomes metrics, log fields and span events."""
+
+import logging
+
+import pytest
+from opentelemetry import trace
+
+from prefill_node.board.events import Dropped, Resumed, Served, Started, Stopped, encode
+from prefill_node.board.messages import SchedulerView, SuspendedView
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.decide import KeepReason
+from slo.request import JobId
+from slo.tiers import Tier
+from telemetry.catalogue import Kind
+
+LINE = PrefillPredictor(per_token_s=0.0005, fixed_s=0.0, per_pair_s=5e-7)
+
+
+class Instruments:
+    """Notes what is recorded; refuses what the real ones refuse, and labels that the catalogue lacks."""
+
+    def __init__(self):
+        self.recorded = []
+
+    def count(self, metric, value=1.0, **labels):
+        self._note(Kind.COUNTER, metric, value, labels)
+
+    def observe(self, metric, value, **labels):
+        self._note(Kind.HISTOGRAM, metric, value, labels)
+
+    def set(self, metric, value, **labels):
+        self._note(Kind.GAUGE, metric, value, labels)
+
+    def _note(self, kind, metric, value, labels):
+        assert metric in METRICS
+        assert metric.kind is kind
+        assert set(labels) == set(metric.labels)
+        name = metric.name.removeprefix("slackserve_").removesuffix("_seconds")
+        if kind is not Kind.COUNTER or value:
+            self.recorded.append((name, pytest.approx(value), *labels.values()))
+
+
+class Span(trace.NonRecordingSpan):
+    def __init__(self):
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        self.events = []
+
+    def add_event(self, name, attributes=None, timestamp=None):
+        self.events.append((name, attributes))
+
+
+class Board:
+    """What the ranks have counted."""
+
+    ranks = 2
+
+    def __init__(self, reached=0, timeouts=(0, 0)):
+        self.reached, self.timeouts = reached, timeouts
+
+    def boundaries_reached(self, rank):
+        return self.reached * (rank + 1)
+
+    def vote_timeouts(self, rank):
+        return self.timeouts[rank]
+
+
+@pytest.fixture
+def ledger():
+    ledger = PrefillLedger(LINE)
+    ledger.arrived(Accepted(JobId("urgent"), Tier.PREMIUM, 100, 9.0, 4.0))
+    return ledger
+
+
+@pytest.fixture
+def instruments():
+    return Instruments()
+
+
+@pytest.fixture
+def record(instruments, ledger):
+    return PreemptionRecord(instruments, ledger)
+
+
+def followed(record, *jobs):
+    """The spans of jobs, from now on."""
+    spans = {job: Span() for job in jobs}
+    for job, span in spans.items():
+        with trace.use_span(span):
+            record.follow(JobId(job))
+    return spans
+
+
+def stopped(
+    jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary=3, done=0.25, reason="rescue"
+):
+    return Stopped(
+        step_id=7,
+        jobs=jobs,
+        beneficiary=beneficiary,
+        reason=reason,
+        boundary=boundary,
+        boundaries=12,
+        computed=boundary / 12,
+        done=done,
+        tokens=1000,
+        pairs=1e6,
+        checkpoint_bytes=checkpoint_bytes,
+        ordered_s=4.5,
+        stopped_s=5.0,
+    )
+
+
+RESUMED = Resumed(("long",), 3, suspended_s=2.0, issued_s=7.0, first_operator_s=7.25)
+SERVED = Served("urgent", stopped_s=5.0, first_operator_s=5.125)
+DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000, pairs=1e6)
+
+METRICS_OF = {
+    "kept": (
+        stopped(),
+        [
+            ("preemptions", 1, "kept", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+        ],
+    ),
+    "to be recomputed": (
+        stopped(checkpoint_bytes=0),
+        [
+            ("preemptions", 1, "recompute", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+            ("prefill_work_lost", 0.25, "recompute"),
+        ],
+    ),
+    "within a half layer": (
+        stopped(boundary=4),
+        [
+            ("preemptions", 1, "kept", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+            ("prefill_work_lost", 1 / 12, "operator"),
+        ],
+    ),
+    "within the first half layer, which starts over": (
+        stopped(boundary=1, done=0.0, checkpoint_bytes=0),
+        [
+            ("preemptions", 1, "kept", "rescue"),
+            ("preemption_order_to_stop", 0.5),
+            ("preemption_arrival_to_stop", 1.0),
+            ("prefill_work_lost", 1 / 12, "operator"),
+        ],
+    ),
+    "for nobody": (
+        stopped(jobs=(), beneficiary="", reason="abandoned"),
+        [
+            ("preemptions", 1, "abandoned", "abandoned"),
+            ("preemption_order_to_stop", 0.5),
+            ("prefill_work_lost", 0.25, "abandoned"),
+        ],
+    ),
+    "for somebody who has left": (
+        stopped(beneficiary="gone"),
+        [("preemptions", 1, "kept", "rescue"), ("preemption_order_to_stop", 0.5)],
+    ),
+    "resumed": (RESUMED, [("prefill_suspended", 2.0), ("preemption_resume_overhead", 0.25)]),
+    "served": (SERVED, [("preemption_stop_to_service", 0.125)]),
+    "dropped": (DROPPED, [("prefill_work_lost", 0.25, "memory")]),
+}
+
+
+def test_what_the_prefix_cache_held_is_passed_on(instruments, ledger):
+    told = []
+    PreemptionRecord(instruments, ledger, started=told.append).take([encode(Started("a", 512))])
+    assert told == [Started("a", 512)]
+    assert instruments.recorded == []
+
+
+@pytest.mark.parametrize(("notice", "expected"), METRICS_OF.values(), ids=METRICS_OF.keys())
+def test_metrics(notice, expected, record, instruments):
+    record.follow(JobId("urgent"))
+    record.take([encode(notice)])
+    assert sorted(instruments.recorded, key=str) == sorted(
+        [(name, pytest.approx(value), *labels) for name, value, *labels in expected], key=str
+    )
+
+
+@pytest.mark.parametrize(
+    ("notice", "job", "event"),
+    [
+        (stopped(), "long", "prefill_stopped"),
+        (RESUMED, "long", "prefill_resumed"),
+        (SERVED, "urgent", "prefill_served"),
+        (DROPPED, "long", "prefill_dropped"),
+    ],
+)
+def test_the_spans_of_those_concerned_get_an_event_and_no_others(notice, job, event, record):
+    spans = followed(record, "long", "urgent", "other")
+    record.take([encode(notice)])
+    assert [name for name, _ in spans[job].events] == [event]
+    assert not any(span.events for name, span in spans.items() if name != job)
+
+
+def test_a_stop_says_where_why_and_for_whom(record):
+    span = followed(record, "long")["long"]
+    record.take([encode(stopped())])
+    (_, fields), *_ = span.events
+    assert fields["boundary"] == 3
+    assert fields["boundaries"] == 12
+    assert fields["reason"] == "rescue"
+    assert fields["beneficiary"] == "urgent"
+    assert fields["stop_ms"] == pytest.approx(500.0)
+
+
+def test_each_member_of_a_step_is_told(record):
+    spans = followed(record, "long", "short")
+    record.take([encode(stopped(jobs=("long", "short"))), encode(RESUMED)])
+    assert [name for name, _ in spans["long"].events] == ["prefill_stopped", "prefill_resumed"]
+    assert [name for name, _ in spans["short"].events] == ["prefill_stopped"]
+
+
+def test_nothing_is_said_of_jobs_that_have_ended(record):
+    span = followed(record, "long")["long"]
+    record.leave(JobId("long"))
+    record.leave(JobId("never-here"))
+    record.take([encode(stopped())])
+    assert span.events == []
+    assert record._spans == {}
+
+
+def test_what_happens_is_logged_with_the_jobs(record, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="ray.serve"):
+        record.take([encode(stopped(jobs=("long", "short")))])
+    assert "prefill_stopped jobs=long,short" in caplog.text
+
+
+def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, instruments):
+    record.votes(Board(reached=10, timeouts=(0, 1)))
+    record.votes(Board(reached=10, timeouts=(0, 1)))
+    record.votes(Board(reached=25, timeouts=(1, 1)))
+    assert instruments.recorded == [("votes", 10), ("vote_timeouts", 1), ("votes", 15), ("vote_timeouts", 1)]
+
+
+@pytest.mark.parametrize(
+    ("view", "steps", "kept_bytes"),
+    [
+        (None, 0, 0),
+        (SchedulerView(None, (), {}), 0, 0),
+        (
+            SchedulerView(
+                None,
+                (
+                    SuspendedView(("a",), 100, 0.0, 0.25, 3, 500, 0.0, ""),
+                    SuspendedView(("b", "c"), 100, 0.0, 0.25, 3, 250, 0.0, ""),
+                ),
+                {},
+            ),
+            2,
+            750,
+        ),
+    ],
+)
+def test_what_is_suspended_now(view, steps, kept_bytes, record, instruments):
+    record.suspended(view)
+    assert instruments.recorded == [
+        ("prefill_suspended_steps", steps),
+        ("prefill_suspended_bytes", kept_bytes),
+    ]
+
+
+def test_decisions_and_their_reasons(record, instruments):
+    record.decided(0.0001)
+    record.kept(KeepReason.WOULD_HARM)
+    record.available(is_available=True)
+    record.available(is_available=False)
+    assert instruments.recorded == [
+        ("governor_decision", 0.0001),
+        ("preemption_refusals", 1, "would_harm"),
+        ("preemption_available", 1),
+        ("preemption_available", 0),
+    ]
+
+
+def test_a_beneficiary_that_has_ended_before_the_stop_was_taken_in_still_counts(record, instruments, ledger):
+    """As when it is short and nothing else happens meanwhile: its own end is what wakes the replica."""
+    followed(record, "urgent")
+    ledger.ended(JobId("urgent"))
+    record.take([encode(stopped())])
+    assert ("preemption_arrival_to_stop", 1.0) in instruments.recorded

@@ -1,0 +1,197 @@
+"""What a replica tells the router and people about its work."""
+
+import math
+
+import pytest
+
+from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.governing.snapshot import load, snapshot
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.decide import Limits, PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId
+from slo.tiers import Tier
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+NOW_S = 100.0
+NOTHING_REACHED = (0, 0)
+BOUNDARIES = 10
+
+
+def job(name, tokens=1000, deadline_s=NO_DEADLINE, tier=Tier.BACKGROUND):
+    return Accepted(JobId(name), tier, tokens, deadline_s, 0.0)
+
+
+def governor(*jobs, boundaries=BOUNDARIES, **limits):
+    ledger = PrefillLedger(LINE)
+    for each in jobs:
+        ledger.arrived(each)
+    rules = PreemptionRules(limits=Limits(**limits))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
+
+
+def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
+    return StepView(7, jobs, tokens, 0.0, from_boundary, started_s)
+
+
+def suspended(*jobs, tokens=1000, boundary=4, yielded_to=""):
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, 98.0, yielded_to)
+
+
+def view(step=None, *stopped, **accounts):
+    return SchedulerView(step, stopped, accounts)
+
+
+def left(told):
+    return {job.job_id: job.tokens for job in told.jobs}
+
+
+# For the router
+
+TOKENS = {
+    "nothing is known yet": (None, {"a": 1000, "b": 1000, "c": 1000}),
+    "all wait": (view(), {"a": 1000, "b": 1000, "c": 1000}),
+    "one runs": (view(running("a")), {"a": 1000, "b": 1000, "c": 1000}),
+    "two run together": (view(running("b", "a", tokens=2000)), {"a": 0, "b": 2000, "c": 1000}),
+    "one is suspended": (view(None, suspended("a")), {"a": 600, "b": 1000, "c": 1000}),
+    "two are suspended together": (
+        view(running("c"), suspended("b", "a", tokens=2000)),
+        {"a": 0, "b": 1200, "c": 1000},
+    ),
+    "one waits between two chunks": (
+        view(running("b"), a=JobAccount(1, 0.0, 700)),
+        {"a": 300, "b": 1000, "c": 1000},
+    ),
+    "one with a suspended step that starts over": (
+        view(None, suspended("a", boundary=0)),
+        {"a": 1000, "b": 1000, "c": 1000},
+    ),
+    "the engine has jobs that have ended here": (
+        view(running("gone", "b", tokens=1500), suspended("gone-too"), gone=JobAccount(1, 0.0, 5)),
+        {"a": 1000, "b": 1500, "c": 1000},
+    ),
+}
+
+
+@pytest.mark.parametrize(("shown", "expected"), TOKENS.values(), ids=TOKENS.keys())
+def test_tokens_still_to_compute(shown, expected):
+    assert left(load(governor(job("a"), job("b"), job("c")), shown, NOTHING_REACHED, NOW_S)) == expected
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        view(running("a", tokens=1000), a=JobAccount(0, 0.0, 1000)),
+        view(None, suspended("a", tokens=1000, boundary=0), a=JobAccount(1, 0.0, 0)),
+    ],
+    ids=["its first chunk runs", "its first chunk is suspended"],
+)
+def test_the_chunks_behind_the_one_that_runs_are_still_to_compute(shown):
+    assert left(load(governor(job("a", tokens=5000)), shown, NOTHING_REACHED, NOW_S)) == {"a": 5000}
+
+
+@pytest.mark.parametrize(
+    ("from_boundary", "reached", "done_s"),
+    [(0, NOTHING_REACHED, 0.0), (0, (7, 3), 0.3), (0, (6, 3), 0.0), (5, (6, 3), 0.5), (5, (7, 8), 0.8)],
+    ids=["just issued", "under way", "the step before was", "resumed", "resumed, under way"],
+)
+def test_the_running_pass_is_credited_with_its_progress_and_not_with_its_time(from_boundary, reached, done_s):
+    shown = view(running("a", from_boundary=from_boundary, started_s=10.0))
+    told = load(governor(job("a")), shown, reached, NOW_S)
+    assert told.running == "a"
+    assert told.running_for_s == pytest.approx(done_s)
+
+
+def test_a_pass_whose_clients_have_left_is_not_told():
+    told = load(governor(job("a")), view(running("gone")), NOTHING_REACHED, NOW_S)
+    assert (told.running, told.running_for_s, told.yields_in_s) == (None, 0.0, None)
+
+
+def test_budgets_are_what_is_left_of_the_deadlines():
+    told = load(
+        governor(job("a", deadline_s=103.5), job("b"), job("c", deadline_s=99.0)), None, (0, 0), NOW_S
+    )
+    assert [each.budget_s for each in told.jobs] == [3.5, None, -1.0]
+    assert [each.tier for each in told.jobs] == [Tier.BACKGROUND] * 3
+
+
+@pytest.mark.parametrize(
+    ("rest", "yields_in_s"),
+    [
+        ({}, 0.1),
+        ({"max_preemptions": 0}, None),
+        ({"max_suspended_s": 1.0}, None),
+        ({"max_suspended_steps": 0}, None),
+        ({"max_suspended_bytes": 1}, None),
+        ({"boundaries": 0}, None),
+    ],
+)
+def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_reached(rest, yields_in_s):
+    shown = view(running("a"), a=JobAccount(1, 2.0, 1000))
+    assert load(governor(job("a"), **rest), shown, (7, 3), NOW_S).yields_in_s == (
+        None if yields_in_s is None else pytest.approx(yields_in_s)
+    )
+
+
+# For people
+
+
+def test_before_the_engine_has_published_anything():
+    assert snapshot(governor(job("a")), None, NOTHING_REACHED, NOW_S) == {
+        "preemptible": False,
+        "step": None,
+        "queue": [],
+        "suspended": [],
+    }
+
+
+def test_the_step_the_queue_and_what_is_suspended():
+    governed = governor(
+        job("a", deadline_s=NO_DEADLINE),
+        job("b", 500, deadline_s=102.0, tier=Tier.PREMIUM),
+        job("c", 100, deadline_s=101.0, tier=Tier.STANDARD),
+    )
+    shown = snapshot(governed, view(running("a"), suspended("b", tokens=500, yielded_to="c")), (7, 3), NOW_S)
+    assert shown["preemptible"] is True
+    step = shown["step"]
+    assert step["jobs"] == [{"job": "a", "tier": "background", "tokens": 1000, "budget_s": None}]
+    assert (step["progress"], step["running_for_s"]) == (0.3, 1.0)
+    assert step["remaining_s"] == pytest.approx(0.7)
+    assert [(each["job"], each["slack_s"]) for each in shown["queue"]] == [
+        ("c", pytest.approx(0.9)),
+        ("b", pytest.approx(1.7)),
+    ]
+    assert shown["suspended"] == [
+        {
+            "jobs": [{"job": "b", "tier": "premium", "tokens": 500, "budget_s": 2.0}],
+            "progress": 0.4,
+            "tokens": 500,
+            "bytes": 500,
+            "for_s": 2.0,
+            "yielded_to": "c",
+        }
+    ]
+
+
+def test_jobs_that_are_not_known_here_are_shown_by_their_name_only():
+    step = snapshot(governor(), view(running("gone")), NOTHING_REACHED, NOW_S)["step"]
+    assert step["jobs"] == [{"job": "gone", "tier": "", "tokens": 0, "budget_s": None}]
+
+
+def test_nothing_infinite_leaves_the_replica():
+    governed = governor(job("a"), job("b"))
+    shown = snapshot(governed, view(running("a"), suspended("b")), NOTHING_REACHED, NOW_S)
+
+    def numbers(value):
+        if isinstance(value, dict):
+            value = value.values()
+        elif not isinstance(value, list):
+            return [value] if isinstance(value, float) else []
+        return [number for item in value for number in numbers(item)]
+
+    assert all(math.isfinite(number) for number in numbers(shown))

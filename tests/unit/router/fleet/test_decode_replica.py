@@ -1,0 +1,72 @@
+import pytest
+
+from router.fleet.decode_replica import DecodeReplica, KvLink, PaceModel, choose_decode
+from slo.reports import DecodeReported
+from slo.request import ReplicaId
+
+LINK = KvLink(bytes_per_token=100_000, bytes_ps=1e9, latency_s=0.01)
+
+
+def replica(name, kv_usage=0.0, running=0, **rest):
+    known = DecodeReplica(ReplicaId(name))
+    known.reported(DecodeReported(ReplicaId(name), kv_usage, running, **rest), 0.0)
+    return known
+
+
+def chosen(*replicas, tokens=1000, tpot_s=None, link=None):
+    found = choose_decode(replicas, tokens, tpot_s, link)
+    return None if found is None else found.replica_id
+
+
+SLOW = {"running": 9, "tpot_s": 0.05}
+QUICK = {"kv_usage": 0.5, "running": 9, "tpot_s": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "asked", "expected"),
+    [
+        ({"kv_usage": 0.8}, {"kv_usage": 0.1, "running": 50}, {}, "second"),
+        ({"kv_usage": 0.11, "running": 3}, {"kv_usage": 0.14, "running": 2}, {}, "second"),
+        ({"kv_usage": 0.1, "kv_tokens": 1000}, {"kv_usage": 0.5, "kv_tokens": 9000}, {}, "second"),
+        ({"link_bytes_ps": 1e8}, {"kv_usage": 0.4}, {"link": LINK}, "second"),
+        ({"link_bytes_ps": 1e8}, {"kv_usage": 0.4}, {}, "first"),
+        (SLOW, QUICK, {"tpot_s": 0.04}, "second"),
+        (SLOW, QUICK, {}, "first"),
+    ],
+    ids=[
+        "the emptier",
+        "of about equally empty ones the less busy",
+        "with headroom for the prompt",
+        "over the faster link",
+        "a link matters only when there is a profile",
+        "that keeps the pace",
+        "the pace matters only to those who ask for one",
+    ],
+)  # fmt: skip
+def test_decode_goes_to_the_replica(first, second, asked, expected):
+    assert chosen(replica("first", **first), replica("second", **second), **asked) == expected
+
+
+def test_of_none_there_is_none():
+    assert chosen() is None
+
+
+def test_what_was_sent_there_counts_until_the_next_report():
+    known = replica("first", kv_usage=0.5, kv_tokens=10_000)
+    known.placed(4000)
+    assert known.usage_with(1000) == pytest.approx(1.0)
+    known.reported(DecodeReported(known.replica_id, 0.9, 1, kv_tokens=10_000), 1.0)
+    assert known.usage_with(1000) == pytest.approx(1.0)
+
+
+def test_the_pace_is_learned_as_a_line():
+    pace = PaceModel()
+    assert pace.tpot_s(5) is None
+    for running in (4, 8, 16, 8, 4, 16) * 5:
+        pace.observe(running, 0.01 + 0.001 * running)
+    assert pace.tpot_s(12) == pytest.approx(0.022)
+    assert pace.tpot_s(32) == pytest.approx(0.042)
+
+
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
+    assert LINK.transfer_s(1000) == pytest.approx(0.01 + 0.1)

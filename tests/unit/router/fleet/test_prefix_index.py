@@ -1,0 +1,137 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.http.prefix_hashes import BLOCK_BYTES, BLOCK_TOKENS, MOST_BLOCKS, prefix_hashes
+from router.fleet.prefix_index import PrefixIndex
+from slo.request import ReplicaId
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Body:
+    """A request's body, as far as its prompt goes."""
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+def test_leading_blocks_count_until_the_first_gap():
+    index = PrefixIndex()
+    index.placed(A, [1, 2, 3], 100)
+    index.placed(B, [1, 9], 100)
+    assert index.cached_blocks([1, 2, 3, 4]) == {A: 3, B: 1}
+    assert index.cached_blocks([2, 3]) == {A: 2}
+    assert index.cached_blocks([7]) == {}
+    assert index.cached_blocks([]) == {}
+
+
+def test_the_least_recently_used_goes_first_and_of_a_prompt_its_end():
+    index = PrefixIndex()
+    index.resize(A, 400)
+    index.placed(A, [1, 2], 100)
+    index.placed(A, [3, 4, 5], 100)
+    assert index.cached_blocks([1, 2]) == {A: 1}
+    index.placed(A, [1], 100)
+    index.placed(A, [6, 7], 100)
+    assert index.cached_blocks([1]) == {A: 1}
+    assert index.cached_blocks([3, 4, 5]) == {A: 1}
+
+
+def test_a_replica_corrects_what_is_believed_of_it():
+    index = PrefixIndex()
+    index.placed(A, [1, 2, 3], 100)
+    index.evicted(A, [2, 77])
+    assert index.cached_blocks([1, 2, 3]) == {A: 1}
+    index.stored(A, [2], 100)
+    assert index.cached_blocks([1, 2, 3]) == {A: 3}
+    index.forget(A)
+    assert index.cached_blocks([1, 2, 3]) == {}
+    assert len(index) == 0
+
+
+def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, range(10), 100)
+    for _ in range(5):
+        index.found(A, expected_tokens=500, cached_tokens=0)
+    assert index.tokens_of(A) < 1000
+    shrunk = index.tokens_of(A)
+    for _ in range(200):
+        index.found(A, expected_tokens=500, cached_tokens=500)
+    index.placed(A, range(10), 100)
+    assert shrunk < index.tokens_of(A) <= 1000
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["placed", "evicted", "forget", "resize", "found"]),
+        st.sampled_from([A, B]),
+        st.lists(st.integers(0, 30), max_size=12, unique=True),
+        st.integers(0, 2000),
+    ),
+    max_size=40,
+)
+
+
+@given(CHANGES)
+def test_it_stays_within_the_capacity_and_agrees_with_itself(changes):
+    index, capacity = PrefixIndex(), {A: 1000, B: 1000}
+    index.resize(A, 1000)
+    index.resize(B, 1000)
+    for what, replica, blocks, number in changes:
+        match what:
+            case "placed":
+                index.placed(replica, blocks, 100)
+            case "evicted":
+                index.evicted(replica, blocks)
+            case "forget":
+                index.forget(replica)
+                index.resize(replica, capacity[replica])
+            case "resize":
+                capacity[replica] = number
+                index.resize(replica, number)
+            case "found":
+                index.found(replica, number, 500)
+        for one, limit in capacity.items():
+            assert 0 <= index.tokens_of(one) <= limit
+            held = [block for block in range(31) if one in index.cached_blocks([block])]
+            assert index.tokens_of(one) == pytest.approx(100 * len(held))
+    assert len(index) == sum(len(index.cached_blocks([block])) for block in range(31))
+
+
+# What ingresses hash
+
+
+def test_equal_prefixes_of_tokens_have_equal_hashes():
+    one = prefix_hashes(Body(prompt=[*range(300)]))
+    other = prefix_hashes(Body(prompt=[*range(BLOCK_TOKENS), *range(900, 1100)]))
+    assert one.block == other.block == BLOCK_TOKENS
+    assert len(one.hashes) == len(other.hashes) == 2
+    assert one.hashes[0] == other.hashes[0]
+    assert one.hashes[1] != other.hashes[1]
+
+
+def test_a_block_after_another_beginning_is_another_block():
+    tail = "x" * BLOCK_BYTES
+    one = prefix_hashes(Body(prompt="a" * BLOCK_BYTES + tail))
+    other = prefix_hashes(Body(prompt="b" * BLOCK_BYTES + tail))
+    assert one.hashes[1] != other.hashes[1]
+
+
+def test_a_conversation_that_goes_on_keeps_its_prefix():
+    turns = [{"role": "system", "content": "s" * 600}, {"role": "user", "content": "u" * 600}]
+    more = [*turns, {"role": "assistant", "content": [{"type": "text", "text": "t" * 600}]}]
+    before, after = (prefix_hashes(Body(messages=messages)).hashes for messages in (turns, more))
+    assert len(before) == 2
+    assert after[:2] == before
+    assert len(after) == 3
+    assert prefix_hashes(Body(messages=more, tools=[{"name": "f" * 600}])).hashes[0] != before[0]
+
+
+def test_hashes_are_capped_and_short_or_many_prompts_have_none():
+    assert len(prefix_hashes(Body(prompt="x" * 10_000_000)).hashes) == MOST_BLOCKS
+    assert prefix_hashes(Body(prompt="short")).hashes == ()
+    assert prefix_hashes(Body(prompt=["a" * 600, "b" * 600])).hashes == ()
+    assert prefix_hashes(Body(prompt=[])).hashes == ()

@@ -1,0 +1,296 @@
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.core import RouterCore, RouterLimits
+from router.messages import Placed, PlacementReason, PlacementRequested, Rejected
+from router.placement.policies import LeastSlackLoss
+from slo.errors import RejectionReason
+from slo.objectives import Objective
+from slo.predict.prefill_time import PrefillPredictor
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
+from slo.request import JobId, ReplicaId
+from slo.tiers import CLIENT_TIERS, Tier, TierPolicy
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
+POLICIES = {
+    Tier.PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
+    Tier.STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
+    Tier.BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
+}
+
+
+def core(prefill=2, decode=1, now_s=0.0, stale_after_s=100.0):
+    router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(stale_after_s=stale_after_s))
+    for n in range(prefill):
+        router.prefill_reported(report(f"prefill-{n}"), now_s)
+    for n in range(decode):
+        router.decode_reported(DecodeReported(ReplicaId(f"decode-{n}"), 0.0, 0), now_s)
+    return router
+
+
+def report(replica, *jobs, **rest):
+    return PrefillReported(ReplicaId(replica), LINE, tuple(jobs), rest.pop("running", None), 0.0, **rest)
+
+
+def request(number, tokens, tier=Tier.STANDARD, ttft_s=..., explicit=False, **rest):
+    objective = Objective(tier, POLICIES[tier].ttft_s if ttft_s is ... else ttft_s, None)
+    return PlacementRequested(JobId(f"job-{number}"), objective, explicit, tokens, 0, **rest)
+
+
+def test_an_idle_fleet_is_predicted_exactly():
+    placed = core().place(request(1, 1000), 0.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(1.0 + 0.1)
+    assert placed.slack_s == pytest.approx(2.0 - 1.1)
+    assert placed.handoff_s == 0.1
+    assert placed.reason is PlacementReason.NOBODY_LATE
+
+
+def test_work_goes_where_it_ends_first():
+    router = core()
+    first = router.place(request(1, 1000), 0.0)
+    second = router.place(request(2, 1000), 0.0)
+    assert first.prefill_replica != second.prefill_replica
+
+
+def test_an_urgent_request_is_predicted_to_overtake_waiting_ones():
+    router = core(prefill=1)
+    router.place(request(1, 1500, Tier.BACKGROUND), 0.0)
+    router.place(request(2, 1500, Tier.BACKGROUND), 0.0)
+    urgent = router.place(request(3, 100, Tier.PREMIUM), 0.0)
+    assert urgent.predicted_ttft_s == pytest.approx(0.1 + 0.1)
+
+
+def test_it_does_not_overtake_the_one_that_runs():
+    router = core(prefill=1)
+    running = OutstandingJob(JobId("job-1"), Tier.BACKGROUND, 1500, None)
+    router.prefill_reported(report("prefill-0", running, running=JobId("job-1")), 0.0)
+    urgent = router.place(request(3, 100, Tier.PREMIUM), 0.5)
+    assert urgent.predicted_ttft_s == pytest.approx(1.0 + 0.1 + 0.1)
+
+
+def test_a_place_that_makes_others_late_is_avoided():
+    router = core(prefill=2)
+    tight = OutstandingJob(JobId("tight"), Tier.PREMIUM, 1000, 1.05)
+    long = OutstandingJob(JobId("long"), Tier.BACKGROUND, 500, None)
+    router.prefill_reported(report("prefill-0", tight), 0.0)
+    router.prefill_reported(report("prefill-1", long, running=JobId("long")), 0.0)
+    placed = router.place(request(1, 300, ttft_s=1.0, explicit=True), 0.0)
+    assert placed.prefill_replica == "prefill-1"
+    assert placed.reason is PlacementReason.NOBODY_LATE
+
+
+def test_when_somebody_must_be_late_the_least_valuable_lateness_is_chosen():
+    router = core(prefill=2)
+    premium = OutstandingJob(JobId("premium"), Tier.PREMIUM, 1000, 1.05)
+    standard = OutstandingJob(JobId("standard"), Tier.STANDARD, 1000, 1.05)
+    router.prefill_reported(report("prefill-0", premium), 0.0)
+    router.prefill_reported(report("prefill-1", standard), 0.0)
+    placed = router.place(request(1, 300, ttft_s=1.0, explicit=True), 0.0)
+    assert placed.prefill_replica == "prefill-1"
+    assert placed.reason is PlacementReason.LEAST_HARM
+
+
+def test_a_deadline_that_cannot_be_met_even_alone_is_refused_behind_the_backlog():
+    router = core(prefill=1)
+    assert router.place(request(1, 100, ttft_s=0.15, explicit=True), 0.0) == Rejected(
+        RejectionReason.DEADLINE_INFEASIBLE, pytest.approx(0.05), pytest.approx(0.2), 0.15
+    )
+    router.place(request(2, 1000, ttft_s=10.0), 0.0)
+    behind = router.place(request(3, 100, ttft_s=0.15, explicit=True), 0.0)
+    assert behind.retry_after_s == pytest.approx(1.05)
+
+
+def test_lost_requests_do_not_stand_in_the_way_of_one_that_can_be_met():
+    router = core(prefill=1)
+    for n in range(5):
+        router.place(request(n, 1000, Tier.PREMIUM), 0.0)
+    placed = router.place(request(9, 500, ttft_s=2.0, explicit=True), 0.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(0.5 + 0.1)
+
+
+def test_a_router_that_has_just_started_refuses_nobody():
+    router = RouterCore(POLICIES, LeastSlackLoss(), started_s=100.0)
+    assert router.place(request(1, 10), 101.0).reason is RejectionReason.NOT_SETTLED
+    assert router.place(request(1, 10), 104.0).reason is RejectionReason.NO_REPLICA
+
+
+def test_retry_after_is_the_backlog_that_has_to_go_first():
+    router = core(prefill=1)
+    running = OutstandingJob(JobId("long"), Tier.BACKGROUND, 30_000, None)
+    router.prefill_reported(report("prefill-0", running, running=JobId("long")), 0.0)
+    decision = router.place(request(1, 1000, ttft_s=2.0, explicit=True), 0.0)
+    assert decision.retry_after_s == pytest.approx(30.0 + 1.0 + 0.1 - 2.0)
+    assert isinstance(router.place(request(1, 1000, ttft_s=2.0, explicit=True), 29.2), Placed)
+
+
+def test_premium_is_never_shed():
+    router = core(prefill=1)
+    running = OutstandingJob(JobId("long"), Tier.BACKGROUND, 30_000, None)
+    router.prefill_reported(report("prefill-0", running, running=JobId("long")), 0.0)
+    assert isinstance(router.place(request(1, 100, Tier.PREMIUM), 0.0), Placed)
+
+
+def test_a_tiers_own_objective_does_not_forbid_long_prompts():
+    router = core(prefill=1)
+    assert isinstance(router.place(request(1, 20_000), 0.0), Placed), "late, but nobody asked for 2 s"
+    assert isinstance(router.place(request(2, 20_000, explicit=True), 0.0), Rejected)
+    behind = router.place(request(3, 19_000), 0.0)
+    assert isinstance(behind, Rejected), "but it does not queue behind twice its own time"
+
+
+def test_without_replicas_there_is_no_place():
+    for router in (core(prefill=0), core(decode=0)):
+        assert router.place(request(1, 10), 0.0).reason is RejectionReason.NO_REPLICA
+    silent = core(stale_after_s=10.0)
+    assert silent.place(request(1, 10), 9.0).prefill_replica == "prefill-0"
+    assert silent.place(request(1, 10), 60.0).reason is RejectionReason.NO_REPLICA
+
+
+def test_a_budget_partly_spent_counts_from_arrival():
+    placed = core().place(request(1, 1000, elapsed_s=0.3), 10.0)
+    assert placed.predicted_ttft_s == pytest.approx(0.3 + 1.0 + 0.1)
+
+
+def test_a_scaled_objective_resolves_to_the_idle_prefill_time():
+    router = core()
+    objective = Objective(Tier.STANDARD, None, None, ttft_scale=1.3)
+    placed = router.place(PlacementRequested(JobId("a"), objective, False, 1000, 0), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(1.3)
+
+
+def test_text_is_sized_by_the_learned_ratio():
+    router = core()
+    for _ in range(300):
+        router.prefill_reported(report("prefill-0", learned=((2000, 1000),)), 0.0)
+    placed = router.place(
+        PlacementRequested(JobId("a"), Objective(Tier.BACKGROUND, None, None), False, None, 500), 0
+    )
+    assert placed.tokens == pytest.approx(250, rel=0.02)
+    assert placed.slack_s == math.inf
+
+
+def test_decode_goes_to_the_emptiest_cache():
+    router = core(decode=0)
+    router.decode_reported(DecodeReported(ReplicaId("full"), 0.8, 0), 0.0)
+    router.decode_reported(DecodeReported(ReplicaId("empty"), 0.1, 5), 0.0)
+    assert router.place(request(1, 10), 0.0).decode_replica == "empty"
+
+
+def test_about_equally_empty_decode_replicas_share():
+    router = core(decode=2)
+    router.decode_reported(DecodeReported(ReplicaId("decode-1"), 0.01, 0), 0.0)
+    chosen = {router.place(request(n, 10), 0.0).decode_replica for n in range(2)}
+    assert chosen == {"decode-0", "decode-1"}
+
+
+def test_a_report_replaces_what_it_knows_and_keeps_what_is_on_its_way():
+    router = core(prefill=1)
+    router.place(request(1, 1000), 0.0)
+    router.prefill_reported(report("prefill-0"), 0.1)
+    assert set(router.prefill["prefill-0"].jobs) == {"job-1"}, "still on its way"
+    seen = OutstandingJob(JobId("job-1"), Tier.STANDARD, 900, 1.5)
+    router.prefill_reported(report("prefill-0", seen), 0.2)
+    assert router.prefill["prefill-0"].outstanding_tokens == 900, "the exact length"
+    router.prefill_reported(report("prefill-0"), 0.3)
+    assert not router.prefill["prefill-0"].jobs, "it was there and is gone"
+    router.place(request(2, 1000), 1.0)
+    router.prefill_reported(report("prefill-0"), 7.0)
+    assert not router.prefill["prefill-0"].jobs, "it never arrived"
+
+
+def test_a_replica_that_is_gone_gets_nothing_until_it_reports_again():
+    router = core(prefill=2)
+    router.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    assert {router.place(request(n, 10), 0.0).prefill_replica for n in range(4)} == {"prefill-1"}
+    router.replica_gone(ReplicaGone(ReplicaId("decode-0")))
+    assert router.place(request(9, 10), 0.0).reason is RejectionReason.NO_REPLICA
+    router.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 1.0)
+    assert isinstance(router.place(request(10, 10), 1.0), Placed)
+
+
+def test_a_fast_prefill_may_end_between_two_reports():
+    router = core(prefill=1)
+    router.place(request(1, 10), 0.0)
+    router.prefill_reported(report("prefill-0", ended=(JobId("job-1"),)), 0.1)
+    assert not router.prefill["prefill-0"].jobs
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Placements, reports and departures in any order: no job is counted twice or for ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.now_s = 0.0
+        self.router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(stale_after_s=1e9))
+        self.truth = {f"prefill-{n}": {} for n in range(3)}
+        self.on_the_way = {}
+        self.number = 0
+        for name in self.truth:
+            self.router.prefill_reported(report(name), 0.0)
+        self.router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+
+    @rule(tokens=st.integers(1, 5000), tier=st.sampled_from(CLIENT_TIERS))
+    def place(self, tokens, tier):
+        self.number += 1
+        decision = self.router.place(request(self.number, tokens, tier), self.now_s)
+        if isinstance(decision, Placed):
+            self.on_the_way[f"job-{self.number}"] = (decision.prefill_replica, tier, tokens)
+
+    @rule(dt=st.floats(0.001, 2.0))
+    def wait(self, dt):
+        self.now_s += dt
+
+    @rule(data=st.data())
+    def arrive(self, data):
+        if self.on_the_way:
+            job = data.draw(st.sampled_from(sorted(self.on_the_way)))
+            replica, tier, tokens = self.on_the_way.pop(job)
+            self.truth[replica][job] = OutstandingJob(JobId(job), tier, tokens, 1.0)
+            self.say(replica)
+
+    @rule(data=st.data())
+    def finish(self, data):
+        busy = sorted(name for name, jobs in self.truth.items() if jobs)
+        if busy:
+            replica = data.draw(st.sampled_from(busy))
+            job = data.draw(st.sampled_from(sorted(self.truth[replica])))
+            del self.truth[replica][job]
+            self.say(replica, ended=(JobId(job),))
+
+    @rule(data=st.data())
+    def client_leaves(self, data):
+        if self.on_the_way:
+            job = data.draw(st.sampled_from(sorted(self.on_the_way)))
+            del self.on_the_way[job]
+            self.router.job_ended(JobId(job), self.now_s)
+
+    def say(self, replica, **rest):
+        jobs = self.truth[replica].values()
+        running = next(iter(self.truth[replica]), None)
+        self.router.prefill_reported(report(replica, *jobs, running=running, **rest), self.now_s)
+
+    @invariant()
+    def counted_where_they_are_and_once(self):
+        for name, jobs in self.truth.items():
+            known = set(self.router.prefill[ReplicaId(name)].jobs)
+            underway = {job for job, (replica, *_) in self.on_the_way.items() if replica == name}
+            assert set(jobs) <= known | underway
+            assert known <= set(jobs) | underway
+
+    @invariant()
+    def queues_agree_with_jobs(self):
+        for replica in self.router.prefill.values():
+            waiting = {prefill.job_id for prefill in replica.workload(self.now_s).waiting}
+            assert waiting | ({replica.running} - {None}) == set(replica.jobs)
+            assert replica.end_s(1, math.inf, self.now_s) >= self.now_s + replica.backlog_s(self.now_s)
+            assert replica.backlog_s(self.now_s) >= 0
+
+
+RouterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRouterMachine = RouterMachine.TestCase

@@ -1,0 +1,123 @@
+"""From the gate of the router to the error answer: what is refused, why, and when to come back."""
+
+import json
+import random
+
+import pytest
+
+from deployments.http.errors import rejected
+from router.admission import Gate
+from router.core import RouterCore
+from router.messages import Placed, PlacementRequested, Rejected
+from router.placement.registry import POLICIES
+from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.errors import RejectionReason
+from slo.objectives import Objective
+from slo.outcomes import Outcome
+from slo.predict.prefill_time import PrefillPredictor
+from slo.reports import DecodeReported, PrefillReported
+from slo.request import JobId, ReplicaId
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+LIMITS = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
+NOBODY = {RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED}
+
+
+@pytest.mark.parametrize("reason", RejectionReason)
+def test_every_refusal_has_its_answer(reason):
+    infeasible = reason is RejectionReason.DEADLINE_INFEASIBLE
+    error = rejected(Rejected(reason, 2.3, 0.9 if infeasible else None, 0.5), {"x-slo-tier": "standard"})
+    body = json.loads(error.response().body)["error"]
+    assert body["code"] == reason.value
+    assert body["message"]
+    assert error.headers == {"x-slo-tier": "standard", "retry-after": "3"}
+    assert error.status == (503 if reason in NOBODY else 429)
+    if reason in LIMITS:
+        assert (body["type"], error.outcome) == ("rate_limit_error", Outcome.REJECTED)
+    elif reason in NOBODY:
+        assert (body["type"], error.outcome) == ("service_unavailable", Outcome.SHED)
+    else:
+        assert (body["type"], error.outcome) == ("overloaded_error", Outcome.SHED)
+
+
+def router(replicas=1, **limits):
+    """A settled router with idle replicas."""
+    admission = AdmissionController(
+        DEFAULT_TIER_POLICIES, AdmissionRules(), TenantGates(limits), random.Random(1)
+    )
+    core = RouterCore(DEFAULT_TIER_POLICIES, POLICIES["least_harm"](random.Random(1)), gate=Gate(admission))
+    for number in range(replicas):
+        report(core, number)
+    core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    return core, admission
+
+
+def report(core, number=0, now_s=0.0, **about):
+    core.prefill_reported(
+        PrefillReported(ReplicaId(f"prefill-{number}"), LINE, (), None, 0.0, **about), now_s
+    )
+
+
+def ask(core, name, tier=Tier.BACKGROUND, tokens=100, tenant="a", now_s=0.0, **objective):
+    wanted = Objective(tier, objective.get("ttft_s"), None)
+    return core.place(
+        PlacementRequested(JobId(name), wanted, True, tokens, 0, tenant=tenant),
+        now_s,
+    )
+
+
+def test_a_tenant_at_its_limit_is_refused_until_one_of_its_requests_has_ended():
+    core, _ = router(a=TenantLimit(max_concurrent=1))
+    assert isinstance(ask(core, "first"), Placed)
+    refused = ask(core, "second")
+    assert (refused.reason, refused.predicted_ttft_s) == (RejectionReason.CONCURRENCY, None)
+    assert isinstance(ask(core, "other", tenant="b"), Placed)
+    assert not any(job in replica.jobs for replica in core.prefill.values() for job in ["second"])
+    core.job_ended(JobId("first"), 1.0)
+    assert isinstance(ask(core, "third", now_s=1.0), Placed)
+
+
+def test_a_request_that_is_refused_for_its_deadline_takes_no_place_of_its_tenant():
+    core, admission = router(a=TenantLimit(max_concurrent=1))
+    refused = ask(core, "late", Tier.STANDARD, tokens=10_000, ttft_s=0.1)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert admission.backlog_s(Tier.STANDARD) == 0.0
+    assert isinstance(ask(core, "next"), Placed)
+
+
+def test_the_end_of_a_prefill_shortens_the_queue():
+    core, admission = router()
+    ask(core, "first", tokens=1000)
+    assert admission.backlog_s(Tier.BACKGROUND) == pytest.approx(1.0)
+    report(core, now_s=1.0, ended=(JobId("first"),))
+    assert admission.backlog_s(Tier.BACKGROUND) == 0.0
+
+
+def test_load_is_relative_to_the_replicas_that_there_are():
+    loads = []
+    for replicas in (1, 4):
+        core, admission = router(replicas)
+        for number in range(10):
+            ask(core, f"{number}", Tier.PREMIUM, tokens=1000, now_s=number / 10)
+        loads.append(admission.load(1.0))
+    assert loads[0] == pytest.approx(4 * loads[1])
+
+
+def test_an_overload_is_refused_by_share_with_a_time_to_come_back():
+    core, _ = router()
+    decisions = []
+    for number in range(400):
+        now_s = number / 20
+        report(core, now_s=now_s)
+        core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), now_s)
+        decisions.append(ask(core, f"{number}", tokens=200, now_s=now_s))
+    refused = [decision for decision in decisions if isinstance(decision, Rejected)]
+    assert refused
+    assert {decision.reason for decision in refused} <= {
+        RejectionReason.OVER_SHARE,
+        RejectionReason.RESERVED,
+        RejectionReason.BACKLOG,
+    }
+    assert all(1.0 <= decision.retry_after_s <= 60.0 for decision in refused)

@@ -1,0 +1,202 @@
+"""One prefill replica in virtual time, run in each way that is compared."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefill_node.engine.queue import QueueView
+from prefill_node.replica.governing.governor import Governor
+from simulator.arms.arms import ABORT_ARMS, ARMS, OURS, PAPER_ARMS, TIER_ARMS
+from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_8B_A100
+from simulator.cost.passes import CostModel
+from simulator.findings import State
+from simulator.replica.hardware import Hardware
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from simulator.study.presets import PRESETS
+from simulator.study.run import run
+from simulator.workload.arrivals import Arrival
+from slo.preemption.decide import PreemptionRules
+from slo.queue.batching import STEP_TOKENS
+from slo.tiers import CLIENT_TIERS, Tier
+
+HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
+LONG_TOKENS = STEP_TOKENS  # one step
+LONG_S = HARDWARE.cost.prefill_s(LONG_TOKENS)
+SOON_S = 0.2
+URGENT_S = HARDWARE.cost.prefill_s(200)
+EVERY_ARM = sorted({*PAPER_ARMS, *ABORT_ARMS, *TIER_ARMS})
+MIX = PRESETS["flowprefill-8b"].workload
+
+
+def arrival(number, at_s, tokens, ttft_s, tier=Tier.STANDARD, blocks=()):
+    return Arrival(number, at_s, "kind", tokens, 1, ttft_s, tier, blocks)
+
+
+OVERTAKING = [arrival(0, 0.0, LONG_TOKENS, 30.0), arrival(1, SOON_S, 200, 0.25, Tier.PREMIUM)]
+
+
+def served(arm, arrivals=OVERTAKING, setting=None, **about):
+    return run(ARMS[arm], HARDWARE, arrivals, setting or ARMS[arm].settings[0], **about)
+
+
+@pytest.mark.parametrize("arm", EVERY_ARM)
+def test_everything_is_served_once_and_in_the_same_way_again(arm):
+    stream = MIX.stream(6.0, 150, 3)
+    first, again = served(arm, stream), served(arm, stream)
+    assert [job.first_token_s for job in first.jobs] == [job.first_token_s for job in again.jobs]
+    for job in first.jobs:
+        alone_s = HARDWARE.cost.prefill_s(job.num_tokens) - HARDWARE.cost.step_s
+        assert job.first_token_s == math.inf or job.ttft_s >= 0.9 * alone_s
+        assert job.first_token_s < math.inf or job.deadline_s <= first.ended_s, "given up before it was late"
+
+
+@pytest.mark.parametrize("arm", EVERY_ARM)
+def test_alone_each_request_takes_its_own_time_in_every_arm(arm):
+    lone = [arrival(n, 10.0 * n, tokens, 9.0) for n, tokens in enumerate((64, 500, 2000))]
+    for setting in ARMS[arm].settings[-1:]:
+        for job in served(arm, lone, setting).jobs:
+            expected_s = HARDWARE.cost.prefill_s(job.num_tokens)
+            assert job.ttft_s == pytest.approx(expected_s)
+            assert job.preemptions == 0
+
+
+@pytest.mark.parametrize("arm", ["fcfs", "sedf", "slackserve-off", "abort-conservative", "tier-order"])
+def test_without_preemption_an_urgent_request_waits_for_the_whole_pass(arm):
+    long, urgent = served(arm).jobs
+    assert urgent.ttft_s == pytest.approx(LONG_S - SOON_S + URGENT_S)
+    assert not urgent.is_on_time
+    assert long.preemptions == 0
+
+
+def test_in_chunks_it_waits_for_a_chunk():
+    for arm, meets in (("fcfs-chunked", False), ("sedf-chunked", True)):
+        assert served(arm, setting={"chunk_tokens": 1024.0}).jobs[1].is_on_time is meets
+
+
+@pytest.mark.parametrize("arm", ["sedf-resume", "slackserve"])
+def test_suspended_it_goes_on_where_it_stopped(arm):
+    result = served(arm)
+    long, urgent = result.jobs
+    (blocking_s,) = result.replicas[0].blocking_s
+    assert urgent.is_on_time
+    assert (long.preemptions, urgent.preemptions) == (1, 0)
+    half_layer_s = LONG_S / HARDWARE.cost.shape.layers * (0.8 if arm == "slackserve" else 0.0)
+    assert 0.0 <= long.lost_s <= half_layer_s, "a server does at most the half layer again"
+    passes_s = 2 * HARDWARE.cost.step_s + long.lost_s
+    assert long.ttft_s == pytest.approx(LONG_S + URGENT_S + passes_s, abs=2 * HARDWARE.cost.step_s)
+    assert blocking_s < 0.1
+
+
+def test_a_server_does_the_half_layer_again_in_which_it_stopped():
+    long, urgent = OVERTAKING
+    lost_s = {
+        served("slackserve", [long, replace(urgent, at_s=0.3 + 0.002 * number)]).jobs[0].lost_s
+        for number in range(20)
+    }
+    assert min(lost_s) == 0.0 < max(lost_s), "where it stops on the half layer nothing is lost"
+
+
+@pytest.mark.parametrize("arm", ["sedf-recompute", "abort-all-lifted"])
+def test_aborted_it_starts_over(arm):
+    long, urgent = served(arm).jobs
+    assert urgent.is_on_time
+    assert long.preemptions == 1
+    assert long.lost_s == pytest.approx(SOON_S, rel=0.1)
+    assert long.ttft_s == pytest.approx(LONG_S + SOON_S + URGENT_S, rel=0.05)
+
+
+def test_finer_boundaries_stop_sooner():
+    long, urgent = OVERTAKING
+    moments = [[long, replace(urgent, at_s=0.3 + 0.01 * n)] for n in range(20)]
+    fine, coarse = (
+        sum(served(arm, both).replicas[0].blocking_s[0] for both in moments)
+        for arm in ("sedf-resume", "sedf-recompute")
+    )
+    assert fine < 0.5 * coarse
+
+
+def test_the_replica_runs_the_code_that_serves():
+    replica = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None)
+    assert isinstance(replica.governor, Governor)
+    assert isinstance(replica.engine._queues, QueueView)
+    assert replica.governor.rules == OURS == PreemptionRules()
+
+
+def test_a_prefix_that_is_known_is_not_computed_again():
+    blocks = tuple(range(8))
+    twice = [arrival(0, 0.0, 4200, 9.0, blocks=blocks), arrival(1, 5.0, 4200, 9.0, blocks=blocks)]
+    for arm in ("fcfs", "slackserve"):
+        first, second = served(arm, twice).jobs
+        assert second.ttft_s < 0.2 * first.ttft_s
+
+
+def test_what_does_not_fit_into_kv_memory_waits():
+    small = replace(HARDWARE, kv_tokens=5000)
+    both = [arrival(0, 0.0, 4000, 9.0), arrival(1, 0.0, 4000, 9.0)]
+    first, second = run(ARMS["slackserve"], small, both, {}).jobs
+    assert second.ttft_s == pytest.approx(2 * first.ttft_s, rel=0.01)
+
+
+def test_who_lost_its_memory_waits_as_one_that_was_stopped():
+    replica = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None)
+    engine, job = replica.engine, Job(arrival(0, 0.0, 4000, 9.0), 1.0, 9.0)
+    engine.add(job)
+    engine.issue(0.0)
+    engine.stop(0.1, 3, "", keep=True)
+    engine._start_over([job], 0.2)
+    (queued,) = engine._queues.queued(replica.ledger.predictor, may_start=True)
+    assert queued.prefill.preemptions == 1
+
+
+def test_histories_are_without_gaps():
+    for job in served("slackserve", MIX.stream(7.0, 200, 1), traced=True).jobs:
+        times = [at_s for _, at_s in job.history]
+        assert times == sorted(times)
+        assert (job.history[0][0], times[0]) == (State.WAITING, pytest.approx(job.arrival.at_s))
+
+
+def test_it_ends_as_soon_as_too_many_are_late():
+    stream = MIX.stream(30.0, 2000, 1)
+    whole, cut = served("fcfs", stream), served("fcfs", stream, most_misses=20)
+    assert cut.ended_s < 0.5 * whole.ended_s
+    assert sum(not job.is_on_time for job in whole.jobs) > 20
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.integers(1, 9000), st.floats(0.05, 5), st.sampled_from(CLIENT_TIERS)),
+        min_size=1,
+        max_size=25,
+    ),
+    st.sampled_from(["slackserve", "sedf-resume", "sedf-recompute"]),
+)
+def test_at_rest_nothing_is_held(requests, arm):
+    arrivals = [
+        arrival(number, at_s, tokens, ttft_s, tier)
+        for number, (at_s, tokens, ttft_s, tier) in enumerate(sorted(requests, key=lambda item: item[0]))
+    ]
+    last = arrival(len(arrivals), 1e5, 10, 1e5)
+    result = served(arm, [*arrivals, last])
+    engine = result.replicas[0].engine
+    assert all(job.first_token_s < math.inf for job in result.jobs)
+    assert (engine.running, engine.waiting, engine.requests) == ([], [], {})
+    assert engine._suspensions.steps == []
+    assert engine.kv_usage == 0.0
+    assert not result.replicas[0].ledger.accepted
+
+
+def test_under_its_own_conditions_the_abort_variant_gains_nothing():
+    """No arrival is seen during a pass, so there is nobody to abort it for."""
+    stream = PRESETS["blog-70b"].workload.stream(2.0, 300, 1)
+    hardware = PRESETS["blog-70b"].hardware
+    control, conservative, aggressive = (
+        [job.first_token_s for job in run(ARMS[f"abort-{name}"], hardware, stream, {}).jobs]
+        for name in ("control", "conservative", "aggressive")
+    )
+    assert conservative == control
+    assert len(aggressive) == len(control)

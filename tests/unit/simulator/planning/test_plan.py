@@ -1,0 +1,96 @@
+"""How many replicas a load needs."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_fleet import DECODE, MIX, fleet
+
+from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
+from simulator.fleet.setup import FleetSetup
+from simulator.planning.plan import Demand, plan
+from simulator.planning.replica_search import fewest, most
+from simulator.report import capacity_plot
+from simulator.workload.arrivals import Kind, Mix
+from slo.predict.link import INSTANT_LINK
+from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+
+
+@given(st.integers(1, 300), st.floats(0.1, 40))
+def test_the_search_finds_the_smallest_number_that_is_enough(needed, load):
+    tried = []
+
+    def is_enough(count):
+        tried.append(count)
+        return count >= needed
+
+    found = fewest(is_enough, load)
+    within_reach = needed <= most(load)
+    assert found == needed if within_reach or found is not None else needed > most(load)
+    assert len(tried) <= 4 + 2 * math.log2(max(tried))
+    assert min(tried) >= 1
+
+
+def test_a_plan_reaches_the_target_with_the_fewest_that_do():
+    demand = Demand(MIX, 14.0, 500, seed=2, target=0.95)
+    tried = []
+    found = plan(fleet(), demand, tried.append)
+    assert found.chosen == found.best.replicas
+    assert found.best.reaches(0.95)
+    assert all(not point.reaches(0.95) for point in found.points if point.replicas < found.chosen)
+    assert [point.replicas for point in found.points] == sorted(tried)
+    assert min(found.tpot_by_tier.values()) >= 0.95
+    assert found.chosen >= math.floor(found.load * 0.95)
+    assert 0.3 < found.best.utilisation < 1.0
+
+
+def test_a_plan_is_a_document_and_a_plot():
+    found = plan(fleet("fcfs", setting={"join_tokens": 2048.0}), Demand(MIX, 4.0, 150, target=0.5))
+    document = json.loads(json.dumps(found.document()))
+    assert document["chosen"] == found.chosen
+    assert document["points"][0]["by_tier"].keys() == {"premium", "standard", "background"}
+    assert capacity_plot(found.capacity_points, found.target, found.chosen).name == "capacity"
+
+
+def test_without_slack_the_plan_is_the_arithmetic_one():
+    """One kind, no objective but to be served: any number of replicas will do, so one is chosen."""
+    mix = Mix({"batch": Kind(1.0, 2000, None, Tier.BACKGROUND)})
+    assert plan(fleet(), Demand(mix, 5.0, 100)).chosen == 1
+
+
+def test_a_load_needs_at_least_as_many_replicas_as_its_work():
+    mix = Mix({"only": Kind(1.0, 2000, 3.0, Tier.PREMIUM, range_tokens=(2000, 2000), output_tokens=10)})
+    setup = FleetSetup(fleet().arm, fleet().hardware, 1, decode=INSTANT_DECODE, link=INSTANT_LINK)
+    rate_rps = 2.5 / setup.hardware.cost.prefill_s(2000)
+    found = plan(setup, Demand(mix, rate_rps, 1500, target=0.9))
+    assert found.load == pytest.approx(2.5)
+    assert found.chosen == 3
+
+
+def test_an_objective_below_the_prefill_time_is_out_of_reach():
+    mix = Mix({"only": Kind(1.0, 8000, 0.05, Tier.PREMIUM)})
+    found = plan(fleet(), Demand(mix, 1.0, 60))
+    assert found.chosen is None
+    assert found.best is found.points[-1]
+
+
+def test_decode_replicas_keep_the_pace():
+    slow = DecodeModel(0.004, 0.002, 1e-8, 0.001, kv_tokens=1 << 30)
+    mix = Mix({"only": Kind(1.0, 500, None, Tier.PREMIUM, output_tokens=100)})
+    found = plan(fleet(decode=slow), Demand(mix, 8.0, 300))
+    assert DEFAULT_TIER_POLICIES[Tier.PREMIUM].tpot_s == 0.03
+    # 14 requests in a batch keep 30 ms; 800 tokens a second need two such batches
+    assert found.decode_replicas in {2, 3}
+    never = plan(fleet(decode=DecodeModel(0.05, 0.0, 0.0, 0.0, kv_tokens=1 << 30)), Demand(mix, 8.0, 100))
+    assert never.decode_replicas is None
+
+
+def test_decode_replicas_have_room():
+    small = DecodeModel(
+        DECODE.weights_s, DECODE.request_s, DECODE.kv_token_s, DECODE.fixed_s, kv_tokens=20_000
+    )
+    mix = Mix({"only": Kind(1.0, 4000, None, Tier.PREMIUM, output_tokens=200, range_tokens=(4000, 4000))})
+    found = plan(fleet(decode=small), Demand(mix, 4.0, 200))
+    assert found.decode_replicas >= 2, "each holds four requests"

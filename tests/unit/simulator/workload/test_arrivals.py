@@ -1,0 +1,147 @@
+"""Streams of requests: mixes, traces, tiers."""
+
+import statistics
+
+import pytest
+
+from simulator.workload.arrivals import (
+    Arrival,
+    Kind,
+    LengthClass,
+    Mix,
+    Trace,
+    TraceError,
+    assign_tiers,
+    read_azure,
+    read_mooncake,
+    read_trace,
+)
+from slo.tiers import Tier
+
+CHAT = Kind(3.0, 640, 0.25, Tier.PREMIUM)
+SEARCH = Kind(1.0, 5000, 4.0, sigma=0.5)
+MIX = Mix({"chat": CHAT, "search": SEARCH})
+
+
+def test_a_mix_has_the_rate_the_shares_and_the_mean_lengths_that_were_asked_for():
+    stream = MIX.stream(8.0, 8000, 1)
+    assert len(stream) / stream[-1].at_s == pytest.approx(8.0, rel=0.05)
+    chat = [arrival.tokens for arrival in stream if arrival.kind == "chat"]
+    assert len(chat) / len(stream) == pytest.approx(0.75, abs=0.02)
+    assert statistics.mean(chat) == pytest.approx(640, rel=0.05)
+    assert {arrival.tier for arrival in stream if arrival.kind == "chat"} == {Tier.PREMIUM}
+
+
+def test_a_stream_follows_from_its_seed():
+    assert MIX.stream(2.0, 50, 7) == MIX.stream(2.0, 50, 7)
+    assert MIX.stream(2.0, 50, 7) != MIX.stream(2.0, 50, 8)
+
+
+def test_at_another_rate_the_same_requests_come():
+    slow, fast = MIX.stream(1.0, 100, 3), MIX.stream(10.0, 100, 3)
+    assert [a.tokens for a in slow] == [a.tokens for a in fast]
+    assert [a.at_s for a in slow] == pytest.approx([10 * a.at_s for a in fast])
+
+
+def test_bursts_keep_the_rate():
+    stream = Mix({"chat": CHAT}, burst=10).stream(5.0, 10_000, 1)
+    times = [arrival.at_s for arrival in stream]
+    assert len(stream) / times[-1] == pytest.approx(5.0, rel=0.1)
+    assert len(set(times)) == pytest.approx(1000, rel=0.15)
+
+
+def test_lengths_stay_in_their_range():
+    uniform = Kind(1.0, 0, 1.0, range_tokens=(100, 200), is_uniform=True)
+    lengths = [a.tokens for a in Mix({"u": uniform}).stream(1.0, 500, 1)]
+    assert min(lengths) >= 100
+    assert max(lengths) <= 200
+    assert len(set(lengths)) > 50
+
+
+def test_objectives_relative_to_the_prefill_time():
+    kind = Kind(1.0, 1000, None, ttft_scale=(1.0, 1.3))
+    for arrival in Mix({"k": kind}, prefill_s=lambda tokens: tokens * 1e-3).stream(1.0, 100, 1):
+        assert arrival.tokens * 1e-3 <= arrival.ttft_s <= 1.3 * arrival.tokens * 1e-3
+    with pytest.raises(ValueError, match="k: an objective relative to the prefill time"):
+        Mix({"k": kind}).stream(1.0, 1, 1)
+
+
+CLASSES = (
+    LengthClass(2048, "text", 0.25, Tier.PREMIUM),
+    LengthClass(float("inf"), "file", 6.0, Tier.STANDARD),
+)
+RECORDS = [(0.0, 100, 10, (1,)), (1.0, 5000, 20, (1, 2)), (3.0, 90_000, 30, ()), (4.0, 500, 5, (3,))]
+
+
+def trace(**about):
+    return Trace(RECORDS, CLASSES, lambda tokens: tokens * 1e-4, **about)
+
+
+def test_a_trace_is_stretched_to_the_rate_and_goes_round():
+    stream = trace().stream(4.0, 400, 1)
+    assert len(stream) / stream[-1].at_s == pytest.approx(4.0, rel=0.05)
+    assert [a.at_s for a in stream] == sorted(a.at_s for a in stream)
+    assert stream[0].at_s == 0.0
+
+
+def test_a_prompt_has_the_objective_of_its_length_but_at_least_twice_its_own_time():
+    by_tokens = {a.tokens: a for a in trace().stream(1.0, 4, 1)}
+    assert (by_tokens[100].kind, by_tokens[100].ttft_s) == ("text", 0.25)
+    assert (by_tokens[5000].kind, by_tokens[5000].ttft_s) == ("file", 6.0)
+    assert by_tokens[90_000].ttft_s == pytest.approx(18.0)
+
+
+def test_prompts_beyond_the_context_are_left_out():
+    assert {a.tokens for a in trace(longest_tokens=6000).stream(1.0, 20, 1)} == {100, 500, 5000}
+
+
+def test_mooncakes_format_with_its_steps_of_time_spread(tmp_path):
+    path = tmp_path / "t.jsonl"
+    row = '{{"timestamp": {}, "input_length": {}, "output_length": 5, "hash_ids": [0, {}]}}\n'
+    path.write_text(row.format(0, 10, 1) + row.format(0, 20, 2) + row.format(3000, 30, 3))
+    assert read_mooncake(path) == [(0.0, 10, 5, (0, 1)), (1.5, 20, 5, (0, 2)), (3.0, 30, 5, (0, 3))]
+
+
+def test_azures_format(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.6805900,396,109\n"
+    )
+    first, second = read_azure(path)
+    assert (first[1:], second[1:]) == ((374, 44, ()), (396, 109, ()))
+    assert second[0] - first[0] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("t.txt", "", "give a .jsonl trace"),
+        ("t.jsonl", '{"timestamp": 0}\n', "line 1"),
+        ("t.jsonl", "[1]\n", "line 1"),
+        ("t.jsonl", "", "at least two requests"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2"),
+        ("t.csv", "time,tokens\n1,2\n", "line 2"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_named(tmp_path, name, text, hint):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(path) in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TraceError, match="there is no such file"):
+        read_trace(tmp_path / "none.csv")
+
+
+def test_tiers_by_share():
+    stream = MIX.stream(1.0, 4000, 1)
+    shares = {Tier.PREMIUM: 0.2, Tier.STANDARD: 0.5, Tier.BACKGROUND: 0.3}
+    tiers = [arrival.tier for arrival in assign_tiers(stream, shares, 1)]
+    for tier, share in shares.items():
+        assert tiers.count(tier) / len(tiers) == pytest.approx(share, abs=0.03)
+    assert all(isinstance(arrival, Arrival) for arrival in assign_tiers(stream, shares, 1))

@@ -1,0 +1,288 @@
+"""Who is let into a fleet that cannot serve everybody."""
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slo.admission.controller import (
+    ADMITTED,
+    AdmissionController,
+    AdmissionRequest,
+    AdmissionRules,
+    Refused,
+)
+from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.errors import RejectionReason
+from slo.outcomes import Outcome, outcome_of
+from slo.request import JobId
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+
+WORK_S = 0.1
+SHARES = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
+LACK = {RejectionReason.OVER_SHARE, RejectionReason.RESERVED, RejectionReason.TENANT_SHARE}
+NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, calm_s=0.0)
+
+
+def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
+    made = AdmissionController(
+        DEFAULT_TIER_POLICIES, rules, tenants or TenantGates(limits), random.Random(seed)
+    )
+    made.has_capacity(replicas)
+    return made
+
+
+def request(number, tier=Tier.BACKGROUND, tenant="a", work_s=WORK_S, tokens=100):
+    return AdmissionRequest(JobId(f"{tier.value}-{tenant}-{number}"), tier, tenant, tokens, work_s)
+
+
+def offer(admission, loads, seconds=120.0, warm_s=60.0, serve=True):
+    """Evenly spaced requests at the given load of each (tier, tenant); what became of them after a while."""
+    arrivals = sorted(
+        (number * WORK_S / load, key, number)
+        for key, load in loads.items()
+        for number in range(int(seconds * load / WORK_S))
+    )
+    for tier in {tier for tier, _ in loads}:  # a queue that is never done
+        admission.decide(request("queue", tier, tokens=1), 0.0)
+    fates = {key: Counter() for key in loads}
+    for at_s, (tier, tenant), number in arrivals:
+        asked = request(number, tier, tenant)
+        decision = admission.decide(asked, at_s)
+        if serve:
+            admission.ended(asked.job_id, at_s)
+        if at_s >= warm_s:
+            fates[tier, tenant][getattr(decision, "reason", "admitted")] += 1
+    return fates
+
+
+def part_admitted(fates):
+    return fates["admitted"] / sum(fates.values())
+
+
+def offered(**by_tier):
+    return {(Tier(name), "a"): load for name, load in by_tier.items()}
+
+
+def test_below_the_pressure_everybody_is_admitted():
+    for fates in offer(controller(), offered(premium=0.1, background=0.65)).values():
+        assert set(fates) == {"admitted"}
+
+
+def test_under_pressure_the_class_over_its_share_is_refused_and_no_other():
+    fates = offer(controller(), offered(premium=0.4, standard=0.3, background=1.0))
+    premium, standard, background = fates.values()
+    assert set(premium) == set(standard) == {"admitted"}
+    assert background[RejectionReason.OVER_SHARE] > 0
+    assert 0.2 <= part_admitted(background) <= 0.4  # 0.3 is left, 0.2 is the least
+
+
+def test_the_chance_grows_with_the_excess_up_to_its_limit():
+    admitted = [
+        part_admitted(offer(controller(), offered(premium=0.5, background=load))[Tier.BACKGROUND, "a"])
+        for load in (0.3, 0.45, 0.9, 2.0, 9.0)
+    ]
+    assert admitted == sorted(admitted, reverse=True)
+    assert admitted[0] > 0.9
+    assert admitted[-1] == pytest.approx(0.2, abs=0.03)
+
+
+def test_premium_is_admitted_whatever_the_load():
+    fates = offer(controller(), offered(premium=1.5, standard=2.0, background=2.0))
+    assert set(fates[Tier.PREMIUM, "a"]) == {"admitted"}
+
+
+def test_time_is_kept_for_premium_that_does_not_ask_for_it():
+    half = AdmissionRules(reserved=0.5, max_backlog_s=1e9, calm_s=0.0)
+    without = AdmissionRules(reserved=0.0, max_backlog_s=1e9, calm_s=0.0)
+    kept, free = (offer(controller(rules), offered(background=0.9)) for rules in (half, without))
+    kept, free = kept[Tier.BACKGROUND, "a"], free[Tier.BACKGROUND, "a"]
+    assert part_admitted(free) > 0.9
+    assert kept[RejectionReason.RESERVED] > 0
+    assert part_admitted(kept) == pytest.approx(0.5 / 0.9, abs=0.12)
+
+
+def test_a_tenant_that_asks_for_less_than_its_part_is_not_refused_for_another():
+    loads = {(Tier.BACKGROUND, "greedy"): 2.0, (Tier.BACKGROUND, "modest"): 0.2}
+    greedy, modest = offer(controller(), loads).values()
+    assert set(modest) == {"admitted"}
+    assert greedy[RejectionReason.TENANT_SHARE] + greedy[RejectionReason.OVER_SHARE] > 0
+
+
+def test_a_heavier_tenant_gets_more_of_a_busy_class():
+    tenants = TenantGates({"heavy": TenantLimit(weight=3.0)})
+    loads = {(Tier.BACKGROUND, "heavy"): 1.2, (Tier.BACKGROUND, "light"): 1.2}
+    heavy, light = offer(controller(tenants=tenants), loads).values()
+    assert part_admitted(heavy) == pytest.approx(3 * part_admitted(light), rel=0.35)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    loads=st.fixed_dictionaries({tier: st.floats(0.05, 3.0) for tier in CLIENT_TIERS}),
+    replicas=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_nobody_within_their_share_is_refused_for_lack_of_capacity(loads, replicas, seed):
+    """Loads as parts of the fleet."""
+    admission = controller(replicas=float(replicas), seed=seed)
+    scaled = {(tier, "a"): load * replicas for tier, load in loads.items()}
+    fates = offer(admission, scaled, seconds=50.0, warm_s=0.0)
+    for (tier, _), fate in fates.items():
+        refused = sum(count for reason, count in fate.items() if reason in LACK)
+        # The account starts with a whole request where half of one is the mean.
+        within = loads[tier] + WORK_S / 20 <= SHARES[tier]
+        assert not (within or tier is Tier.PREMIUM) or refused == 0
+        assert fate["admitted"] > 0
+    if sum(loads.values()) + 3 * WORK_S / 20 <= 0.8:
+        assert all(set(fate) == {"admitted"} for fate in fates.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    premium=st.floats(0, 1.2),
+    reserved=st.floats(0, 0.5),
+    background=st.floats(0.1, 4),
+    seed=st.integers(0, 9),
+)
+def test_what_is_let_in_leaves_the_reservation_unless_the_share_or_the_limit_is_larger(
+    premium, reserved, background, seed
+):
+    loads = offered(**({"premium": premium} if premium > 0.01 else {}), background=background)
+    rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9, calm_s=0.0)
+    fates = offer(controller(rules, seed=seed), loads, seconds=200.0)
+    let_in = part_admitted(fates[Tier.BACKGROUND, "a"]) * background
+    share = SHARES[Tier.BACKGROUND]
+    pressed = premium + background > 0.8
+    allowed = max(1.0 - max(premium, reserved), share, 0.2 * background, 0.0 if pressed else background)
+    assert let_in <= allowed * 1.2 + 0.1
+
+
+def test_a_queue_that_would_take_too_long_is_not_lengthened():
+    admission = controller(AdmissionRules(max_backlog_s=10.0, max_refusal=0.5))
+    decisions = [admission.decide(request(n, work_s=1.0), n * 0.01) for n in range(200)]
+    backlog = [d for d in decisions if getattr(d, "reason", None) is RejectionReason.BACKLOG]
+    assert backlog
+    assert all(1.0 <= d.retry_after_s <= 60.0 for d in backlog)
+    assert admission.backlog_s(Tier.BACKGROUND) <= 12.0
+    for n in range(200):
+        admission.served(JobId(f"background-a-{n}"))
+    assert admission.backlog_s(Tier.BACKGROUND) == 0.0
+    assert admission.decide(request(999), 60.0) is ADMITTED
+
+
+def test_a_client_that_waits_for_each_answer_is_not_refused():
+    admission, now_s = controller(AdmissionRules()), 0.0
+    for number in range(500):
+        asked = request(number)
+        assert admission.decide(asked, now_s) is ADMITTED
+        now_s += WORK_S
+        admission.ended(asked.job_id, now_s)
+    assert admission.load(now_s) > 0.8
+
+
+def test_tenant_limits_refuse_before_anything_is_counted():
+    admission = controller(a=TenantLimit(requests_per_s=1.0, burst_requests=1))
+    assert admission.decide(request(0), 0.0) is ADMITTED
+    for n in range(1, 500):
+        refused = admission.decide(request(n), 0.0)
+        assert refused == Refused(RejectionReason.REQUEST_RATE, 1.0)
+    assert admission.load(1.0) < 0.02
+    assert admission.decide(request(500), 1.0) is ADMITTED
+
+
+def test_concurrency_is_freed_by_the_end_of_a_request_not_of_its_prefill():
+    admission = controller(a=TenantLimit(max_concurrent=1))
+    first, second = request(0), request(1)
+    assert admission.decide(first, 0.0) is ADMITTED
+    admission.served(first.job_id)
+    assert admission.decide(second, 1.0).reason is RejectionReason.CONCURRENCY
+    admission.ended(first.job_id, 2.0)
+    admission.ended(first.job_id, 2.0)
+    assert admission.decide(second, 3.0) is ADMITTED
+    assert admission.decide(request(2), 3.0).reason is RejectionReason.CONCURRENCY
+
+
+def test_a_request_whose_end_nobody_reports_is_forgotten():
+    admission = controller(a=TenantLimit(max_concurrent=1), b=TenantLimit())
+    assert admission.decide(request(0), 0.0) is ADMITTED
+    assert admission.decide(request(1, tenant="b"), 3700.0) is ADMITTED
+    assert admission.decide(request(1), 3701.0) is ADMITTED
+
+
+def test_a_request_that_is_placed_again_is_not_counted_again():
+    admission = controller(a=TenantLimit(max_concurrent=1, requests_per_s=0.001))
+    for now_s in (0.0, 1.0, 2.0):
+        assert admission.decide(request(0), now_s) is ADMITTED
+    assert admission.backlog_s(Tier.BACKGROUND) == pytest.approx(WORK_S)
+
+
+def test_the_servers_own_requests_know_no_limits():
+    admission = controller(a=TenantLimit(max_concurrent=1))
+    admission.follow(dict.fromkeys(Tier, 1.0), 1.0)
+    for n in range(50):
+        assert admission.decide(request(n, Tier.SYSTEM), 0.0) is ADMITTED
+    assert admission.load(0.0) == 0.0
+
+
+def test_a_policy_sheds_what_may_be_shed_until_another_comes():
+    admission = controller()
+    admission.follow({Tier.BACKGROUND: 1.0, Tier.STANDARD: 0.5, Tier.PREMIUM: 1.0}, 0.1)
+    fates = offer(admission, offered(premium=0.1, standard=0.1, background=0.1))
+    premium, standard, background = fates.values()
+    assert set(premium) == {"admitted"}
+    assert set(background) == {RejectionReason.SHED_BY_POLICY}
+    assert part_admitted(standard) == pytest.approx(0.5, abs=0.2)
+    admission.follow({}, 0.1)
+    assert admission.decide(request(10**6), 1000.0) is ADMITTED
+
+
+@pytest.mark.parametrize(("configured", "from_outside"), [(0.0, 0.6), (0.6, 0.0)])
+def test_the_larger_of_the_two_reservations_holds(configured, from_outside):
+    admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9, calm_s=0.0))
+    admission.follow({}, from_outside)
+    fates = offer(admission, offered(background=0.9))[Tier.BACKGROUND, "a"]
+    assert fates[RejectionReason.RESERVED] > 0
+
+
+def test_without_a_replica_nobody_is_refused_here():
+    admission = controller(replicas=0.0)
+    assert set(offer(admission, offered(background=5.0))[Tier.BACKGROUND, "a"]) == {"admitted"}
+
+
+def test_retry_after_grows_with_the_load_and_is_bounded():
+    waits = []
+    for load in (1.0, 3.0, 1000.0):
+        admission = controller(AdmissionRules(max_backlog_s=1e9, memory_s=20.0, calm_s=0.0))
+        admission.decide(request("large", work_s=load * 20.0), 0.0)
+        decisions = [admission.decide(request(n, work_s=1e-9), 0.2) for n in range(100)]
+        waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Refused)))
+    assert 1.0 <= waits[0] < waits[1] <= waits[2] <= 60.0
+    assert waits[1] == pytest.approx(20.0 * 1.3, rel=0.1)  # 20 s * ln(3 / 0.8)
+
+
+def test_the_same_seed_gives_the_same_decisions():
+    loads = offered(standard=0.7, background=1.0)
+    assert offer(controller(seed=3), loads) == offer(controller(seed=3), loads)
+
+
+@pytest.mark.parametrize("reason", RejectionReason)
+def test_limits_reject_and_the_state_of_the_fleet_sheds(reason):
+    own = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
+    assert outcome_of(reason) is (Outcome.REJECTED if reason in own else Outcome.SHED)
+
+
+def test_a_decision_takes_microseconds():
+    tenants = TenantGates({}, TenantLimit(requests_per_s=1e9, tokens_per_s=1e9, max_concurrent=10**9))
+    admission = controller(replicas=10.0, tenants=tenants)
+    asked = [request(n, CLIENT_TIERS[n % 3], f"tenant-{n % 100}", 0.3) for n in range(4000)]
+    took_s = []
+    for n, one in enumerate(asked):
+        started_s = time.perf_counter()
+        admission.decide(one, n / 100)
+        took_s.append(time.perf_counter() - started_s)
+    took_s.sort()
+    assert took_s[len(took_s) // 2] < 200e-6
+    assert took_s[int(len(took_s) * 0.999)] < 0.05

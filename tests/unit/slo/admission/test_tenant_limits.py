@@ -1,0 +1,90 @@
+"""Rate and concurrency of one tenant."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.admission.tenant_limits import TenantGate, TenantGates, TenantLimit, TokenBucket
+from slo.errors import RejectionReason
+
+
+def test_a_bucket_passes_its_size_at_once_and_then_its_rate():
+    bucket = TokenBucket(2.0, 3.0)
+    for _ in range(3):
+        assert bucket.wait_s(1, 10.0) == 0
+        bucket.take(1, 10.0)
+    assert bucket.wait_s(1, 10.0) == pytest.approx(0.5)
+    assert bucket.wait_s(1, 10.4) == pytest.approx(0.1)
+    assert bucket.wait_s(1, 10.5) == 0
+
+
+def test_what_is_larger_than_the_bucket_passes_when_it_is_full_and_leaves_a_debt():
+    bucket = TokenBucket(10.0, 100.0)
+    assert bucket.wait_s(250, 0.0) == 0
+    bucket.take(250, 0.0)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(15.1)
+    assert bucket.wait_s(250, 0.0) == pytest.approx(25.0)
+
+
+@given(
+    rate=st.floats(0.5, 20),
+    size=st.floats(1, 20),
+    gaps=st.lists(st.floats(0, 2), min_size=1, max_size=80),
+)
+def test_in_no_span_does_more_pass_than_size_and_rate_allow(rate, size, gaps):
+    bucket, now_s, passed = TokenBucket(rate, size), 0.0, []
+    for gap_s in gaps:
+        now_s += gap_s
+        if bucket.wait_s(1, now_s) == 0:
+            bucket.take(1, now_s)
+            passed.append(now_s)
+    for first in range(len(passed)):
+        for last in range(first, len(passed)):
+            assert last - first + 1 <= size + rate * (passed[last] - passed[first]) + 1e-6
+
+
+@given(st.floats(0.1, 50), st.floats(1, 50), st.floats(0.5, 200))
+def test_whoever_waits_as_long_as_told_passes(rate, size, amount):
+    bucket = TokenBucket(rate, size)
+    bucket.take(size, 0.0)
+    wait_s = bucket.wait_s(amount, 0.0)
+    assert bucket.wait_s(amount, wait_s * (1 + 1e-9) + 1e-9) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_each_limit_has_its_reason():
+    requests = TenantGate(TenantLimit(requests_per_s=0.5))
+    requests.began(10, 0.0)
+    assert requests.refusal(10, 0.0) == (RejectionReason.REQUEST_RATE, pytest.approx(2.0))
+    tokens = TenantGate(TenantLimit(tokens_per_s=10, burst_tokens=100))
+    tokens.began(100, 0.0)
+    assert tokens.refusal(50, 0.0) == (RejectionReason.TOKEN_RATE, pytest.approx(5.0))
+    two = TenantGate(TenantLimit(max_concurrent=2))
+    two.began(10, 0.0)
+    assert two.refusal(10, 0.0) is None
+    two.began(10, 0.0)
+    reason, _ = two.refusal(10, 0.0)
+    assert reason is RejectionReason.CONCURRENCY
+    two.ended(1.0)
+    assert two.refusal(10, 0.0) is None
+
+
+def test_a_refused_request_takes_nothing():
+    gate = TenantGate(TenantLimit(requests_per_s=1.0, tokens_per_s=1.0, burst_tokens=10))
+    gate.began(10, 0.0)
+    for _ in range(5):
+        assert gate.refusal(1, 0.5) is not None
+    assert gate.refusal(1, 1.0) is None
+
+
+def test_tenants_have_gates_of_their_own():
+    gates = TenantGates({"small": TenantLimit(max_concurrent=1, weight=2.0)}, TenantLimit(max_concurrent=3))
+    gates.of("small").began(1, 0.0)
+    assert gates.of("small").refusal(1, 0.0) is not None
+    assert gates.of("other").refusal(1, 0.0) is None
+    assert (gates.weight("small"), gates.weight("other")) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("values", [{"requests_per_s": 0}, {"max_concurrent": 0}, {"weight": -1.0}])
+def test_a_limit_that_lets_nobody_through_is_refused(values):
+    with pytest.raises(ValueError, match="must be above 0"):
+        TenantLimit(**values)

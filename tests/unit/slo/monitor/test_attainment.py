@@ -1,0 +1,158 @@
+"""What counts as met, what the windows forget, and how fast a tier burns its allowance."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slo.monitor.attainment import MOST_SERIES, OTHER_TENANTS, RequestEnded, RollingAttainment, Series
+from slo.outcomes import Outcome
+from slo.tiers import CLIENT_TIERS, Tier
+
+OK = RequestEnded(
+    model="m",
+    tier=Tier.PREMIUM,
+    tenant="acme",
+    outcome=Outcome.FINISHED,
+    e2e_s=1.0,
+    ttft_s=0.1,
+    ttft_budget_s=0.2,
+    tpot_s=0.01,
+    tpot_budget_s=0.03,
+)
+LATE = replace(OK, ttft_s=0.3)
+LEFT = replace(OK, outcome=Outcome.CANCELLED)
+
+JUDGED = {
+    "in time": (OK, True),
+    "just in time": (replace(OK, ttft_s=0.2), True),
+    "first token late": (LATE, False),
+    "tokens too slow": (replace(OK, tpot_s=0.04), False),
+    "only its pace is promised": (replace(LATE, ttft_budget_s=None), True),
+    "nothing is promised": (replace(LATE, ttft_budget_s=None, tpot_budget_s=None), None),
+    "nothing could be timed": (replace(OK, ttft_s=None, tpot_s=None), None),
+    "refused for want of capacity": (replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None), False),
+    "failed after a timely first token": (replace(OK, outcome=Outcome.FAILED), False),
+    "malformed": (replace(OK, outcome=Outcome.REJECTED, ttft_s=None, tpot_s=None), None),
+    "left in good time": (LEFT, None),
+    "left after a late first token": (replace(LEFT, ttft_s=0.3), False),
+    "left before anything was due": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.1), None),
+    "left when the first token was overdue": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3), False),
+    "left without ever being streamed to": (
+        replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3, streamed=False),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ended", "attained"), JUDGED.values(), ids=JUDGED)
+def test_what_counts_as_met(ended, attained):
+    assert ended.attained is attained
+
+
+def filled(*requests, at_s=1000.0, long_s=300.0):
+    windows = RollingAttainment(long_s)
+    for request in requests:
+        windows.add(request, at_s)
+    return windows
+
+
+def test_a_tier_that_misses_as_much_as_it_may_burns_at_one():
+    windows = filled(*[OK] * 99, LATE)
+    burn = windows.burn(Tier.PREMIUM, 0.99, windows.short_s, 1000.0)
+    assert (burn.missed, burn.judged) == (1, 100)
+    assert burn.rate == pytest.approx(1.0)
+    assert windows.burn(Tier.PREMIUM, 0.999, windows.short_s, 1000.0).rate == pytest.approx(10.0)
+    assert windows.burn(Tier.STANDARD, 0.99, windows.short_s, 1000.0).rate == 0.0
+
+
+def test_the_short_window_forgets_before_the_long_one_does():
+    windows = filled(LATE)
+
+    def missed(window_s, after_s):
+        return windows.burn(Tier.PREMIUM, 0.99, window_s, 1000.0 + after_s).missed
+
+    assert windows.short_s == 25.0
+    assert (missed(windows.short_s, 20.0), missed(windows.long_s, 20.0)) == (1, 1)
+    assert (missed(windows.short_s, 60.0), missed(windows.long_s, 60.0)) == (0, 1)
+    assert (missed(windows.short_s, 400.0), missed(windows.long_s, 400.0)) == (0, 0)
+
+
+def test_quantiles_are_within_a_per_cent():
+    latencies_s = [random.Random(1).lognormvariate(-2, 1) for _ in range(2000)]
+    windows = filled(*(replace(OK, ttft_s=value, e2e_s=2 * value) for value in latencies_s))
+    ordered = sorted(latencies_s)
+    found = windows.over(300.0, 1000.0, 0.99)
+    for quantile, value in zip((0.5, 0.95, 0.99), found.ttft, strict=True):
+        assert value == pytest.approx(ordered[int(quantile * 1999)], rel=0.011)
+    assert found.e2e.p50 == pytest.approx(2 * found.ttft.p50, rel=0.02)
+
+
+def test_headroom_is_what_is_left_of_the_budget_at_the_targets_quantile():
+    took_half = [replace(OK, ttft_s=0.1)] * 98
+    took_double = [replace(OK, ttft_s=0.4)] * 2
+    assert filled(*took_half, *took_double).over(300, 1000.0, 0.95).headroom == pytest.approx(0.5, abs=0.01)
+    assert filled(*took_half, *took_double).over(300, 1000.0, 0.99).headroom == pytest.approx(-1.0, abs=0.03)
+    assert filled(replace(OK, ttft_s=None, tpot_s=None)).over(300, 1000.0, 0.95).headroom is None
+
+
+def test_goodput_counts_finished_requests_that_missed_nothing():
+    windows = RollingAttainment(300.0)
+    for second in range(100):
+        windows.add(OK, 1000.0 + second)
+        windows.add(LATE, 1000.0 + second)
+        windows.add(
+            replace(OK, tier=Tier.BACKGROUND, ttft_budget_s=None, tpot_budget_s=None), 1000.0 + second
+        )
+        windows.add(replace(OK, outcome=Outcome.CANCELLED), 1000.0 + second)
+    assert windows.over(300.0, 1100.0, 0.99).goodput_per_s == pytest.approx(2.0, rel=0.02)
+    assert windows.over(300.0, 1100.0, 0.99, tier=Tier.BACKGROUND).goodput_per_s == pytest.approx(
+        1.0, rel=0.02
+    )
+    assert windows.over(25.0, 1100.0, 0.99).goodput_per_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_models_tiers_and_tenants_are_counted_apart():
+    windows = filled(OK, LATE, replace(OK, tenant="batch"), replace(OK, tier=Tier.STANDARD, model="n"))
+    assert windows.series(1000.0) == sorted(
+        [
+            Series("m", Tier.PREMIUM, "acme"),
+            Series("m", Tier.PREMIUM, "batch"),
+            Series("n", Tier.STANDARD, "acme"),
+        ]
+    )
+    one = windows.over(300.0, 1000.0, 0.99, series=Series("m", Tier.PREMIUM, "acme"))
+    assert (one.requests, one.ratio) == (2, 0.5)
+    assert windows.over(300.0, 1000.0, 0.99, tier=Tier.PREMIUM).requests == 3
+    assert windows.over(300.0, 1000.0, 0.99).requests == 4
+
+
+def test_no_number_of_tenants_fills_the_memory():
+    windows = filled(*(replace(OK, tenant=f"tenant {number}") for number in range(2 * MOST_SERIES)))
+    assert len(windows.series(1000.0)) == MOST_SERIES + 1
+    assert Series("m", Tier.PREMIUM, OTHER_TENANTS) in windows.series(1000.0)
+    assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MOST_SERIES
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 500.0), st.sampled_from([OK, LATE, LEFT]), st.sampled_from(CLIENT_TIERS)),
+        max_size=60,
+    )
+)
+def test_a_window_holds_what_is_newer_than_its_length_and_nothing_older_than_a_slice_more(events):
+    windows = RollingAttainment(120.0)
+    events.sort(key=lambda event: event[0])
+    for at_s, ended, tier in events:
+        windows.add(replace(ended, tier=tier), at_s)
+    for window_s in (windows.short_s, windows.long_s):
+        counted = windows.over(window_s, 500.0, 0.9)
+        ages_s = [500.0 - at_s for at_s, _, _ in events]
+        assert sum(age <= window_s for age in ages_s) <= counted.requests
+        assert counted.requests <= sum(age <= window_s + windows.short_s / 2 for age in ages_s)
+        assert counted.met <= counted.judged <= counted.requests
+        by_tier = [windows.over(window_s, 500.0, 0.9, tier=tier).requests for tier in CLIENT_TIERS]
+        assert sum(by_tier) == counted.requests

@@ -1,0 +1,257 @@
+"""What the monitor answers to reports, how it revises the policy, and how its successor goes on."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slo.monitor.attainment import RequestEnded
+from slo.monitor.core import FORGET_AFTER_S, SETTLE_S, MonitorCore
+from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
+from slo.monitor.messages import (
+    DecodeSeen,
+    IngressSeen,
+    MonitorAnswer,
+    MonitorReport,
+    PrefillSeen,
+    Role,
+    RouterSeen,
+)
+from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
+from slo.monitor.settings import MonitorSettings
+from slo.monitor.shedding import SteerReason
+from slo.outcomes import Outcome
+from slo.predict.prediction_error import PassMeasured
+from slo.preemption.decide import KeepReason, PreemptionPolicy
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
+
+R = ReplicaId("r")
+OK = RequestEnded("m", Tier.PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.1, ttft_budget_s=0.2)
+LATE = replace(OK, ttft_s=0.3)
+SHED = ClusterPolicy(17, {Tier.BACKGROUND: 0.5})
+SETTINGS = MonitorSettings(margin=2.0, preemption=PreemptionPolicy.RESCUE)
+
+
+def ingress(*ended, follows=0, reporter="i", **more):
+    return MonitorReport(reporter, Role.INGRESS, follows, IngressSeen(ended), **more)
+
+
+def prefill(*measured, step=None, waiting=(), follows=0, replica=R):
+    seen = PrefillSeen(ReplicaSeen(replica, step, tuple(waiting)), measured)
+    return MonitorReport(replica, Role.PREFILL, follows, seen)
+
+
+def slow(times, *, passes=1, corrected=1.0):
+    return [PassMeasured(0.1, 0.1 * corrected, 0.1 * times)] * passes
+
+
+@pytest.fixture
+def core():
+    return MonitorCore(SETTINGS, 0.0)
+
+
+def test_the_answer_to_a_report_is_the_policy_and_nothing_once_it_is_followed(core):
+    assert core.heard(ingress(), 0.0).policy is None
+    core.look(SETTLE_S)
+    answer = core.heard(ingress(follows=0), SETTLE_S)
+    assert answer.policy is core.policy
+    assert core.policy.version == 1
+    assert core.heard(ingress(follows=1), SETTLE_S).policy is None
+
+
+def test_the_configured_preemption_goes_with_the_policy(core):
+    core.look(SETTLE_S)
+    assert (core.policy.preemption, core.policy.margin) == (PreemptionPolicy.RESCUE, 2.0)
+
+
+def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
+    core.heard(ingress(*[OK] * 50, *[LATE] * 10), 100.0)
+    assert core.look(101.0) is SteerReason.PREMIUM_AT_RISK
+    assert core.policy.shed_level(Tier.BACKGROUND) == 0.25
+    assert core.policy.reserved == 0.15
+    assert core.look(102.0) is SteerReason.TOO_SOON
+    for second in range(110, 400):
+        core.heard(ingress(*[OK] * 5), float(second))
+        core.look(float(second))
+    assert core.policy.shed_level(Tier.BACKGROUND) == 0.0
+    assert core.policy.reserved == 0.0
+
+
+def test_a_monitor_that_does_not_steer_sheds_nothing():
+    core = MonitorCore(replace(SETTINGS, steers=False), 0.0)
+    core.heard(ingress(*[LATE] * 50), 100.0)
+    core.look(101.0)
+    assert not any(core.policy.shed.values())
+    assert core.state(101.0).tiers[Tier.PREMIUM].at_risk
+
+
+def test_a_replica_that_is_slower_than_it_says_is_corrected(core):
+    core.heard(prefill(*slow(3.0, passes=10)), SETTLE_S)
+    core.look(SETTLE_S)
+    version = core.policy.version
+    assert core.policy.correction(R) == pytest.approx(3.0, rel=0.03)
+    core.heard(prefill(*slow(3.02, passes=10, corrected=3.0)), SETTLE_S)
+    core.look(SETTLE_S + 1)
+    assert core.policy.version == version, "one per cent is not worth a version"
+    assert core.errors()[R].samples == 20
+
+
+def test_the_margin_covers_predictions_that_stay_too_short():
+    core = MonitorCore(SETTINGS, 0.0)
+    erratic = [measured for times in (1.0, 1.0, 1.0, 3.5) for measured in slow(times, passes=12)]
+    core.heard(prefill(*erratic), SETTLE_S)
+    core.look(SETTLE_S)
+    assert core.policy.margin == 3.5
+    core.heard(prefill(*slow(1.0, passes=64)), SETTLE_S + 1)
+    core.look(SETTLE_S + 2)
+    assert core.policy.margin == SETTINGS.margin
+
+
+def test_a_replica_that_is_gone_leaves_nothing_behind(core):
+    core.heard(prefill(*slow(3.0, passes=20)), SETTLE_S)
+    core.look(SETTLE_S)
+    core.look(SETTLE_S + FORGET_AFTER_S + 1)
+    assert core.policy.corrections == {}
+    assert not core.followers
+    assert core.last_heard_s() == SETTLE_S
+
+
+def test_a_directive_goes_to_its_replica_once_for_each_step(core):
+    step = StepSeen(7, (Tier.BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
+    urgent = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
+    (directive,) = core.heard(prefill(step=step, waiting=[urgent]), 0.0).directives
+    assert (directive.replica_id, directive.step_id, directive.beneficiary) == (R, 7, "urgent")
+    assert core.heard(prefill(step=step, waiting=[urgent]), 0.5).directives == ()
+    again = core.heard(prefill(step=replace(step, step_id=8), waiting=[urgent]), 1.0).directives
+    assert [it.step_id for it in again] == [8]
+    assert core.directed[DirectiveReason.OUT_OF_TIME] == 2
+    still = MonitorCore(replace(SETTINGS, directs=False), 0.0)
+    assert still.heard(prefill(step=step, waiting=[urgent]), 0.0).directives == ()
+
+
+def test_a_tier_that_burns_across_the_cluster_is_heeded_on_every_replica(core):
+    step = StepSeen(7, (Tier.STANDARD,), 2.0, 0.1, KeepReason.WOULD_HARM)
+    urgent = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
+    assert core.heard(prefill(step=step, waiting=[urgent]), 99.0).directives == ()
+    core.heard(ingress(*[LATE] * 20), 100.0)
+    core.look(101.0)
+    (directive,) = core.heard(prefill(step=step, waiting=[urgent]), 102.0).directives
+    assert directive.reason is DirectiveReason.TIER_AT_RISK
+
+
+def test_the_state_tells_it_all(core):
+    core.heard(ingress(*[OK] * 30, *[LATE] * 10, dropped=2), 100.0)
+    core.heard(prefill(*slow(1.5)), 100.0)
+    core.heard(MonitorReport("d", Role.DECODE, 9, DecodeSeen(ReplicaId("d"), 0.5, 3)), 100.0)
+    placed = {(Tier.PREMIUM, "only_replica"): 3}
+    core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.0)
+    core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.5)
+    state = core.state(101.0)
+    premium = state.tiers[Tier.PREMIUM]
+    assert premium.long.ratio == 0.75
+    assert premium.burn.short.rate == pytest.approx(25.0)
+    assert premium.at_risk
+    assert state.tiers[Tier.STANDARD].long.ratio is None
+    assert [series.tenant for series in state.series] == ["acme"]
+    assert state.error.mape == pytest.approx(1 / 3)
+    assert state.followers == dict.fromkeys(Role, 1)
+    assert state.behind == 2
+    assert core.placed[Tier.PREMIUM, "only_replica"] == 6
+    assert core.dropped == 2
+
+
+def test_other_settings_hold_from_the_report_on_that_brings_them(core):
+    core.heard(ingress(LATE), 0.0)
+    strict = replace(SETTINGS, targets={**SETTINGS.targets, Tier.PREMIUM: 0.999})
+    core.heard(ingress(settings=strict), 0.0)
+    assert core.state(1.0).tiers[Tier.PREMIUM].target == 0.999
+    assert core.state(1.0).tiers[Tier.PREMIUM].long.judged == 1
+    core.heard(ingress(settings=replace(strict, window_s=60.0)), 0.0)
+    assert core.state(1.0).tiers[Tier.PREMIUM].long.judged == 0
+
+
+# After a restart
+
+
+def test_a_new_monitor_asks_for_the_policy_that_is_followed_and_goes_on_with_it(core):
+    answer = core.heard(ingress(follows=17), 0.0)
+    assert answer.wanted
+    assert answer.policy is None
+    behind = core.heard(ingress(reporter="j", follows=15), 0.1)
+    assert behind == MonitorAnswer(), "it cannot tell what it does not know"
+    assert not core.heard(ingress(follows=17, policy=SHED), 0.5).wanted
+    assert core.heard(ingress(reporter="j", follows=15), 0.6).policy == SHED
+    core.look(SETTLE_S)
+    assert core.policy.version == 18
+    assert core.policy.shed_level(Tier.BACKGROUND) == 0.5, "nothing is let in on the strength of no news"
+
+
+def test_a_policy_that_nobody_can_tell_any_more_is_replaced_under_a_higher_number(core):
+    assert core.heard(ingress(follows=17), 0.0).wanted
+    core.look(SETTLE_S - 0.1)
+    assert core.policy.version == 17
+    core.look(SETTLE_S)
+    assert core.policy.version > 17
+    assert core.heard(ingress(reporter="j", follows=17), SETTLE_S).policy is core.policy
+
+
+def test_a_new_monitor_that_issued_the_number_that_somebody_follows_already_counts_on(core):
+    core.look(SETTLE_S)
+    assert core.policy.version == 1
+    answer = core.heard(ingress(follows=1, reporter="of the old one"), SETTLE_S + 1)
+    assert answer.policy.version == 2
+
+
+class Reporter:
+    """Follows as the clients do."""
+
+    def __init__(self, name):
+        self.name, self.policy, self.wanted = name, UNSTEERED, False
+        self.versions = [0]
+
+    def report(self, core, now_s):
+        report = ingress(
+            reporter=self.name, follows=self.policy.version, policy=self.policy if self.wanted else None
+        )
+        answer = core.heard(report, now_s)
+        self.wanted = answer.wanted
+        self.policy = newer_of(self.policy, answer.policy)
+        self.versions.append(self.policy.version)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc*+-"), st.floats(0.1, 20)), max_size=80))
+def test_through_any_restarts_versions_grow_and_one_version_has_one_content(events):
+    """Letters report; `*` kills the monitor; `+` and `-` are load and rest."""
+    now_s, core = 0.0, MonitorCore(SETTINGS, 0.0)
+    reporters = {name: Reporter(name) for name in "abc"}
+    for what, passed_s in events:
+        now_s += passed_s
+        match what:
+            case "*":
+                core = MonitorCore(SETTINGS, now_s)
+                for reporter in reporters.values():  # all that live report within the time to settle
+                    reporter.report(core, now_s)
+            case "+":
+                core.heard(ingress(*[LATE] * 20, reporter="load"), now_s)
+            case "-":
+                core.look(now_s)
+            case name:
+                reporters[name].report(core, now_s)
+        for reporter in reporters.values():
+            assert reporter.versions == sorted(reporter.versions)
+    for _ in range(3):
+        now_s += 0.5
+        for reporter in reporters.values():
+            reporter.report(core, now_s)
+    assert [reporter.policy for reporter in reporters.values()] == [core.policy] * 3
+
+
+def test_the_error_of_predicted_first_tokens_is_known(core):
+    assert core.state(0.0).ttft_error is None
+    core.heard(ingress(replace(OK, predicted_ttft_s=0.15), replace(OK, predicted_ttft_s=0.1), OK), 1.0)
+    error = core.state(1.0).ttft_error
+    assert error.samples == 2
+    assert error.mape == pytest.approx(0.25)

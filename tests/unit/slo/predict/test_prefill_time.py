@@ -1,0 +1,87 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.predict.prefill_time import PrefillPredictor, Sample, attention_pairs, fit
+
+
+def test_fit_finds_the_line_it_was_given():
+    line = PrefillPredictor(per_token_s=0.0002, fixed_s=0.03)
+    result = fit([Sample(n, line.prefill_s(n)) for n in (10, 500, 4000)])
+    assert result.predictor.per_token_s == pytest.approx(0.0002)
+    assert result.predictor.fixed_s == pytest.approx(0.03)
+    assert result.r_squared == pytest.approx(1.0)
+    assert result.mape == pytest.approx(0.0, abs=1e-9)
+
+
+def test_residuals_are_measured_minus_predicted():
+    result = fit([Sample(1, 1.0), Sample(1, 3.0), Sample(2, 4.0), Sample(2, 4.0)])
+    predict = result.predictor.prefill_s
+    expected = (1.0 - predict(1), 3.0 - predict(1), 4.0 - predict(2), 4.0 - predict(2))
+    assert result.residuals_s == pytest.approx(expected)
+    assert result.mape == pytest.approx(
+        sum(abs(r) / t for r, t in zip(expected, (1.0, 3.0, 4.0, 4.0), strict=True)) / 4
+    )
+    assert 0 < result.r_squared < 1
+
+
+def test_fit_finds_the_curve_it_was_given_behind_cached_prefixes_too():
+    curve = PrefillPredictor(per_token_s=7e-5, fixed_s=0.003, per_pair_s=2e-9)
+    lengths = ((32, 0), (512, 0), (4096, 0), (32_768, 0), (64, 30_000), (2048, 8192))
+    result = fit([Sample(n, curve.prefill_s(n, behind), behind) for n, behind in lengths])
+    assert result.predictor.per_token_s == pytest.approx(curve.per_token_s)
+    assert result.predictor.per_pair_s == pytest.approx(curve.per_pair_s)
+    assert result.predictor.prefill_s(100_000, 20_000) == pytest.approx(curve.prefill_s(100_000, 20_000))
+
+
+def test_a_measurement_that_was_held_up_does_not_bend_the_curve():
+    curve = PrefillPredictor(per_token_s=0.0002, fixed_s=0.03)
+    samples = [Sample(n, curve.prefill_s(n)) for n in (32, 512, 2048) for _ in range(3)]
+    samples[4] = Sample(512, 20.0)
+    result = fit(samples)
+    assert result.predictor.prefill_s(1000) == pytest.approx(curve.prefill_s(1000))
+    assert result.residuals_s[4] == pytest.approx(20.0 - curve.prefill_s(512))
+    assert result.mape > 0.1
+
+
+def test_two_lengths_give_a_line_and_no_curve():
+    result = fit([Sample(10, 1.0), Sample(100, 5.0)])
+    assert result.predictor.per_pair_s == 0.0
+    assert result.mape == pytest.approx(0.0, abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 4000)), min_size=1, max_size=6),
+    st.floats(0, 1e-3),
+    st.floats(0, 1e-6),
+)
+def test_a_pass_of_several_costs_their_work_and_one_fixed_part(members, per_token_s, per_pair_s):
+    curve = PrefillPredictor(per_token_s, 0.01, per_pair_s=per_pair_s)
+    pairs = sum(attention_pairs(n, behind) for n, behind in members)
+    whole_s = curve.pass_s(sum(n for n, _ in members), pairs)
+    parts_s = sum(curve.prefill_s(n, behind) for n, behind in members)
+    assert whole_s == pytest.approx(parts_s - 0.01 * (len(members) - 1))
+    assert curve.times(2.0).prefill_s(100, 7) == pytest.approx(2 * curve.prefill_s(100, 7))
+
+
+@pytest.mark.parametrize(
+    "samples", [[], [Sample(5, 1.0)], [Sample(5, 1.0), Sample(5, 2.0)], [Sample(5, 1.0), Sample(6, 0.0)]]
+)
+def test_too_little_to_fit_is_refused(samples):
+    with pytest.raises(ValueError, match=r"different prompt lengths|positive"):
+        fit(samples)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-4, 100)), min_size=2, max_size=30))
+def test_no_measurement_makes_time_run_backwards(points):
+    samples = [Sample(n, s) for n, s in points]
+    if len({n for n, _ in points}) < 2:
+        return
+    predictor = fit(samples).predictor
+    assert predictor.per_token_s >= 0
+    assert predictor.fixed_s >= 0
+    assert predictor.prefill_s(10) <= predictor.prefill_s(20)
+
+
+def test_nothing_takes_no_time():
+    assert PrefillPredictor(0.1, 0.5).prefill_s(0) == 0.0

@@ -1,0 +1,555 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from slo.preemption.decide import (
+    Keep,
+    KeepReason,
+    Limits,
+    Preempt,
+    PreemptionMode,
+    PreemptionPolicy,
+    PreemptionRules,
+    PreemptReason,
+    Prefill,
+    ReplicaState,
+    RunningStep,
+    decide,
+    limit_reached,
+    must_wait,
+)
+from slo.request import JobId
+from slo.tiers import Tier
+
+CONSERVATIVE, AGGRESSIVE, RESCUE, ON_TIME_SET = PreemptionPolicy
+RESUME, RECOMPUTE, OFF = PreemptionMode
+COMPARING = (CONSERVATIVE, AGGRESSIVE)
+NEVER = math.inf
+
+
+def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
+    return Prefill(JobId(name), weight, due_s, work_s, 0.0, **history)
+
+
+def step(*members, remaining_s=2.0, **about):
+    members = tuple(replace(member, remaining_s=remaining_s) for member in members)
+    return RunningStep(7, members, remaining_s, about.pop("restart_s", remaining_s), **about)
+
+
+def rules(policy=RESCUE, mode=RESUME, **fields):
+    return PreemptionRules(mode, policy, **{"limits": Limits.default_for(mode), "margin": 1.2, **fields})
+
+
+def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
+    return decide(ReplicaState(running, waiting, steps, held_bytes), now_s, rules(**about))
+
+
+RELAXED = job("relaxed", due_s=9.0)
+URGENT = job("urgent", due_s=2.0, weight=4.0)
+STARVED = replace(RELAXED, tier=Tier.BACKGROUND)
+LIMITS = Limits(max_preemptions=2, max_suspended_s=5.0, max_suspended_steps=3, max_suspended_bytes=100)
+
+KEPT = [
+    ("not at all", KeepReason.OFF, step(RELAXED), [URGENT], {"mode": OFF}),
+    ("nothing runs", KeepReason.IDLE, None, [URGENT], {}),
+    ("nobody waits", KeepReason.NOBODY_WAITS, step(RELAXED), [], {}),
+    ("compiled", KeepReason.NOT_STOPPABLE, step(RELAXED, stoppable=False), [URGENT], {}),
+    ("warm-up", KeepReason.NOT_STOPPABLE, step(stoppable=False), [URGENT], {}),
+    (
+        "nearly done",
+        KeepReason.ENDS_SOONER,
+        step(RELAXED, remaining_s=0.1, boundary_s=0.1),
+        [job("w", 0.15, work_s=0.1)],
+        {},
+    ),
+    (
+        "one member stopped often",
+        KeepReason.MAX_PREEMPTIONS,
+        step(RELAXED, job("m", preemptions=2)),
+        [URGENT],
+        {},
+    ),
+    (
+        "one member stopped long",
+        KeepReason.MAX_SUSPENDED_TIME,
+        step(RELAXED, job("m", suspended_s=5.0)),
+        [URGENT],
+        {},
+    ),
+    (
+        "it would be stopped for too long",
+        KeepReason.MAX_SUSPENDED_TIME,
+        step(replace(RELAXED, suspended_s=4.5)),
+        [URGENT],
+        {},
+    ),
+    ("three suspended", KeepReason.SUSPENDED_STEPS, step(RELAXED), [URGENT], {"steps": 3}),
+    (
+        "no memory for it",
+        KeepReason.SUSPENDED_BYTES,
+        step(RELAXED, checkpoint_bytes=50),
+        [URGENT],
+        {"held_bytes": 51},
+    ),
+    ("mostly done", KeepReason.STUBBORN, step(RELAXED, progress=0.5), [URGENT], {"mode": RECOMPUTE}),
+    ("time enough", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w", 5.0)], {}),
+    ("no deadline", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w")], {}),
+    ("all lost", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
+    ("about as urgent", KeepReason.MARGIN, step(job("r", 2.1)), [URGENT], {"policy": CONSERVATIVE}),
+    ("worth no more", KeepReason.WOULD_HARM, step(job("r", 2.5, weight=4.0)), [URGENT], {}),
+    (
+        "worth no more, by set",
+        KeepReason.WOULD_HARM,
+        step(job("r", 2.5, weight=4.0)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "worth less, by set",
+        KeepReason.WOULD_HARM,
+        step(job("r", 2.5, weight=9.0)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it has made way, by set",
+        KeepReason.PROTECTED,
+        step(RELAXED),
+        [replace(URGENT, yielded_to=RELAXED.job_id)],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it has made way for another, by set",
+        KeepReason.PROTECTED,
+        step(RELAXED),
+        [replace(URGENT, yielded_to=JobId("other"))],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "too late, by set",
+        KeepReason.CANNOT_SAVE,
+        step(RELAXED),
+        [URGENT],
+        {"stop_latency_s": 1.1, "policy": ON_TIME_SET},
+    ),
+    ("all lost, by set", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9)], {"policy": ON_TIME_SET}),
+    (
+        "no deadline, by set",
+        KeepReason.WAITERS_IN_TIME,
+        step(RELAXED),
+        [job("w")],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "time enough, by set",
+        KeepReason.WAITERS_IN_TIME,
+        step(RELAXED),
+        [job("w", 5.0)],
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it would be stopped for too long, by set",
+        KeepReason.MAX_SUSPENDED_TIME,
+        step(replace(RELAXED, suspended_s=4.5)),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+    ("due sooner", KeepReason.MARGIN, step(job("r", 2.0)), [job("w", 2.1, weight=9.0)], {}),
+    ("too late", KeepReason.CANNOT_SAVE, step(RELAXED), [URGENT], {"stop_latency_s": 1.1}),
+    (
+        "it has made way",
+        KeepReason.PROTECTED,
+        step(RELAXED),
+        [replace(URGENT, yielded_to=RELAXED.job_id)],
+        {},
+    ),
+    ("its class would starve", KeepReason.STARVING, replace(step(STARVED), guard=math.inf), [URGENT], {}),
+    (
+        "its class would starve, nobody is worth enough",
+        KeepReason.STARVING,
+        replace(step(STARVED), guard=URGENT.weight),
+        [URGENT],
+        {"policy": ON_TIME_SET},
+    ),
+]
+STOPPED = [
+    ("cannot wait", PreemptReason.RESCUE, step(RELAXED), {}),
+    ("nobody is owed anything", PreemptReason.RESCUE, step(job("r")), {}),
+    (
+        "it would starve, but the waiter is worth more, by set",
+        PreemptReason.RESCUE,
+        replace(step(RELAXED), guard=URGENT.weight / 2),
+        {"policy": ON_TIME_SET},
+    ),
+    (
+        "it would starve, but the waiter is of its class",
+        PreemptReason.RESCUE,
+        replace(step(RELAXED), guard=math.inf),
+        {},
+    ),
+    ("late anyway", PreemptReason.RUNNER_LOST, step(job("r", 1.9, weight=9.0)), {}),
+    ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": ON_TIME_SET}),
+    ("nobody is owed anything, by set", PreemptReason.RESCUE, step(job("r")), {"policy": ON_TIME_SET}),
+    (
+        "late anyway, by set",
+        PreemptReason.RUNNER_LOST,
+        step(job("r", 1.9, weight=9.0)),
+        {"policy": ON_TIME_SET},
+    ),
+    ("worth less, by set", PreemptReason.RUNNER_GIVEN_UP, step(job("r", 2.5)), {"policy": ON_TIME_SET}),
+    ("nearer", PreemptReason.BEATS_MOST_URGENT, step(RELAXED), {"policy": CONSERVATIVE}),
+    (
+        "nearer than one",
+        PreemptReason.BEATS_LEAST_URGENT,
+        step(job("r", 2.1), RELAXED),
+        {"policy": AGGRESSIVE},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "running", "waiting", "about"), [c[1:] for c in KEPT], ids=[c[0] for c in KEPT]
+)
+def test_the_step_goes_on(reason, running, waiting, about):
+    decision = asked(running, *waiting, **{"limits": LIMITS, **about})
+    assert isinstance(decision, Keep)
+    assert decision.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "running", "about"), [c[1:] for c in STOPPED], ids=[c[0] for c in STOPPED]
+)
+def test_the_step_is_stopped(reason, running, about):
+    assert asked(running, URGENT, **about) == Preempt(7, URGENT.job_id, reason)
+
+
+def test_every_reason_occurs():
+    assert {case[1] for case in KEPT} == set(KeepReason)
+    assert {case[1] for case in STOPPED} == {*PreemptReason} - {
+        PreemptReason.ABANDONED,
+        PreemptReason.DIRECTED,
+    }
+
+
+# Who can be met: the four cases.
+
+
+@pytest.mark.parametrize("policy", PreemptionPolicy)
+@pytest.mark.parametrize("runner_due_s", [-3.0, 0.1, 1.9, 2.0, 50.0, NEVER])
+@pytest.mark.parametrize("margin", [1.0, 1.2, 100.0])
+def test_a_lost_waiter_stops_nothing(policy, runner_due_s, margin):
+    lost = job("lost", due_s=0.9, weight=1e9)
+    long_lost = job("long lost", due_s=-7.0, weight=1e9)
+    decision = asked(step(job("r", runner_due_s)), lost, long_lost, policy=policy, margin=margin)
+    assert decision == Keep(KeepReason.WAITERS_LOST)
+
+
+@pytest.mark.parametrize("policy", PreemptionPolicy)
+def test_a_lost_runner_makes_way_whatever_it_is_worth(policy):
+    decision = asked(step(job("r", 1.9, weight=1e9)), job("w", 2.0), policy=policy, margin=1e6)
+    assert decision == Preempt(7, JobId("w"), PreemptReason.RUNNER_LOST)
+
+
+def test_a_lost_runner_makes_way_at_once_or_when_it_must():
+    running, waiter = step(job("r", 1.9)), job("w", 20.0)
+    for policy in COMPARING:
+        assert asked(running, waiter, policy=policy) == Preempt(7, JobId("w"), PreemptReason.RUNNER_LOST)
+    assert asked(running, waiter).reason is KeepReason.WAITERS_IN_TIME
+
+
+@pytest.mark.parametrize("policy", COMPARING)
+def test_between_two_that_can_be_met_the_margin_decides(policy):
+    running = step(job("r", 12.0))
+    assert isinstance(asked(running, job("w", 9.9), policy=policy), Preempt)
+    assert asked(running, job("w", 10.1), policy=policy).reason is KeepReason.MARGIN
+    assert isinstance(asked(running, job("w", 10.1), policy=policy, margin=1.1), Preempt)
+
+
+def test_the_margin_counts_from_now():
+    running, waiter = step(job("r", 112.0)), job("w", 109.9)
+    assert isinstance(asked(running, waiter, policy=CONSERVATIVE, now_s=100.0), Preempt)
+    assert asked(running, waiter, policy=CONSERVATIVE, now_s=90.0).reason is KeepReason.MARGIN
+
+
+@pytest.mark.parametrize("policy", COMPARING)
+@given(
+    waiter_due_s=st.floats(-20, 20),
+    runner_due_s=st.floats(-20, 20),
+    work_s=st.floats(0.01, 5),
+    margin=st.floats(1, 10),
+)
+def test_no_margin_lets_the_less_urgent_pass(policy, waiter_due_s, runner_due_s, work_s, margin):
+    """As a factor on S-EDF's signed priority, a margin lets the longer lost stop the less lost."""
+    running = step(job("r", runner_due_s), remaining_s=work_s)
+    decision = asked(running, job("w", waiter_due_s, work_s), policy=policy, margin=margin)
+    if waiter_due_s >= runner_due_s >= work_s or waiter_due_s < work_s:
+        assert isinstance(decision, Keep)
+
+
+@pytest.mark.parametrize("margin", [0.99, 0.0, -1.0, math.nan])
+def test_a_margin_below_one_is_refused(margin):
+    with pytest.raises(ValueError, match="at least 1"):
+        PreemptionRules(margin=margin)
+
+
+# Who stands for a step of several.
+
+
+@pytest.mark.parametrize(
+    ("members", "reasons"),
+    [
+        (
+            [2.1, 9.0],
+            [
+                KeepReason.MARGIN,
+                PreemptReason.BEATS_LEAST_URGENT,
+                PreemptReason.RESCUE,
+                KeepReason.WOULD_HARM,
+            ],
+        ),
+        (
+            [2.1, 1.9],
+            [
+                KeepReason.MARGIN,
+                PreemptReason.RUNNER_LOST,
+                KeepReason.MARGIN,
+                PreemptReason.RUNNER_GIVEN_UP,
+            ],
+        ),
+        ([1.9, 0.5], [PreemptReason.RUNNER_LOST] * 4),
+        (
+            [1.9, NEVER],
+            [
+                PreemptReason.RUNNER_LOST,
+                PreemptReason.BEATS_LEAST_URGENT,
+                PreemptReason.RESCUE,
+                PreemptReason.RESCUE,
+            ],
+        ),
+    ],
+)
+def test_conservative_asks_the_most_urgent_aggressive_the_least_rescue_and_on_time_set_all(members, reasons):
+    running = step(*(job(f"m{due_s}", due_s) for due_s in members))
+    waiter = job("w", 2.0, weight=1.5)
+    assert [asked(running, waiter, policy=policy).reason for policy in PreemptionPolicy] == reasons
+
+
+def test_a_rescue_is_weighed_against_all_who_become_late_by_it():
+    late = [job(f"late{n}", 2.9, weight=1.5) for n in range(2)]
+    running = step(*late, job("bears it", 3.0, weight=9.0), job("lost", 1.0, weight=9.0))
+    assert asked(running, job("w", 2.0, weight=3.0)).reason is KeepReason.WOULD_HARM
+    assert asked(running, job("w", 2.0, weight=3.1)).reason is PreemptReason.RESCUE
+
+
+def test_to_be_recomputed_harms_more_than_to_be_resumed():
+    running = step(job("r", 4.0), remaining_s=2.0, restart_s=3.5)
+    assert asked(running, job("w", 2.0)).reason is PreemptReason.RESCUE
+    assert asked(running, job("w", 2.0), mode=RECOMPUTE).reason is KeepReason.WOULD_HARM
+
+
+def test_predictions_of_the_runner_are_trusted_up_to_the_margin():
+    running = step(RELAXED)
+    assert asked(running, job("w", 3.3), margin=1.1).reason is KeepReason.WAITERS_IN_TIME
+    assert asked(running, job("w", 3.3), margin=1.2).reason is PreemptReason.RESCUE
+
+
+# What runs before a waiter counts as its work.
+
+
+def test_work_ahead_makes_a_waiter_critical():
+    ahead, waiter = job("ahead", 5.0, work_s=1.5), job("w", 4.0)
+    assert asked(step(RELAXED), waiter).reason is KeepReason.WAITERS_IN_TIME
+    assert asked(step(RELAXED), ahead, waiter) == Preempt(7, JobId("w"), PreemptReason.RESCUE)
+
+
+def test_those_ahead_that_cannot_be_met_do_not_count():
+    lost = job("lost", 0.5, work_s=10.0)
+    assert asked(step(RELAXED), lost, URGENT) == Preempt(7, URGENT.job_id, PreemptReason.RESCUE)
+
+
+def test_those_ahead_that_made_way_for_the_runner_do_not_count():
+    bound = job("bound", 5.0, work_s=1.5, yielded_to=RELAXED.job_id)
+    decision = asked(step(RELAXED), bound, job("w", 2.0))
+    assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
+
+
+def test_the_first_in_the_queue_that_qualifies_wins():
+    modest, valuable = job("modest", 2.0, work_s=0.5), job("valuable", 2.1, work_s=0.5, weight=4.0)
+    assert asked(step(job("r", 3.0)), modest, valuable).beneficiary == "modest"
+    precious = step(job("r", 2.6, weight=2.0), remaining_s=2.2)
+    assert asked(precious, modest, valuable).beneficiary == "valuable"
+
+
+# When to look again.
+
+
+def test_the_timer_is_set_to_when_the_first_waiter_becomes_critical():
+    running = step(RELAXED, boundary_s=0.25)
+    decision = asked(running, job("w", 5.0), job("v", 7.0), job("lost", 0.1), stop_latency_s=0.25, margin=1.0)
+    assert decision == Keep(KeepReason.WAITERS_IN_TIME, recheck_at_s=3.5)
+
+
+def test_a_decision_at_that_moment_still_saves_the_waiter():
+    waiter = job("w", 5.0)
+    kept = asked(step(RELAXED), waiter, stop_latency_s=0.5)
+    overdue = step(job("r", 20.0), remaining_s=2.0)
+    decision = asked(overdue, waiter, now_s=kept.recheck_at_s, stop_latency_s=0.5)
+    assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
+
+
+def test_no_timer_where_nobody_can_become_critical():
+    assert asked(step(RELAXED), job("w"), job("lost", 0.1)).recheck_at_s == math.inf
+
+
+# Whom a stopped step waits for.
+
+
+def test_a_stopped_step_waits_for_its_beneficiary_as_long_as_that_one_can_be_met():
+    assert must_wait(job("b", 10.0), now_s=9.0)
+    assert not must_wait(job("b", 10.0), now_s=9.1)
+    assert not must_wait(None, now_s=0.0)
+
+
+def test_recomputing_is_borne_less_often():
+    assert (Limits.default_for(RECOMPUTE).max_preemptions, Limits.default_for(RESUME).max_preemptions) == (
+        1,
+        64,
+    )
+
+
+# Two requests, each of which looks hopeless while it runs and quick while it waits.
+
+
+def ping_pong(limits, *, protect):
+    """Stops of each until both are done, a millisecond at a time."""
+    left_s = {"a": 2.0, "b": 2.0}
+    stops = {"a": 0, "b": 0}
+    running, waiting = "a", "b"
+    yielded_to = None
+    now_s = 0.0
+    while left_s[running] > 0 or left_s[waiting] > 0:
+        left_s[running] -= 0.001
+        now_s += 0.001
+        if left_s[running] <= 0:
+            running, waiting, yielded_to = waiting, running, None
+            continue
+        runner = job(running, now_s + 1.0, preemptions=stops[running])
+        waiter = job(waiting, now_s + 1.0, work_s=0.1, yielded_to=yielded_to)
+        queue = [waiter] if left_s[waiting] > 0 else []
+        state = ReplicaState(step(runner, remaining_s=1.5), queue)
+        if isinstance(decide(state, now_s, rules(limits=limits)), Preempt):
+            stops[running] += 1
+            yielded_to = JobId(waiting) if protect else None
+            running, waiting = waiting, running
+    return stops
+
+
+def test_ping_pong_is_real_without_limits():
+    assert sum(ping_pong(Limits(max_preemptions=10**9), protect=False).values()) > 3000
+
+
+@pytest.mark.parametrize("most", [0, 1, 8])
+def test_ping_pong_is_bounded_by_the_limit(most):
+    assert max(ping_pong(Limits(max_preemptions=most), protect=False).values()) == most
+
+
+def test_protection_ends_ping_pong_at_once():
+    assert ping_pong(Limits(max_preemptions=10**9), protect=True) == {"a": 1, "b": 0}
+
+
+# Properties.
+
+PREFILLS = st.builds(
+    Prefill,
+    st.integers(0, 10**6).map(lambda number: JobId(str(number))),
+    weight=st.sampled_from([1.0, 2.0, 4.0]),
+    deadline_s=st.one_of(st.just(NEVER), st.floats(90, 120)),
+    remaining_s=st.floats(0.001, 5),
+    arrived_s=st.floats(0, 100),
+    preemptions=st.integers(0, 3),
+    suspended_s=st.floats(0, 8),
+    yielded_to=st.sampled_from([None, None, None, JobId("0")]),
+)
+
+
+@st.composite
+def states(draw):
+    members = draw(st.lists(PREFILLS, min_size=1, max_size=3))
+    restart_s = draw(st.floats(0.01, 5))
+    progress = draw(st.floats(0, 1))
+    running = step(
+        *members,
+        remaining_s=restart_s * (1 - progress),
+        restart_s=restart_s,
+        progress=progress,
+        checkpoint_bytes=draw(st.integers(0, 60)),
+        boundary_s=restart_s / 32,
+    )
+    queue = draw(st.lists(PREFILLS, max_size=6))
+    return ReplicaState(running, queue, draw(st.integers(0, 3)), draw(st.integers(0, 60)))
+
+
+ALL_RULES = st.builds(
+    PreemptionRules,
+    st.sampled_from([RESUME, RECOMPUTE]),
+    st.sampled_from(PreemptionPolicy),
+    margin=st.floats(1, 3),
+    limits=st.just(LIMITS),
+    stop_latency_s=st.floats(0, 0.1),
+)
+NOW_S = 100.0
+
+
+@settings(max_examples=300)
+@given(states(), ALL_RULES)
+def test_a_step_at_its_limits_is_never_stopped(state, rules):
+    running = state.running
+    at_limit = (
+        any(m.preemptions >= 2 or m.suspended_s >= 5.0 for m in running.members)
+        or state.suspended_steps >= 3
+        or (rules.mode is RESUME and state.suspended_bytes + running.checkpoint_bytes > 100)
+        or (rules.mode is RECOMPUTE and running.progress >= 0.5)
+    )
+    decision = decide(state, NOW_S, rules)
+    if at_limit:
+        assert decision == Keep(
+            limit_reached(running, state, rules) if state.waiting else KeepReason.NOBODY_WAITS
+        )
+
+
+@settings(max_examples=500)
+@given(states(), ALL_RULES)
+def test_a_rescue_saves_its_waiter_and_costs_less_than_it_is_worth(state, rules):
+    rules = dataclasses.replace(rules, policy=RESCUE, limits=Limits(10**9, math.inf, 10**9, 10**9, 2.0))
+    decision = decide(state, NOW_S, rules)
+    if not isinstance(decision, Preempt):
+        return
+    running = state.running
+    free_s = NOW_S + rules.stop_latency_s + running.boundary_s
+    for waiter in state.waiting:
+        ends_s = free_s + waiter.remaining_s
+        if (
+            waiter.job_id == decision.beneficiary
+            and waiter.yielded_to is None
+            and ends_s <= waiter.deadline_s
+        ):
+            break
+        if ends_s <= waiter.deadline_s:
+            free_s = ends_s
+    assert ends_s <= waiter.deadline_s
+    redo_s = running.restart_s if rules.mode is RECOMPUTE else running.remaining_s
+    on_time = [m for m in running.members if NOW_S + running.remaining_s <= m.deadline_s]
+    harmed = [m for m in on_time if ends_s + redo_s > m.deadline_s + 1e-9]
+    assert sum(m.weight for m in harmed) < waiter.weight
+
+
+@settings(max_examples=300)
+@given(states(), ALL_RULES)
+def test_the_timer_lies_ahead(state, rules):
+    decision = decide(state, NOW_S, dataclasses.replace(rules, limits=Limits()))
+    if isinstance(decision, Keep):
+        assert decision.recheck_at_s > NOW_S

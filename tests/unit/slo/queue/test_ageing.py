@@ -1,0 +1,63 @@
+"""The effective tier: waiting raises it, within limits, and it is worth what lies between the tiers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.queue.ageing import BELOW_PREMIUM, Ageing, worth_of
+from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+
+WEIGHTS = {tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()}
+AGEING = Ageing()
+TIERS = st.sampled_from(CLIENT_TIERS)
+WAITED = st.floats(0, 1e5)
+DEFICIT = st.floats(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "waited_s", "deficit", "level"),
+    [
+        (Tier.BACKGROUND, 0.0, 0.0, 0.0),
+        (Tier.BACKGROUND, 10.0, 0.0, 0.5),
+        (Tier.BACKGROUND, 10.0, 0.1, 0.7),
+        (Tier.BACKGROUND, 29.0, 0.0, 1.45),
+        (Tier.BACKGROUND, 100.0, 0.15, 1.5),
+        (Tier.STANDARD, 4.0, 0.0, 1.2),
+        (Tier.STANDARD, 100.0, 0.0, BELOW_PREMIUM),
+        (Tier.PREMIUM, 10.0, 0.0, 2.5),
+        (Tier.PREMIUM, 100.0, 0.0, 3.5),
+        (Tier.BACKGROUND, -3.0, 0.0, 0.0),
+    ],
+)
+def test_the_effective_tier_rises_with_waiting_and_deficit(tier, waited_s, deficit, level):
+    assert AGEING.effective_tier(tier, waited_s, deficit) == pytest.approx(level)
+
+
+def test_background_passes_standard_that_comes_after_it_in_time():
+    waited_s = 21.0
+    assert AGEING.effective_tier(Tier.BACKGROUND, waited_s) > AGEING.effective_tier(Tier.STANDARD, 0.0)
+
+
+@given(
+    st.sampled_from([Tier.BACKGROUND, Tier.STANDARD]), WAITED, DEFICIT, st.floats(0.05, 0.1), st.floats(0, 9)
+)
+def test_premium_is_never_passed(tier, waited_s, deficit, per_s, most):
+    ageing = Ageing(per_s, most)
+    level = ageing.effective_tier(tier, waited_s, deficit)
+    assert level < ageing.effective_tier(Tier.PREMIUM, 0.0)
+    assert worth_of(level, WEIGHTS) < WEIGHTS[Tier.PREMIUM]
+
+
+@given(TIERS, WAITED, WAITED, DEFICIT)
+def test_who_waits_longer_never_counts_for_less(tier, one_s, other_s, deficit):
+    levels = [AGEING.effective_tier(tier, waited_s, deficit) for waited_s in sorted((one_s, other_s))]
+    assert levels == sorted(levels)
+    worths = [worth_of(level, WEIGHTS) for level in levels]
+    assert worths == sorted(worths)
+
+
+@pytest.mark.parametrize(
+    ("level", "worth"), [(0.0, 1.0), (0.5, 2**0.5), (1.0, 2.0), (1.5, 8**0.5), (2.0, 4.0), (3.5, 4.0)]
+)
+def test_the_worth_lies_geometrically_between_the_tiers(level, worth):
+    assert worth_of(level, WEIGHTS) == pytest.approx(worth)

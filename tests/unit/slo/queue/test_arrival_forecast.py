@@ -1,0 +1,122 @@
+"""How much time is expected to be wanted, by what it is worth."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.queue.arrival_forecast import NEAR, SHARE, Forecast
+
+MEMORY_S = 30.0
+ARRIVALS = st.lists(
+    st.tuples(st.floats(0, 20), st.floats(1e-6, 100), st.sampled_from([1.0, 2.0, 4.0])), max_size=60
+)
+"""Time since the last one, work, weight."""
+DENSITIES = st.floats(1e-9, 1e9)
+
+
+def steady(*kinds, seconds=300, memory_s=MEMORY_S):
+    """After `seconds` in which a request of each kind, (work, weight), arrives per second."""
+    forecast = Forecast(memory_s)
+    for at_s in range(seconds):
+        for work_s, weight in kinds:
+            forecast.arrived(work_s, weight, float(at_s))
+    return forecast
+
+
+def after(arrivals):
+    forecast, now_s = Forecast(MEMORY_S), 0.0
+    for gap_s, work_s, weight in arrivals:
+        now_s += gap_s
+        forecast.arrived(work_s, weight, now_s)
+    return forecast
+
+
+def test_nothing_is_expected_before_anything_has_arrived():
+    assert Forecast().load == 0.0
+    assert Forecast().reserved(1.0) == 0.0
+
+
+@pytest.mark.parametrize("work_s", [0.1, 0.5, 1.0, 3.0])
+def test_the_load_is_the_work_that_arrives_per_second(work_s):
+    assert steady((work_s, 1.0)).load == pytest.approx(work_s, rel=0.02)
+
+
+def test_what_arrived_is_forgotten_by_a_factor_of_e_in_the_time_of_the_memory():
+    forecast = Forecast(MEMORY_S)
+    forecast.arrived(60.0, 1.0, 0.0)
+    assert forecast.load == pytest.approx(2.0)
+    forecast.arrived(1e-9, 1.0, MEMORY_S)
+    assert forecast.load == pytest.approx(2.0 / math.e)
+    forecast.arrived(1e-9, 1.0, 20 * MEMORY_S)
+    assert forecast.load == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("work_s", [0.0, -1.0])
+def test_work_of_no_length_does_not_count(work_s):
+    forecast = Forecast()
+    forecast.arrived(work_s, 1.0, 0.0)
+    assert forecast.load == 0.0
+
+
+def test_work_of_no_worth_does_not_count():
+    forecast = Forecast()
+    forecast.arrived(100.0, 0.0, 0.0)
+    assert forecast.load == 0.0
+
+
+@pytest.mark.parametrize(("load", "pressure"), [(0.5, 0.0), (0.88, 0.0), (1.05, 0.5), (1.2, 1.0), (1.8, 1.0)])
+def test_of_denser_work_a_share_is_kept_free_in_so_far_as_there_is_more_than_can_be_done(load, pressure):
+    dense = steady((load, 4.0))
+    assert dense.reserved(0.1) == pytest.approx(min(0.95, SHARE * pressure * load), abs=0.06)
+
+
+def test_nothing_is_kept_free_of_the_time_of_the_next_few():
+    assert Forecast().near_s == 0.0
+    mixed = steady((0.1, 4.0), (0.5, 1.0))
+    assert mixed.near_s == pytest.approx(NEAR * 0.3)
+    for n in range(200):
+        mixed.arrived(0.1, 4.0, 400.0 + n)
+    assert mixed.near_s == pytest.approx(NEAR * 0.1, rel=0.01), "what was longer is forgotten"
+
+
+def test_only_what_is_worth_more_per_second_counts():
+    mixed = steady((0.4, 4.0), (0.8, 1.0))  # 10 and 1.25 per second
+    assert mixed.reserved(1e3) == 0.0
+    assert mixed.reserved(10.0) == 0.0, "its own kind"
+    assert mixed.reserved(5.0) == pytest.approx(SHARE * 0.4, rel=0.1)
+    assert mixed.reserved(1.25) == mixed.reserved(5.0)
+    assert mixed.reserved(0.5) == pytest.approx(SHARE * 1.2, rel=0.1)
+
+
+@pytest.mark.parametrize("worth_per_s", [0.0, 1e-300, math.inf])
+def test_every_density_has_an_answer(worth_per_s):
+    assert 0.0 <= steady((2.0, 1.0)).reserved(worth_per_s) < 1.0
+
+
+@given(ARRIVALS, DENSITIES)
+def test_nothing_is_kept_free_below_a_load_of_nine_tenths(arrivals, density):
+    forecast = after(arrivals)
+    if forecast.load <= 0.9:
+        assert forecast.reserved(density) == 0.0
+
+
+@given(ARRIVALS, DENSITIES, DENSITIES)
+def test_the_denser_keeps_less_free(arrivals, one, other):
+    forecast = after(arrivals)
+    assert forecast.reserved(max(one, other)) <= forecast.reserved(min(one, other))
+
+
+@given(ARRIVALS, DENSITIES)
+def test_something_is_always_left(arrivals, density):
+    forecast = after(arrivals)
+    assert 0.0 <= forecast.reserved(density) <= min(0.95, SHARE * forecast.load)
+
+
+@given(ARRIVALS)
+def test_more_arrivals_never_lower_the_load_at_their_time(arrivals):
+    forecast = after(arrivals)
+    before, at_s = forecast.load, sum(gap_s for gap_s, _, _ in arrivals)
+    forecast.arrived(1.0, 1.0, at_s)
+    assert forecast.load == pytest.approx(before + 1.0 / MEMORY_S)

@@ -1,0 +1,70 @@
+"""`docs/metrics.md` and the catalogue say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slo.errors import RejectionReason
+from slo.preemption.decide import KeepReason, PreemptReason
+from telemetry.catalogue import ALL, MONITOR, Kind
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def exported(metric):
+    """The name that Prometheus shows."""
+    prefix = "" if metric in MONITOR else "ray_"
+    return f"{prefix}{metric.name}" + ("_total" if metric.kind is Kind.COUNTER else "")
+
+
+def rows():
+    """Cells of each table row that documents a metric of ours, by the name in the first cell."""
+    found = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if re.match(r"\| `(ray_)?slackserve_", line):
+            name = cells[0].strip("`")
+            assert name not in found, f"{name} has two rows"
+            found[name] = cells
+    return found
+
+
+@pytest.mark.parametrize("metric", ALL + MONITOR, ids=lambda metric: metric.name)
+def test_every_metric_has_a_row_with_its_type_unit_and_labels(metric):
+    name = exported(metric)
+    assert name in rows(), f"docs/metrics.md has no row for {name}"
+    _, kind, unit, labels, meaning = rows()[name]
+    assert kind == metric.kind.value
+    assert unit == metric.unit
+    assert set(re.findall(r"`(\w+)`", labels)) == set(metric.labels)
+    assert (labels == "none") == (not metric.labels)
+    assert meaning
+
+
+def test_every_label_has_its_values_explained():
+    _, _, explained = PAGE.partition("## Values of the labels")
+    for label in {label for metric in ALL + MONITOR for label in metric.labels}:
+        assert re.search(rf"^\| `{label}`", explained, re.MULTILINE), f"{label} is not explained"
+
+
+@pytest.mark.parametrize(
+    ("label", "reasons"),
+    [
+        ("`reason` of preemptions", set(PreemptReason)),
+        ("`reason` of rejections", {*RejectionReason} - {RejectionReason.NOT_SETTLED}),
+        ("`reason` of refusals", {*KeepReason} - {KeepReason.OFF, KeepReason.IDLE, KeepReason.NOBODY_WAITS}),
+    ],
+)
+def test_every_reason_of_a_decision_is_named(label, reasons):
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {label} |"))
+    assert {reason for reason in reasons if f"`{reason.value}`" in row} == reasons
+
+
+def test_the_page_names_no_metric_that_does_not_exist():
+    known = {exported(metric) for metric in ALL + MONITOR}
+    for metric in ALL:
+        if metric.kind is Kind.HISTOGRAM:
+            known |= {f"{exported(metric)}_{part}" for part in ("bucket", "sum", "count")}
+    named = set(re.findall(r"\b(?:ray_)?slackserve_[a-z_]*[a-z]", PAGE))
+    assert named <= known, f"unknown: {', '.join(sorted(named - known))}"

@@ -1,0 +1,197 @@
+"""Reports to a monitor that answers, fails, hangs and comes back."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from slo.monitor.directives import DirectiveReason, PreemptDirective
+from slo.monitor.messages import IngressSeen, MonitorAnswer, Role
+from slo.monitor.policy import UNSTEERED
+from slo.request import JobId, ReplicaId
+from telemetry.catalogue import MONITOR_LOST, POLICY_FOLLOWED
+from telemetry.reporting import monitor_client
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+
+POLICY = UNSTEERED.revised(reserved=0.1)
+DIRECTIVE = PreemptDirective(ReplicaId("r"), 7, JobId("urgent"), DirectiveReason.OUT_OF_TIME)
+
+
+class Instruments:
+    def __init__(self):
+        self.values = {}
+
+    def set(self, metric, value):
+        self.values[metric] = value
+
+
+class Monitor:
+    """Answers as an actor handle does."""
+
+    def __init__(self):
+        self.answer = MonitorAnswer()
+        self.error = None
+        self.hangs = False
+        self.heard = []
+        self.found = 0
+        self.report = SimpleNamespace(remote=self._report)
+
+    def find(self):
+        self.found += 1
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def _report(self, report):
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        self.heard.append(report)
+        return self.answer
+
+    @property
+    def told(self):
+        return [event for report in self.heard for event in report.seen.ended]
+
+
+@pytest.fixture
+def monitor():
+    return Monitor()
+
+
+@pytest.fixture
+def client(monitor):
+    followed, directed = [], []
+    participant = Participant("me", Role.INGRESS, IngressSeen, followed.append, directed.append)
+    client = MonitorClient(participant, Instruments(), monitor.find, 0.01)
+    client.followed, client.directed = followed, directed
+    yield client
+    client.stop()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - a condition has no event
+            await asyncio.sleep(0.005)
+
+
+def lost(client):
+    return client._instruments.values.get(MONITOR_LOST)
+
+
+async def test_what_is_noted_between_two_reports_goes_with_the_next_one_once(client, monitor):
+    client.note("a")
+    client.note("b")
+    client.start()
+    client.start()
+    await until(lambda: len(monitor.heard) >= 3)
+    client.note("c")
+    await until(lambda: "c" in monitor.told)
+    assert monitor.told == ["a", "b", "c"]
+    assert monitor.heard[0].seen.ended == ("a", "b")
+    assert monitor.found == 1
+    assert lost(client) == 0.0
+
+
+async def test_the_answer_is_followed_and_told_back(client, monitor):
+    monitor.answer = MonitorAnswer(POLICY)
+    client.start()
+    await until(lambda: monitor.heard and monitor.heard[-1].follows == 1)
+    assert client.followed == [POLICY]
+    assert client._instruments.values[POLICY_FOLLOWED] == 1
+
+
+async def test_an_older_policy_is_not_followed(client, monitor):
+    monitor.answer = MonitorAnswer(POLICY.raised_to(5))
+    client.start()
+    await until(lambda: client.followed)
+    monitor.answer = MonitorAnswer(POLICY.raised_to(4))
+    seen = len(monitor.heard)
+    await until(lambda: len(monitor.heard) > seen + 2)
+    assert client.policy.version == 5
+    assert len(client.followed) == 1
+
+
+async def test_directives_are_passed_on(client, monitor):
+    monitor.answer = MonitorAnswer(directives=(DIRECTIVE,))
+    client.start()
+    await until(lambda: client.directed)
+    assert client.directed[0] == DIRECTIVE
+
+
+async def test_a_monitor_that_asks_is_told_the_whole_policy(client, monitor):
+    monitor.answer = MonitorAnswer(POLICY)
+    client.start()
+    await until(lambda: client.followed)
+    assert all(report.policy is None for report in monitor.heard)
+    monitor.answer = MonitorAnswer(wanted=True)
+    await until(lambda: monitor.heard[-1].policy == POLICY)
+    monitor.answer = MonitorAnswer()
+    await until(lambda: monitor.heard[-1].policy is None)
+
+
+async def test_without_a_monitor_the_last_policy_holds_and_nothing_is_lost(client, monitor):
+    monitor.answer = MonitorAnswer(POLICY)
+    client.start()
+    await until(lambda: client.followed)
+    monitor.error = RuntimeError("dead")
+    await until(lambda: lost(client) == 1.0)
+    client.note("a")
+    client.note("b")
+    finds = monitor.found
+    await until(lambda: monitor.found > finds + 1)
+    assert client.policy is POLICY
+    monitor.error = None
+    await until(lambda: lost(client) == 0.0)
+    assert monitor.told == ["a", "b"]
+    assert monitor.heard[-1].follows == 1
+
+
+async def test_a_monitor_that_does_not_exist_is_looked_for_until_it_does(client, monitor):
+    monitor.error = ValueError("no such actor")
+    client.start()
+    await until(lambda: monitor.found > 2)
+    assert lost(client) == 1.0
+    monitor.error = None
+    await until(lambda: monitor.heard)
+
+
+async def test_a_monitor_that_hangs_holds_nobody_up(client, monitor, monkeypatch):
+    monkeypatch.setattr(monitor_client, "_TIMEOUT_S", 0.02)
+    monitor.hangs = True
+    client.note("a")
+    client.start()
+    await until(lambda: lost(client) == 1.0)
+    monitor.hangs = False
+    await until(lambda: lost(client) == 0.0)
+    assert monitor.told == [], "it may have been heard; nothing is told twice"
+
+
+async def test_what_does_not_fit_is_left_out_oldest_first_and_that_is_told(client, monitor, monkeypatch):
+    monitor.error = RuntimeError("dead")
+    client.start()
+    await until(lambda: lost(client) == 1.0)
+    for number in range(monitor_client.MOST_EVENTS + 10):
+        client.note(number)
+    finds = monitor.found
+    await until(lambda: monitor.found > finds + 1)
+    monitor.error = None
+    await until(lambda: monitor.told)
+    assert monitor.told[0] == 10
+    assert len(monitor.told) == monitor_client.MOST_EVENTS
+    assert sum(report.dropped for report in monitor.heard) == 10
+
+
+async def test_a_policy_that_cannot_be_carried_out_does_not_end_the_reports(monitor):
+    def refuse(_):
+        raise RuntimeError
+
+    participant = Participant("me", Role.INGRESS, IngressSeen, refuse, refuse)
+    client = MonitorClient(participant, Instruments(), monitor.find, 0.01)
+    monitor.answer = MonitorAnswer(POLICY, (DIRECTIVE,))
+    client.start()
+    await until(lambda: len(monitor.heard) > 3)
+    assert client.policy is POLICY
+    assert lost(client) == 0.0
+    client.stop()

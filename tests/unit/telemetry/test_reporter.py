@@ -1,0 +1,46 @@
+"""Reports go out on changes and regularly, whether somebody listens or not, until the last one."""
+
+import asyncio
+
+import pytest
+
+from telemetry.reporting.reporter import Reporter
+
+
+class Listener:
+    """Takes reports; one who is gone fails at each."""
+
+    def __init__(self, *, listens=True):
+        self.listens = listens
+        self.heard = []
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    async def send(self, report):
+        (self.second if self.heard else self.first).set()
+        self.heard.append(report)
+        if not self.listens:
+            raise ConnectionError("the router is gone")
+
+
+async def test_a_change_is_reported_soon_and_many_become_one():
+    listener = Listener()
+    reporter = Reporter(lambda: len(listener.heard), listener.send)
+    await asyncio.wait_for(listener.first.wait(), 1)
+    for _ in range(100):
+        reporter.changed()
+    await asyncio.wait_for(listener.second.wait(), 1)
+    await asyncio.sleep(0.02)
+    assert listener.heard == [0, 1]
+    reporter.stop()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_after_the_last_report_there_is_none(listens):
+    listener = Listener(listens=listens)
+    reporter = Reporter(lambda: "alive", listener.send)
+    await asyncio.wait_for(listener.first.wait(), 1)
+    await reporter.end("gone")
+    reporter.changed()
+    await asyncio.sleep(0.02)
+    assert listener.heard == ["alive", "gone"]
