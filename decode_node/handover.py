@@ -17,7 +17,7 @@ from decode_node.answers import error_in, is_answer, is_preamble
 from decode_node.prefill_health import PULLED_S, PrefillLostError, PrefillWatch
 from slo.errors import RejectionReason
 from slo.replacement import (
-    LossCause,
+    FailureCause,
     NotReplaced,
     Replaced,
     ReplacementOutcome,
@@ -149,8 +149,10 @@ class Handover:
         loss: PrefillLostError,
         replacements: int,
     ) -> tuple[ReplacementOutcome, RequestContext]:
-        lost = context.lost_replicas if loss.replica is None else (*context.lost_replicas, loss.replica)
-        context = replace(context, lost_replicas=lost, prefill_replica=None, prompt_bytes=0, cached_tokens=0)
+        lost = context.failed_replicas if loss.replica is None else (*context.failed_replicas, loss.replica)
+        context = replace(
+            context, failed_replicas=lost, prefill_replica=None, prompt_bytes=0, cached_tokens=0
+        )
         outcome = self._rules.refusal(context, replacements)
         if outcome is None:
             asked = ReplacementRequested(
@@ -168,7 +170,7 @@ class Handover:
             context = context.after(time.monotonic() - started_s)
         self._instruments.count(REPLACEMENTS, cause=loss.cause.value, outcome=outcome.value)
         logs.event(
-            "prefill_lost",
+            "prefill_failed",
             level=logging.WARNING,
             request_id=context.request_id,
             job_id=context.job_id,
@@ -181,7 +183,7 @@ class Handover:
 
 
 def _by(
-    decision: ReplacementDecision | None, context: RequestContext, cause: LossCause
+    decision: ReplacementDecision | None, context: RequestContext, cause: FailureCause
 ) -> tuple[ReplacementOutcome, RequestContext]:
     match decision:
         case Replaced():
@@ -192,7 +194,7 @@ def _by(
         case NotReplaced(reason=RejectionReason.NO_REPLICA):
             return ReplacementOutcome.NO_REPLICA, context
         case NotReplaced() | None:  # it was let in before; whatever else the router has against it now
-            if cause is LossCause.NO_REPLICA:
+            if cause is FailureCause.NO_REPLICA:
                 return ReplacementOutcome.NO_REPLICA, context
             return ReplacementOutcome.SERVE, context
         case _:
@@ -210,7 +212,7 @@ async def _opening(steps: Steps, pieces: AsyncGenerator[Any, None], replica: Rep
     async for piece in pieces:
         error = error_in(piece)
         if error is not None and error.is_servers and not steps.is_dead():
-            raise PrefillLostError(LossCause.PULL_FAILED, replica, error.message)
+            raise PrefillLostError(FailureCause.PULL_FAILED, replica, error.message)
         opening.append(piece)
         if not is_preamble(piece):
             break

@@ -12,7 +12,7 @@ import contextvars
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.replacement import LossCause
+from slo.replacement import FailureCause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -35,7 +35,7 @@ class PrefillLostError(Exception):
         replica: Who had it; None when nobody knows.
     """
 
-    def __init__(self, cause: LossCause, replica: ReplicaId | None = None, detail: str = "") -> None:
+    def __init__(self, cause: FailureCause, replica: ReplicaId | None = None, detail: str = "") -> None:
         super().__init__(f"{cause.value} ({detail})" if detail else cause.value)
         self.cause = cause
         self.replica = replica
@@ -43,7 +43,7 @@ class PrefillLostError(Exception):
 
 @dataclass(slots=True)
 class _Watched:
-    task: asyncio.Task[LossCause]
+    task: asyncio.Task[FailureCause]
     waiting: int = 0
 
 
@@ -59,7 +59,7 @@ class PrefillWatch:
 
     def __init__(
         self,
-        ask: Callable[[ReplicaId | None], Coroutine[Any, Any, LossCause | None]],
+        ask: Callable[[ReplicaId | None], Coroutine[Any, Any, FailureCause | None]],
         period_s: float = PERIOD_S,
         silent_after_s: float = SILENT_AFTER_S,
     ) -> None:
@@ -109,12 +109,12 @@ class PrefillWatch:
             if self._watched.get(replica) is watched:
                 del self._watched[replica]
 
-    async def _watch(self, replica: ReplicaId | None) -> LossCause:
+    async def _watch(self, replica: ReplicaId | None) -> FailureCause:
         while True:
             await asyncio.sleep(self._period_s)
             try:
                 cause = await asyncio.wait_for(self._ask(replica), self._silent_after_s)
             except TimeoutError:
-                return LossCause.SILENT
+                return FailureCause.SILENT
             if cause is not None:
                 return cause

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
 from decode_node.prefill_health import PrefillLostError
-from slo.replacement import LossCause
+from slo.replacement import FailureCause
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM
 from telemetry import logs
 
@@ -58,25 +58,25 @@ class PrefillTier:
             responses.cancel()
             raise
         except _REPLICA_ERRORS as error:
-            raise PrefillLostError(LossCause.REPLICA_DIED, placed, repr(error)[:200]) from None
+            raise PrefillLostError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None
         refusal = getattr(prefilled, "error", None)
         if refusal is not None and refusal.type == ENGINE_DIED:
-            raise PrefillLostError(LossCause.ENGINE_DIED, refusal.param or placed)
+            raise PrefillLostError(FailureCause.ENGINE_DIED, refusal.param or placed)
         params = getattr(prefilled, "kv_transfer_params", None) or {}
         return prefilled, params.pop(REPLICA_PARAM, placed)
 
-    async def ask(self, replica: ReplicaId | None) -> LossCause | None:
+    async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
         """What is known to be wrong with a prefill replica; see `PrefillWatch`.
 
         A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
         """
         if replica is None:
-            return None if await self.broadcast("is_up") else LossCause.NO_REPLICA
+            return None if await self.broadcast("is_up") else FailureCause.NO_REPLICA
         try:
             who = await self._handle.options(stream=False).is_up.remote(pin=replica)
         except _REPLICA_ERRORS:
-            return LossCause.REPLICA_DIED
-        return LossCause.ENGINE_DIED if who is None else None
+            return FailureCause.REPLICA_DIED
+        return FailureCause.ENGINE_DIED if who is None else None
 
     async def broadcast(self, method: str, *args: Any) -> list[Any]:
         """What `method` returns on the running prefill replicas, without those where it fails."""

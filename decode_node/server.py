@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from slo.reports import Report
 
 _GIVEN_UP = {
-    ReplacementOutcome.LIMIT: (503, "prefill_lost"),
+    ReplacementOutcome.LIMIT: (503, "prefill_failed"),
     ReplacementOutcome.DEADLINE: (429, EvictionReason.DEADLINE_PASSED.value),
     ReplacementOutcome.NO_REPLICA: (503, RejectionReason.NO_REPLICA.value),
 }

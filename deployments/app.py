@@ -50,8 +50,8 @@ _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of two kinds of numbers."""
 _SCHEDULER = "prefill_node.engine.scheduler.SlackScheduler"
 _WORKERS = {
-    "cpu": "prefill_node.worker.cpu.YieldingCPUWorker",
-    "cuda": "prefill_node.worker.cuda.YieldingGPUWorker",
+    "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
+    "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
 }
 
 
@@ -190,9 +190,9 @@ def _prefill_node(
         max_suspended_bytes=rules.limits.max_suspended_bytes,
         shares=shares_of(policies),
         ageing_per_s=fairness.ageing.per_s,
-        ageing_most=fairness.ageing.most,
+        ageing_max=fairness.ageing.most,
         deficit_gain=fairness.ageing.deficit_gain,
-        patience_s=fairness.patience_s,
+        starvation_timeout_s=fairness.starvation_timeout_s,
         share_memory_s=fairness.memory_s,
     )
     weights = {tier: policy.weight for tier, policy in policies.items()}

@@ -62,9 +62,9 @@ class EngineSetup:
     max_suspended_bytes: int = Limits().max_suspended_bytes
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
     ageing_per_s: float = Ageing().per_s
-    ageing_most: float = Ageing().most
+    ageing_max: float = Ageing().most
     deficit_gain: float = Ageing().deficit_gain
-    patience_s: float = FairnessRules().patience_s
+    starvation_timeout_s: float = FairnessRules().starvation_timeout_s
     share_memory_s: float = FairnessRules().memory_s
 
     def fairness(self) -> Fairness:
@@ -73,8 +73,8 @@ class EngineSetup:
             Tier(name): TierPolicy(None, None, sheddable=False, weight=weight, share=share)
             for name, (weight, share) in self.shares.items()
         }
-        ageing = Ageing(self.ageing_per_s, self.ageing_most, self.deficit_gain)
-        return Fairness(policies, FairnessRules(ageing, self.patience_s, self.share_memory_s))
+        ageing = Ageing(self.ageing_per_s, self.ageing_max, self.deficit_gain)
+        return Fairness(policies, FairnessRules(ageing, self.starvation_timeout_s, self.share_memory_s))
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

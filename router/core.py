@@ -153,7 +153,7 @@ class RouterCore:
 
         A request that has been let in and has lost its place is not held, nor asked about shares again.
         """
-        replicas = self._view.usable_prefill(now_s, request.lost_replicas)
+        replicas = self._view.usable_prefill(now_s, request.failed_replicas)
         tokens = self._view.tokens(request)
         decode = self._choose_decode(request, tokens, now_s)
         if not replicas or decode is None:
@@ -161,17 +161,17 @@ class RouterCore:
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
         cached = self._view.cached_tokens(request, tokens)
-        if not request.is_let_in:
-            most_cached = max(cached.values(), default=0)
-            if (refused := self._gate.refusal(request, tokens, replicas, now_s, most_cached)) is not None:
+        if not request.is_admitted:
+            max_cached = max(cached.values(), default=0)
+            if (refused := self._gate.refusal(request, tokens, replicas, now_s, max_cached)) is not None:
                 return refused
         terms = self._terms(request, tokens, replicas, decode, now_s)
         choice = self._choose(terms, cached, replicas, now_s)
         if (late_s := self._late_s(terms, choice, replicas, now_s)) > 0:
             self._gate.ended(request.job_id, now_s)
-            best_s = terms.given_up_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
+            best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
-        may_wait = self._limits.late_binding and not request.is_let_in
+        may_wait = self._limits.late_binding and not request.is_admitted
         if may_wait and self._can_wait(terms, choice, now_s):
             self._held.hold(terms, choice.end_s - choice.start_s)
             return Held(request.job_id)
@@ -232,15 +232,15 @@ class RouterCore:
         handoff_s = idle.handoff_s + self._way_s(decode, tokens)
         budget_s = request.objective.ttft_budget_s(alone_s)
         arrived_s = now_s - request.elapsed_s
-        deadline_s = given_up_s = NO_DEADLINE
+        deadline_s = latest_s = NO_DEADLINE
         if budget_s is not None:
-            deadline_s = given_up_s = arrived_s + budget_s - handoff_s
+            deadline_s = latest_s = arrived_s + budget_s - handoff_s
             if not policy.sheddable:
-                given_up_s = NO_DEADLINE
+                latest_s = NO_DEADLINE
             elif not request.explicit_deadline:
                 allowed_s = self._limits.stretch * (alone_s + handoff_s)
-                given_up_s = arrived_s + max(budget_s, allowed_s) - handoff_s
-        return Terms(request, tokens, arrived_s, budget_s, deadline_s, given_up_s, policy.weight)
+                latest_s = arrived_s + max(budget_s, allowed_s) - handoff_s
+        return Terms(request, tokens, arrived_s, budget_s, deadline_s, latest_s, policy.weight)
 
     def _choose(
         self,
@@ -256,8 +256,8 @@ class RouterCore:
         self, terms: Terms, choice: Choice, replicas: Sequence[PrefillReplica], now_s: float
     ) -> float:
         """By how much a request would be later than it may be; 0 when it is accepted."""
-        late_s = max(0.0, choice.end_s - terms.given_up_s)
-        if late_s == 0 and self._held and terms.given_up_s < NO_DEADLINE:
+        late_s = max(0.0, choice.end_s - terms.latest_s)
+        if late_s == 0 and self._held and terms.latest_s < NO_DEADLINE:
             own_s = choice.end_s - choice.start_s
             if self._can_wait(terms, choice, now_s) and not self._held.has_room(
                 terms, own_s, now_s, len(replicas)

@@ -37,9 +37,9 @@ class PlacementRequested:
         prefix_hashes: Of the prompt's leading blocks, each standing for all of the prompt up to its end.
         hash_block: Size of a block: tokens when `prompt_tokens` is known, else bytes; 0 without hashes.
         tenant: Who sends it.
-        lost_replicas: Prefill replicas that lost the request; they do not come into question.
+        failed_replicas: Prefill replicas that lost the request; they do not come into question.
         decode_replica: Where it decodes already; None leaves that open.
-        is_let_in: Whether it has had a place before.
+        is_admitted: Whether it has had a place before.
     """
 
     job_id: JobId
@@ -51,9 +51,9 @@ class PlacementRequested:
     prefix_hashes: tuple[int, ...] = ()
     hash_block: int = 0
     tenant: str = ANONYMOUS.name
-    lost_replicas: tuple[ReplicaId, ...] = ()
+    failed_replicas: tuple[ReplicaId, ...] = ()
     decode_replica: ReplicaId | None = None
-    is_let_in: bool = False
+    is_admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Point:
         by_kind: The same by kind of request.
         by_tier: The same by tier.
         preemptions: Passes stopped, per request.
-        lost_work: Work done again after stops, as a fraction of all work.
+        wasted_work: Work done again after stops, as a fraction of all work.
         prompt_tokens_ps: Prompt tokens prefilled per second of virtual time.
         setting: What was tuned for this rate, for example {"chunk_tokens": 2048}.
     """
@@ -69,7 +69,7 @@ class Point:
     by_kind: Mapping[str, float]
     by_tier: Mapping[str, float]
     preemptions: float
-    lost_work: float
+    wasted_work: float
     prompt_tokens_ps: float
     setting: Mapping[str, float] = field(default_factory=dict)
 

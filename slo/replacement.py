@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slo.tiers import Tier
 
 
-class LossCause(enum.StrEnum):
+class FailureCause(enum.StrEnum):
     """How a prefill was lost; the values label metrics."""
 
     REPLICA_DIED = "replica_died"
@@ -66,7 +66,7 @@ class ReplacementRequested:
     tokens: int
     decode_replica: ReplicaId
     lost: tuple[ReplicaId, ...]
-    cause: LossCause
+    cause: FailureCause
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class PrefillReported:
         jobs: Everything that it has accepted and not finished.
         running: The job whose forward pass is under way; it stands for all in the same pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        yields_in_s: How soon the pass would make way for a more urgent prefill; None when it would not.
+        preemptible_in_s: How soon the pass would make way for a more urgent prefill; None when it would not.
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
         learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
@@ -55,7 +55,7 @@ class PrefillReported:
     jobs: tuple[OutstandingJob, ...]
     running: JobId | None
     running_for_s: float
-    yields_in_s: float | None = None
+    preemptible_in_s: float | None = None
     kv_usage: float = 0.0
     ended: tuple[JobId, ...] = ()
     learned: tuple[tuple[int, int], ...] = ()

@@ -58,7 +58,7 @@ class RequestContext:
         prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
         cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
         explicit_deadline: Whether the client itself named the budget for the first token.
-        lost_replicas: Prefill replicas that lost the request; it is not sent there again.
+        failed_replicas: Prefill replicas that lost the request; it is not sent there again.
     """
 
     job_id: JobId
@@ -71,7 +71,7 @@ class RequestContext:
     prompt_bytes: int = 0
     cached_tokens: int = 0
     explicit_deadline: bool = False
-    lost_replicas: tuple[ReplicaId, ...] = ()
+    failed_replicas: tuple[ReplicaId, ...] = ()
 
     def after(self, elapsed_s: float) -> RequestContext:
         """The same context with `elapsed_s` of its budget spent."""

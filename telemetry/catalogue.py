@@ -196,7 +196,7 @@ SUSPENDED_BYTES: Final = Metric(
     "Memory that the checkpoints of suspended steps take, on each rank.",
 )  # fmt: skip
 WORK_LOST: Final = Metric(
-    "slackserve_prefill_work_lost_seconds", Kind.COUNTER, "seconds", ("reason",),
+    "slackserve_prefill_work_wasted_seconds", Kind.COUNTER, "seconds", ("reason",),
     "Predicted seconds of prefill that were done and will not be used.",
 )  # fmt: skip
 VOTES: Final = Metric(
@@ -217,7 +217,7 @@ MONITOR_LOST: Final = Metric(
     "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.",
 )  # fmt: skip
 POLICY_FOLLOWED: Final = Metric(
-    "slackserve_policy_followed", Kind.GAUGE, "version", (),
+    "slackserve_policy_applied", Kind.GAUGE, "version", (),
     "The version of the cluster's policy that a process follows; 0 for the configured one.",
 )  # fmt: skip
 DIRECTIVES: Final = Metric(
@@ -303,10 +303,10 @@ ROUTED: Final = Metric(
     "Decisions of the router that the monitor has heard of: `placed`, or `refused`.",
 )  # fmt: skip
 FOLLOWERS: Final = Metric(
-    "slackserve_monitor_followers", Kind.GAUGE, "processes", ("role",), "Processes that report."
+    "slackserve_monitor_subscribers", Kind.GAUGE, "processes", ("role",), "Processes that report."
 )
 FOLLOWERS_BEHIND: Final = Metric(
-    "slackserve_monitor_followers_behind", Kind.GAUGE, "processes", (),
+    "slackserve_monitor_subscribers_behind", Kind.GAUGE, "processes", (),
     "Those of them that follow an older policy.",
 )  # fmt: skip
 DIRECTED: Final = Metric(

@@ -35,8 +35,8 @@ WEIGHTS = (1.0, 2.0, 4.0)
 WAITING = (10, 30, 100)
 CASES = (
     (QueueOrder.SEDF, PreemptionPolicy.RESCUE),
-    (QueueOrder.ON_TIME_SET, PreemptionPolicy.RESCUE),
-    (QueueOrder.ON_TIME_SET, PreemptionPolicy.ON_TIME_SET),
+    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.RESCUE),
+    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.FEASIBLE_SET),
 )
 
 
@@ -68,7 +68,7 @@ def measure(kind: QueueOrder, policy: PreemptionPolicy, waiting: int, *, crowded
     for _ in range(DECISIONS):
         queue = queue_of(waiting, rng, crowded=crowded)
         started_ns = time.thread_time_ns()
-        if policy is not PreemptionPolicy.ON_TIME_SET:
+        if policy is not PreemptionPolicy.FEASIBLE_SET:
             queue = order(kind, queue, 0.0, forecast=forecast)
         decision = decide(ReplicaState(step, queue), 0.0, rules, forecast)
         times_us.append((time.thread_time_ns() - started_ns) / 1e3)

@@ -96,7 +96,7 @@ def serve(case: Case) -> dict[str, float]:
         "all": 100 * found.attainment,
         **{kind: 100 * found.by_kind[kind] for kind in KINDS},
         "stops": found.preemptions,
-        "again": 100 * found.lost_work,
+        "again": 100 * found.wasted_work,
     }
 
 

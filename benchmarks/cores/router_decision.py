@@ -60,8 +60,8 @@ def fleet(
             for job in range(outstanding)
         )
         running = jobs[0].job_id if jobs else None
-        yields_in_s = 0.01 if overloaded else None
-        report = PrefillReported(ReplicaId(f"p{number}"), LINE, jobs, running, 0.0, yields_in_s)
+        preemptible_in_s = 0.01 if overloaded else None
+        report = PrefillReported(ReplicaId(f"p{number}"), LINE, jobs, running, 0.0, preemptible_in_s)
         core.prefill_reported(report, 0.0)
     for number in range(max(1, replicas // 2)):
         core.decode_reported(DecodeReported(ReplicaId(f"d{number}"), rng.random(), 3), 0.0)

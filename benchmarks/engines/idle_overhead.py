@@ -55,7 +55,7 @@ def measure_engine(ranks: int, pairs: int, granularity: str, lengths: list[int])
         model = build_tiny(Path(directory), "llama", layers=16, hidden=512)
         with offline_engine(
             model,
-            "bare_worker.BareableCPUWorker",
+            "benchmarks.engines.bare_worker.BareableCPUWorker",
             ranks=ranks,
             setup=EngineSetup(mode="resume", granularity=granularity),
             max_model_len=4096,

@@ -26,7 +26,7 @@ from prefill_node.board.messages import StopOrder
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import Granularity
 
-WORKER = "prefill_node.worker.cpu.YieldingCPUWorker"
+WORKER = "prefill_node.worker.cpu.PreemptibleCPUWorker"
 VOCABULARY = 40_000
 
 

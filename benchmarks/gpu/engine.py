@@ -232,7 +232,11 @@ async def measure(
     arm = arm_of(name, plan)
     worker = None
     if arm.is_ours:
-        worker = "gpu.bare_worker.BareableGPUWorker" if device.is_gpu else "bare_worker.BareableCPUWorker"
+        worker = (
+            "benchmarks.gpu.bare_worker.BareableGPUWorker"
+            if device.is_gpu
+            else "benchmarks.engines.bare_worker.BareableCPUWorker"
+        )
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory), plan.shape, plan.vocabulary, plan.longest)
         async with replica(arm, model, setup, plan.warm_up_tokens, seed=seed, worker_cls=worker) as running:
@@ -322,7 +326,14 @@ def main() -> None:
     arms, parts = arguments.arm or ARMS, arguments.part or PARTS
     if len(arms) > 1:
         for arm in arms:
-            command = [sys.executable, "-m", "gpu.engine", *_without_arms(sys.argv[1:]), "--arm", arm]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.gpu.engine",
+                *_without_arms(sys.argv[1:]),
+                "--arm",
+                arm,
+            ]
             subprocess.run(command, check=True)  # noqa: S603
         return
     plan = TINY if arguments.tiny else FULL

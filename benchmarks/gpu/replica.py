@@ -257,7 +257,7 @@ async def replica(
     }
     board = Board.create(1) if arm.is_ours else None
     if board is not None:
-        where = "cpu.YieldingCPUWorker" if on_host else "cuda.YieldingGPUWorker"
+        where = "cpu.PreemptibleCPUWorker" if on_host else "cuda.PreemptibleGPUWorker"
         arguments |= {
             "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",
             "worker_cls": worker_cls or f"prefill_node.worker.{where}",

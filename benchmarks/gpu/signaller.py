@@ -28,7 +28,7 @@ class Signaller:
     """The process, as seen by the one that measures."""
 
     def __init__(self, board: Board) -> None:
-        command = [sys.executable, "-m", "gpu.signaller", str(board.path)]
+        command = [sys.executable, "-m", "benchmarks.gpu.signaller", str(board.path)]
         self._process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.PIPE,

@@ -25,12 +25,12 @@ class FairnessConfig(Section):
     ageing_per_s: _NotNegative = Field(
         _AGEING.per_s, description="Rise of the effective tier per second of waiting."
     )
-    ageing_most: _NotNegative = Field(_AGEING.most, description="The rise ends here.")
+    ageing_max: _NotNegative = Field(_AGEING.most, description="The rise ends here.")
     deficit_gain: _NotNegative = Field(
         _AGEING.deficit_gain, description="Rise per unit of share that the class has not had."
     )
-    patience_s: Positive = Field(
-        _FAIRNESS.patience_s,
+    starvation_timeout_s: Positive = Field(
+        _FAIRNESS.starvation_timeout_s,
         description="The head of a class below its share leads the queue after so many seconds.",
     )
     memory_s: Positive = Field(
@@ -39,8 +39,8 @@ class FairnessConfig(Section):
 
     def rules(self) -> FairnessRules:
         """The same in the vocabulary of the decision rules."""
-        ageing = Ageing(self.ageing_per_s, self.ageing_most, self.deficit_gain)
-        return FairnessRules(ageing, self.patience_s, self.memory_s)
+        ageing = Ageing(self.ageing_per_s, self.ageing_max, self.deficit_gain)
+        return FairnessRules(ageing, self.starvation_timeout_s, self.memory_s)
 
 
 class TenantLimitsConfig(Section):
@@ -89,16 +89,16 @@ class AdmissionConfig(Section):
     memory_s: Positive = Field(
         _ADMISSION.memory_s, description="Time constant of the account of what arrives."
     )
-    retry_least_s: Positive = Field(_ADMISSION.retry_least_s, description="Shortest Retry-After.")
-    retry_most_s: Positive = Field(_ADMISSION.retry_most_s, description="Longest Retry-After.")
+    min_retry_s: Positive = Field(_ADMISSION.min_retry_s, description="Shortest Retry-After.")
+    max_retry_s: Positive = Field(_ADMISSION.max_retry_s, description="Longest Retry-After.")
     default_limits: TenantLimitsConfig = Field(
         TenantLimitsConfig(), description="Limits of each tenant without limits of its own."
     )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.retry_least_s > self.retry_most_s:
-            msg = "retry_least_s is not above retry_most_s"
+        if self.min_retry_s > self.max_retry_s:
+            msg = "min_retry_s is not above max_retry_s"
             raise ValueError(msg)
         return self
 

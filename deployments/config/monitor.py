@@ -48,15 +48,15 @@ class MonitorConfig(Section):
     act_at_burn: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
         _STEERING.act_at_burn, description="The burn rate from which on a tier is at risk."
     )
-    least_missed: Annotated[int, Field(ge=1)] = Field(
-        _STEERING.least_missed, description="Misses in the short window below which it is not."
+    min_missed: Annotated[int, Field(ge=1)] = Field(
+        _STEERING.min_missed, description="Misses in the short window below which it is not."
     )
     step: Annotated[float, Field(gt=0, le=1)] = Field(
         _STEERING.step, description="By how much a shed level changes at a time."
     )
-    most_shed_standard: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_shed_standard
+    max_shed_standard: Annotated[float, Field(ge=0, le=1)] = _STEERING.max_shed_standard
     reserve_step: Annotated[float, Field(gt=0, le=1)] = _STEERING.reserve_step
-    most_reserved: Annotated[float, Field(ge=0, le=1)] = _STEERING.most_reserved
+    max_reserved: Annotated[float, Field(ge=0, le=1)] = _STEERING.max_reserved
     tighten_every_s: Positive = Field(
         _STEERING.tighten_every_s, description="Least time between two steps towards more shedding."
     )

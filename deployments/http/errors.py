@@ -149,20 +149,20 @@ def evicted(decision: Evicted, headers: Mapping[str, str]) -> HTTPError:
     )
 
 
-_RETRY_AFTER_S: Final = {"prefill_lost": 1, "deadline_passed": 1, "no_replica": 10}
+_RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10}
 """Errors that our own replicas answer with, by their type."""
 
 
 def engine_error(error: EngineError) -> HTTPError:
     """What an engine refused, with its own status; what its replica gave up, with the reason as code."""
     status = error.code
-    if (given_up := error.type) in _RETRY_AFTER_S:
+    if (tardy := error.type) in _RETRY_AFTER_S:
         return HTTPError(
             status,
             error.message,
             kind="service_unavailable" if status >= 500 else "overloaded_error",  # noqa: PLR2004 - as below
-            code=given_up,
-            headers={"retry-after": str(_RETRY_AFTER_S[given_up])},
+            code=tardy,
+            headers={"retry-after": str(_RETRY_AFTER_S[tardy])},
         )
     return HTTPError(
         status,

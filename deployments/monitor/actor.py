@@ -143,6 +143,6 @@ def shown(state: MonitorState, port: int) -> dict[str, Any]:
         },
         "error": None if state.error is None else asdict(state.error),
         "ttft_error": None if state.ttft_error is None else asdict(state.ttft_error),
-        "followers": {role.value: count for role, count in state.followers.items()},
+        "subscribers": {role.value: count for role, count in state.subscribers.items()},
         "behind": state.behind,
     }

@@ -88,7 +88,7 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
     if state.ttft_error is not None:
         yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
         yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
-    for role, count in state.followers.items():
+    for role, count in state.subscribers.items():
         yield catalogue.FOLLOWERS, (role.value,), count
     yield catalogue.FOLLOWERS_BEHIND, (), state.behind
     yield catalogue.REPORTS_DROPPED, (), core.dropped

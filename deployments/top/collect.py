@@ -119,10 +119,10 @@ class Collector:
         self._monitored = False
         self._monitor: Any = None
 
-    async def look(self, patience_s: float) -> Frame:
-        """Ask everybody; who has not answered after `patience_s` is shown as not answering."""
+    async def look(self, starvation_timeout_s: float) -> Frame:
+        """Ask everybody; who has not answered after `starvation_timeout_s` is shown as not answering."""
         questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
-        answers = await self._questions.put(questions, patience_s)
+        answers = await self._questions.put(questions, starvation_timeout_s)
         fleet = answers[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
@@ -130,7 +130,7 @@ class Collector:
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
         works = await self._questions.put(
-            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, patience_s
+            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, starvation_timeout_s
         )
         now_s = time.monotonic()
         if fleet is not None:
@@ -194,14 +194,14 @@ class _Questions:
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
-    async def put(self, questions: Mapping[str, _Question], patience_s: float) -> dict[str, Any]:
+    async def put(self, questions: Mapping[str, _Question], starvation_timeout_s: float) -> dict[str, Any]:
         """The answers by name, None for each that fails or does not come in time."""
         for name, question in questions.items():
             if (task := self._asked.get(name)) is None or task.done():
                 self._asked[name] = asyncio.create_task(_answer(question))
         tasks = {name: self._asked[name] for name in questions}
         if tasks:
-            await asyncio.wait(tasks.values(), timeout=patience_s)
+            await asyncio.wait(tasks.values(), timeout=starvation_timeout_s)
         answered = {name for name, task in tasks.items() if task.done() and not task.cancelled()}
         return {name: task.result() if name in answered else None for name, task in tasks.items()}
 

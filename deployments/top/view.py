@@ -147,7 +147,7 @@ def _suspended(work: Mapping[str, Any]) -> Table:
     tiers = {job["job"]: job["tier"] for job in (*running, *work["queue"])}
     table = _table("suspended", "done", "tokens", "for", "kept/rank", "made way for")
     for step in work["suspended"]:
-        other = step["yielded_to"]
+        other = step["preempted_by"]
         tier = f"{tiers[other]} " if other in tiers else ""
         table.add_row(
             _tiers(step["jobs"]),

@@ -44,7 +44,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
         since_s: When it stopped.
-        yielded_to: The job that it made way for; while others can run, it does not resume before that one
+        preempted_by: The job that it made way for; while others can run, it does not resume before that one
             has ended or is lost.
     """
 
@@ -55,7 +55,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     boundary: int
     checkpoint_bytes: int
     since_s: float
-    yielded_to: str
+    preempted_by: str
 
 
 class JobAccount(msgspec.Struct, frozen=True, array_like=True):

@@ -79,7 +79,7 @@ class Bulletin:
         if view != self._view:
             self._publish(view)
 
-    def yielded(self, job: str, stopped_s: float) -> None:
+    def preempted(self, job: str, stopped_s: float) -> None:
         """A step made way for `job`."""
         self._served[job] = stopped_s
         while len(self._served) > _MOST_AWAITED:

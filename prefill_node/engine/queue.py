@@ -87,7 +87,7 @@ class QueueView:
                 boundary=item.boundary,
                 checkpoint_bytes=item.checkpoint_bytes,
                 since_s=item.since_s,
-                yielded_to=item.yielded_to,
+                preempted_by=item.preempted_by,
             )
             for item in self._suspensions.steps
         )
@@ -145,7 +145,9 @@ class QueueView:
             _prefill(f"step:{step.step_id}", request, remaining_s, accounts.get(request.request_id), open_s)
             for request in requests
         ]
-        awaits = not has_arrived(step.yielded_to) and now_s < step.arrival_by_s if step.yielded_to else False
+        awaits = (
+            not has_arrived(step.preempted_by) and now_s < step.arrival_by_s if step.preempted_by else False
+        )
         return Suspended(
             step,
             as_one(members, now_s),
@@ -157,7 +159,7 @@ class QueueView:
 
     def _beneficiary(self, step: SuspendedStep, predictor: PrefillPredictor) -> Prefill | None:
         """The request that a step made way for; None when it has ended or was never here."""
-        request = self._scheduler.requests.get(self._jobs.get(step.yielded_to, ""))
+        request = self._scheduler.requests.get(self._jobs.get(step.preempted_by, ""))
         if request is None or request.is_finished():
             return None
         return self.alone(request, predictor)

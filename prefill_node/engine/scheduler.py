@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-    from slo.queue.fairness import Lead
+    from slo.queue.fairness import Boost
     from slo.tiers import Tier
 
 RELEASE_PREFIX = "slackserve-release:"
@@ -54,7 +54,7 @@ class _Issued(NamedTuple):
 
     at_s: float
     tokens: dict[Tier, int]
-    lead: Lead | None
+    boost: Boost | None
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
@@ -100,11 +100,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         now_s = time.monotonic()
         shown: Sequence[str] = ()
         resumed: SuspendedStep | None = None
-        lead: Lead | None = None
+        boost: Boost | None = None
         match choice := self._choose(now_s):
-            case Start(requests=shown, lead=lead):
+            case Start(requests=shown, boost=boost):
                 self._make_room(choice, now_s)
-            case Resume(step=resumed, lead=lead):
+            case Resume(step=resumed, boost=boost):
                 shown = tuple(resumed.members)
             case Wait():
                 pass
@@ -112,7 +112,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
-            self._issue(output, resumed, lead, now_s)
+            self._issue(output, resumed, boost, now_s)
         else:
             StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
             self._bulletin.idle(self._view.published(None))
@@ -262,7 +262,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             self._preempt_request(request, now_s)
 
     def _issue(
-        self, output: SchedulerOutput, resumed: SuspendedStep | None, lead: Lead | None, now_s: float
+        self, output: SchedulerOutput, resumed: SuspendedStep | None, boost: Boost | None, now_s: float
     ) -> None:
         """Give a step its identity; tell the workers how to run it and the governor that it runs."""
         self._step_id += 1
@@ -281,13 +281,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             pairs=self._pairs(output.num_scheduled_tokens),
             from_boundary=from_boundary,
             started_s=now_s,
-            guard=0.0 if lead is None else lead.guard,
+            guard=0.0 if boost is None else boost.guard,
         )
         tokens: dict[Tier, int] = {}
         for request_id, new in output.num_scheduled_tokens.items():
             tier = tier_of(self.requests[request_id])
             tokens[tier] = tokens.get(tier, 0) + new
-        self._issued = _Issued(now_s, tokens, lead)
+        self._issued = _Issued(now_s, tokens, boost)
         self._bulletin.issued(self._view.published(step), notice)
         for new in output.scheduled_new_reqs:
             if job := self._view.job_of(new.req_id):
@@ -297,7 +297,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Charge a step that has ended or stopped to the classes of its members."""
         if (issued := self._issued) is not None:
             self._issued = None
-            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, issued.lead)
+            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, issued.boost)
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""
@@ -318,7 +318,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             done=stopped.done if stopped.checkpoint_bytes else 0.0,
             checkpoint_bytes=stopped.checkpoint_bytes,
             since_s=stopped.stopped_s,
-            yielded_to=beneficiary,
+            preempted_by=beneficiary,
             arrival_by_s=time.monotonic() + self._setup.arrival_wait_s,
         )
         if members:
@@ -326,7 +326,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         elif stopped.checkpoint_bytes:
             self._suspensions.discard(step.step_id)
         if beneficiary:
-            self._bulletin.yielded(beneficiary, stopped.stopped_s)
+            self._bulletin.preempted(beneficiary, stopped.stopped_s)
         self._bulletin.notice(
             Stopped(
                 step_id=step.step_id,

@@ -156,8 +156,8 @@ class PreemptionRecord:
                 self._instruments.observe(PREEMPTION_STOP_TO_SERVICE, waited_s)
                 self._tell("prefill_served", (notice.job,), {"after_stop_s": waited_s})
             case Dropped():
-                lost_s = self._lost(notice, notice.done, notice.reason)
-                self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "lost_s": lost_s})
+                wasted_s = self._lost(notice, notice.done, notice.reason)
+                self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "wasted_s": wasted_s})
             case Passed():
                 self._passed(notice)
             case Started():
@@ -189,9 +189,9 @@ class PreemptionRecord:
 
     def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""
-        lost_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
-        self._instruments.count(WORK_LOST, lost_s, reason=reason)
-        return lost_s
+        wasted_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
+        self._instruments.count(WORK_LOST, wasted_s, reason=reason)
+        return wasted_s
 
     def _tell(self, event: str, jobs: tuple[str, ...], fields: dict[str, float | str]) -> None:
         shown: dict[str, Any] = {"jobs": ",".join(jobs), **fields}

@@ -357,7 +357,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             jobs=work.jobs,
             running=work.running,
             running_for_s=work.running_for_s,
-            yields_in_s=work.yields_in_s,
+            preemptible_in_s=work.preemptible_in_s,
             kv_usage=self._tap.kv_usage,
             ended=self._ledger.take_ended(),
             learned=learned,

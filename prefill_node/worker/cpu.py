@@ -5,5 +5,5 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from prefill_node.worker.worker import YieldingWorker
 
 
-class YieldingCPUWorker(YieldingWorker, CPUWorker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleCPUWorker(YieldingWorker, CPUWorker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a CPU."""

@@ -5,5 +5,5 @@ from vllm.v1.worker.gpu_worker import Worker
 from prefill_node.worker.worker import YieldingWorker
 
 
-class YieldingGPUWorker(YieldingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleGPUWorker(YieldingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a GPU."""

@@ -68,8 +68,8 @@ class PrefillReplica:
 
     Attributes:
         confirmed: The jobs that its last report named; any other is still on its way there.
-        yields_in_s: How soon the running pass would make way for a prefill that would otherwise be late; None
-            when it would not.
+        preemptible_in_s: How soon the running pass would make way for a prefill that would otherwise be late;
+            None when it would not.
         draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
     """
@@ -82,7 +82,7 @@ class PrefillReplica:
     confirmed: set[JobId] = field(default_factory=set)
     running: JobId | None = None
     running_since_s: float = 0.0
-    yields_in_s: float | None = None
+    preemptible_in_s: float | None = None
     kv_usage: float = 0.0
     draining: bool = False
     version: int = 0
@@ -92,7 +92,7 @@ class PrefillReplica:
     _queue: list[PlacedJob] = field(default_factory=list)
     _ranks: list[SlackRank] = field(default_factory=list)
     _work_before_s: list[float] = field(default_factory=lambda: [0.0])
-    _least_room_s: list[float] = field(default_factory=lambda: [math.inf])
+    _min_room_s: list[float] = field(default_factory=lambda: [math.inf])
 
     def add(self, job: PlacedJob, now_s: float) -> None:
         """Give it one more prefill."""
@@ -136,8 +136,8 @@ class PrefillReplica:
         busy_s = self._busy_s(now_s)
         runner = None if self.running is None else self._runner(riders, now_s, busy_s)
         stops_at_s = None
-        if runner is not None and self.yields_in_s is not None and self.yields_in_s < busy_s:
-            stops_at_s = now_s + self.yields_in_s
+        if runner is not None and self.preemptible_in_s is not None and self.preemptible_in_s < busy_s:
+            stops_at_s = now_s + self.preemptible_in_s
         return Workload(waiting, runner, now_s + busy_s, stops_at_s)
 
     def end_s(self, tokens: int, deadline_s: float, now_s: float) -> float:
@@ -168,7 +168,7 @@ class PrefillReplica:
         lateness_s = weight * max(0.0, end_s - deadline_s) if deadline_s < NO_DEADLINE else 0.0
         if end_s < free_at_s + work_s:
             lateness_s += self._runner_lateness_s(free_at_s, work_s)
-        if lateness_s <= enough_s and self._least_room_s[position] - free_at_s < own_s:
+        if lateness_s <= enough_s and self._min_room_s[position] - free_at_s < own_s:
             lateness_s = self._with_harm_s(lateness_s, enough_s, position, free_at_s, own_s)
         return Fit(end_s, lateness_s)
 
@@ -189,8 +189,12 @@ class PrefillReplica:
         """When the running pass ends, or makes way if `work_s` would otherwise end after `deadline_s`."""
         busy_s = self._busy_s(now_s)
         late = deadline_s < NO_DEADLINE and now_s + busy_s + work_s > deadline_s
-        if late and self.yields_in_s is not None and now_s + self.yields_in_s + work_s <= deadline_s:
-            return now_s + self.yields_in_s
+        if (
+            late
+            and self.preemptible_in_s is not None
+            and now_s + self.preemptible_in_s + work_s <= deadline_s
+        ):
+            return now_s + self.preemptible_in_s
         return now_s + busy_s
 
     def _runner_lateness_s(self, end_s: float, delay_s: float) -> float:
@@ -270,11 +274,11 @@ class PrefillReplica:
         for job in queue:
             work_s += self.work_s(job)
             work_before_s.append(work_s)
-        least_room_s = [math.inf] * (len(queue) + 1)
+        min_room_s = [math.inf] * (len(queue) + 1)
         for index in range(len(queue) - 1, -1, -1):
             room_s = queue[index].deadline_s - work_before_s[index + 1]
-            least_room_s[index] = min(least_room_s[index + 1], room_s)
+            min_room_s[index] = min(min_room_s[index + 1], room_s)
         self._queue = queue
         self._ranks = [rank for rank, _ in ranked]
         self._work_before_s = work_before_s
-        self._least_room_s = least_room_s
+        self._min_room_s = min_room_s

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from slo.queue.feasible_set import OnTimeSet, on_time_set, worth
+from slo.queue.feasible_set import FeasibleSet, feasible_set, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ class QueuePlan:
         total_s: Work of all that wait.
     """
 
-    worth: float
+    value: float
     deadlines_s: list[float]
     work_before_s: list[float]
     room_before_s: list[float]
@@ -92,12 +92,12 @@ def plan(work: Workload) -> QueuePlan:
     """Predict whom the replica keeps on time."""
     runner = work.runner
     total_s = sum(prefill.remaining_s for prefill in work.waiting)
-    direct = on_time_set(work.waiting, work.free_at_s)
-    best_worth, chosen, waits = _worth(direct) + _at_stake(work), direct, True
-    if runner is not None and work.stops_at_s is not None and (direct.given_up or direct.rest):
-        stopped = on_time_set([runner, *work.waiting], work.stops_at_s)
-        if (saved := _worth(stopped)) > best_worth:
-            best_worth, chosen, waits = saved, stopped, False
+    direct = feasible_set(work.waiting, work.free_at_s)
+    best_value, chosen, waits = _value(direct) + _at_stake(work), direct, True
+    if runner is not None and work.stops_at_s is not None and (direct.tardy or direct.rest):
+        stopped = feasible_set([runner, *work.waiting], work.stops_at_s)
+        if (saved := _value(stopped)) > best_value:
+            best_value, chosen, waits = saved, stopped, False
     kept = [prefill for prefill in chosen.kept if prefill is not runner]
     is_runner_kept = _at_stake(work) > 0 if waits else len(kept) < len(chosen.kept)
     deadlines_s = [prefill.deadline_s for prefill in kept]
@@ -112,25 +112,25 @@ def plan(work: Workload) -> QueuePlan:
         before[position] = min(before[position + 1], room_s if position < place else math.inf)
         behind[position] = min(behind[position + 1], room_s if position >= place else math.inf)
     return QueuePlan(
-        best_worth, deadlines_s, work_before_s, before, behind, place, runner_room_s, waits, total_s
+        best_value, deadlines_s, work_before_s, before, behind, place, runner_room_s, waits, total_s
     )
 
 
-def prospect(work: Workload, new: Prefill, worth_before: float) -> Prospect:
+def prospect(work: Workload, new: Prefill, value_before: float) -> Prospect:
     """Predict what becomes of everybody with one more, in full.
 
     Args:
         work: What the replica has.
         new: The one more; none of those it has.
-        worth_before: `QueuePlan.worth` without it.
+        value_before: `QueuePlan.worth` without it.
     """
-    direct = on_time_set([*work.waiting, new], work.free_at_s)
-    best_worth, chosen, start_s = _worth(direct) + _at_stake(work), direct, work.free_at_s
-    if work.runner is not None and work.stops_at_s is not None and (direct.given_up or direct.rest):
-        stopped = on_time_set([work.runner, *work.waiting, new], work.stops_at_s)
-        if (saved := _worth(stopped)) > best_worth:
-            best_worth, chosen, start_s = saved, stopped, work.stops_at_s
-    gain = best_worth - worth_before
+    direct = feasible_set([*work.waiting, new], work.free_at_s)
+    best_value, chosen, start_s = _value(direct) + _at_stake(work), direct, work.free_at_s
+    if work.runner is not None and work.stops_at_s is not None and (direct.tardy or direct.rest):
+        stopped = feasible_set([work.runner, *work.waiting, new], work.stops_at_s)
+        if (saved := _value(stopped)) > best_value:
+            best_value, chosen, start_s = saved, stopped, work.stops_at_s
+    gain = best_value - value_before
     for prefill in chosen.kept:
         if prefill is new:
             return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=True)
@@ -141,8 +141,8 @@ def prospect(work: Workload, new: Prefill, worth_before: float) -> Prospect:
     return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=new.deadline_s == math.inf)
 
 
-def _worth(chosen: OnTimeSet) -> float:
-    return sum(map(worth, chosen.kept))
+def _value(chosen: FeasibleSet) -> float:
+    return sum(map(value, chosen.kept))
 
 
 def _at_stake(work: Workload) -> float:
@@ -150,4 +150,4 @@ def _at_stake(work: Workload) -> float:
     runner = work.runner
     if runner is None or runner.deadline_s == math.inf or work.free_at_s > runner.deadline_s + _EPSILON_S:
         return 0.0
-    return worth(runner)
+    return value(runner)

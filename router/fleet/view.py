@@ -88,7 +88,7 @@ class FleetView:
             and job.job_id not in replica.confirmed
         ]
         replica.confirmed = known
-        replica.yields_in_s = event.yields_in_s
+        replica.preemptible_in_s = event.preemptible_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s, now_s)
         return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
 

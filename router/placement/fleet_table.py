@@ -65,10 +65,10 @@ class FleetRows:
         self._runner_room = np.full(rows, np.inf)
         self._waits_for_end = np.ones(rows, dtype=np.bool_)
         self._free_at = np.full(rows, -np.inf)
-        self._yields_in = np.full(rows, np.inf)
+        self._preemptible_in = np.full(rows, np.inf)
         self._total = np.zeros(rows)
         self._coefficients = np.zeros((rows, 3))
-        self.worth = np.zeros(rows)
+        self.value = np.zeros(rows)
         self._index = np.arange(rows)
         self._places = places
 
@@ -112,9 +112,9 @@ class FleetRows:
         self._runner_room[row] = laid.runner_room_s
         self._waits_for_end[row] = laid.waits_for_end
         self._free_at[row] = -np.inf if work.runner is None else work.free_at_s
-        self._yields_in[row] = np.inf if replica.yields_in_s is None else replica.yields_in_s
+        self._preemptible_in[row] = np.inf if replica.preemptible_in_s is None else replica.preemptible_in_s
         self._total[row] = laid.total_s
-        self.worth[row] = laid.worth
+        self.value[row] = laid.value
         predictor = replica.predictor
         self._coefficients[row] = predictor.fixed_s, predictor.per_token_s, predictor.per_pair_s
 
@@ -134,7 +134,7 @@ class FleetRows:
         own = self.own_s(prefill)
         due_s = prefill.deadline_s
         free_at = np.maximum(self._free_at, now_s)
-        stops_at = np.minimum(now_s + self._yields_in, free_at)
+        stops_at = np.minimum(now_s + self._preemptible_in, free_at)
         backlog = free_at - now_s + self._total
         if due_s == math.inf:
             nobody = np.ones(len(own), dtype=np.bool_)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from slo.queue.feasible_set import on_time_set
+from slo.queue.feasible_set import feasible_set
 from slo.queue.order import DEFAULT_ORDER, order
 from slo.queue.prefill import Prefill
 
@@ -32,7 +32,7 @@ class Terms:
         arrived_s: When it arrived.
         budget_s: For its first token, from arrival; None for no deadline.
         deadline_s: When its prefill must end, infinite for never.
-        given_up_s: When its prefill must end lest it be refused or evicted; infinite when it never is.
+        latest_s: When its prefill must end lest it be refused or evicted; infinite when it never is.
         weight: Its worth on time.
     """
 
@@ -41,7 +41,7 @@ class Terms:
     arrived_s: float
     budget_s: float | None
     deadline_s: float
-    given_up_s: float
+    latest_s: float
     weight: float
 
 
@@ -86,7 +86,7 @@ class HeldQueue:
 
     def impossible(self, now_s: float) -> list[Terms]:
         """Those that are to be given up: they cannot end in time wherever they start now."""
-        return [one.terms for one in self._waiting.values() if now_s + one.own_s > one.terms.given_up_s]
+        return [one.terms for one in self._waiting.values() if now_s + one.own_s > one.terms.latest_s]
 
     def next(self, now_s: float, free_at_s: float, replicas: int) -> list[Terms]:
         """Those to be tried now, in order: the first, and whoever has become urgent.
@@ -108,14 +108,14 @@ class HeldQueue:
         """Whether one more could be on time besides those held, if all replicas were free now."""
         new = self._as_prefill(_Waiting(terms, own_s, 0.0), replicas)
         pool = [self._as_prefill(one, replicas) for one in self._waiting.values()]
-        return any(one is new for one in on_time_set([*pool, new], now_s).kept)
+        return any(one is new for one in feasible_set([*pool, new], now_s).kept)
 
     def next_look_s(self, now_s: float) -> float:
         """When the next becomes urgent or impossible, infinite for never."""
         times = [
             time_s
             for one in self._waiting.values()
-            for time_s in (one.urgent_s, one.terms.given_up_s - one.own_s)
+            for time_s in (one.urgent_s, one.terms.latest_s - one.own_s)
             if time_s > now_s
         ]
         return min(times, default=math.inf)

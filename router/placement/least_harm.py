@@ -75,7 +75,7 @@ class LeastHarm:
         for row in sorted(map(int, hopeful)):
             self._rows.refresh(row, now_s)
             new = queued(prefill, float(trial.own_s[row]), now_s)
-            found = prospect(replicas[row].workload(now_s), new, float(self._rows.worth[row]))
+            found = prospect(replicas[row].workload(now_s), new, float(self._rows.value[row]))
             key = (-found.gain, found.end_s, float(trial.backlog_s[row]))
             if found.is_on_time and (best is None or key < best):
                 best = key

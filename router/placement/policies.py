@@ -168,7 +168,7 @@ class PrefixAffinity:
 def on(replica: PrefillReplica, prefill: Prefill, now_s: float, reason: PlacementReason) -> Choice:
     """A choice with what is predicted of it."""
     work = replica.workload(now_s)
-    found = prospect(work, queued(prefill, prefill.own_s(replica), now_s), plan(work).worth)
+    found = prospect(work, queued(prefill, prefill.own_s(replica), now_s), plan(work).value)
     return Choice(replica, found.start_s, found.end_s, found.is_on_time, reason)
 
 

@@ -19,7 +19,7 @@ def again(request: ReplacementRequested) -> PlacementRequested:
         explicit_deadline=request.explicit_deadline,
         prompt_tokens=request.tokens,
         prompt_bytes=0,
-        lost_replicas=request.lost,
+        failed_replicas=request.lost,
         decode_replica=request.decode_replica,
-        is_let_in=True,
+        is_admitted=True,
     )

@@ -50,7 +50,9 @@ class _PinnedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray ships no 
             if (headers := getattr(argument, "headers", None)) is not None:
                 context = RequestContext.from_headers(headers)
                 return (
-                    (None, ()) if context is None else (getattr(context, self._field), context.lost_replicas)
+                    (None, ())
+                    if context is None
+                    else (getattr(context, self._field), context.failed_replicas)
                 )
         return None, ()
 

@@ -152,7 +152,7 @@ class AbortingReplica:
         self._pass = None
         for job in issued.members:
             job.preemptions += 1
-            job.lost_s += (now_s - issued.since_s) / len(issued.members)
+            job.wasted_s += (now_s - issued.since_s) / len(issued.members)
             job.enter(State.WAITING, now_s)
         self._queue.extend(issued.members)
         self._issue(issued.members)

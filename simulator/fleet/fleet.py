@@ -175,7 +175,7 @@ class _Fleet:
             history=[] if self._traced else None,
         )
         if (before := passage.job) is not None:
-            job.preemptions, job.lost_s = before.preemptions, before.lost_s
+            job.preemptions, job.wasted_s = before.preemptions, before.wasted_s
         passage.job = job
         if site.is_alive:
             site.arrive(job, passage.prompt_bytes)

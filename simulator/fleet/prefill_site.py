@@ -135,7 +135,7 @@ class PrefillSite:
             jobs=work.jobs,
             running=work.running,
             running_for_s=work.running_for_s,
-            yields_in_s=work.yields_in_s,
+            preemptible_in_s=work.preemptible_in_s,
             kv_usage=replica.engine.kv_usage,
             ended=replica.ledger.take_ended(),
             learned=learned,

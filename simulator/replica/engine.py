@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from simulator.cost.passes import CostModel, PassTimes
     from simulator.replica.job import Job
-    from slo.queue.fairness import Lead
+    from slo.queue.fairness import Boost
     from slo.tiers import Tier
 
 BLOCK_TOKENS = 16
@@ -123,7 +123,7 @@ class VirtualEngine:
         self._queues = QueueView(self, self._jobs, self._suspensions)
         self._times: dict[int, PassTimes] = {}
         self._step_id = 0
-        self._lead: Lead | None = None
+        self._lead: Boost | None = None
         self._cache = PrefixCache(limits.kv_tokens)
         self._view: SchedulerView | None = None
 
@@ -180,8 +180,8 @@ class VirtualEngine:
             job.enter(State.RUNNING, now_s)
         jobs = tuple(job.job_id for job in members)
         origin_s = now_s + times.head_s - times.at_s(from_boundary)
-        guard = 0.0 if choice.lead is None else choice.lead.guard
-        self._lead = choice.lead
+        guard = 0.0 if choice.boost is None else choice.boost.guard
+        self._lead = choice.boost
         view = StepView(self._step_id, jobs, tokens, pairs, from_boundary, now_s, guard=guard)
         self.issued = Issued(view, members, times, origin_s)
         return self.issued
@@ -218,7 +218,7 @@ class VirtualEngine:
             job.preemptions += 1
             job.enter(State.SUSPENDED, now_s)
             members[job.request_id] = new
-            job.lost_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
+            job.wasted_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
         step = SuspendedStep(
             step_id=issued.view.step_id,
             members=members,
@@ -227,7 +227,7 @@ class VirtualEngine:
             done=times.done(resumes_at),
             checkpoint_bytes=issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0,
             since_s=now_s,
-            yielded_to=beneficiary,
+            preempted_by=beneficiary,
             arrival_by_s=now_s,
         )
         self._suspensions.suspend(step)
@@ -305,7 +305,7 @@ class VirtualEngine:
         for job in jobs:
             if (step := self._suspensions.step_of(job.request_id)) is not None:
                 times = self._times[step.step_id]
-                job.lost_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
+                job.wasted_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
                 self._suspensions.forget(job.request_id, now_s)
             self._free_blocks += job.blocks
             job.blocks = job.num_computed_tokens = 0

@@ -35,7 +35,7 @@ class Job:
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
         blocks: KV blocks that it holds.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
-        lost_s: Device time of work that had to be done again.
+        wasted_s: Device time of work that had to be done again.
         history: State changes and their times, kept for timelines only.
     """
 
@@ -58,7 +58,7 @@ class Job:
     first_token_s: float = math.inf
     refused: str = ""
     preemptions: int = 0
-    lost_s: float = 0.0
+    wasted_s: float = 0.0
     history: list[tuple[State, float]] | None = None
 
     def __post_init__(self) -> None:  # noqa: D105 - gives it its names

@@ -33,10 +33,10 @@ def capacity_figure(
     canvas = blank(width_in, min(4.4, width_in) + legend_height_in(labels, width_in))
     axes = canvas.subplots()
     handles = []
-    lead = arm_styles([LEAD])[LEAD]
+    boost = arm_styles([LEAD])[LEAD]
     counts = [replicas for replicas, *_ in ordered]
     values = [attainment for _, attainment, _ in ordered]
-    handles += axes.plot(counts, values, color=lead.colour, linewidth=3, marker="o", zorder=4)
+    handles += axes.plot(counts, values, color=boost.colour, linewidth=3, marker="o", zorder=4)
     dashes = cycle([(0, (5, 1.6)), (0, (1.2, 1.4)), (0, (4, 1.4, 1.2, 1.4))])
     for (tier, colour), dash, marker in zip(kind_colours(tiers).items(), dashes, cycle("s^vD"), strict=False):
         at = [(replicas, by_tier[tier]) for replicas, _, by_tier in ordered if tier in by_tier]

@@ -64,8 +64,8 @@ def goodput_table(findings: Findings) -> Table:
 
 def kinds_table(findings: Findings) -> tuple[float, Table]:
     """Attainment by kind at the lead's goodput, and that rate; each arm at its nearest simulated rate."""
-    lead = lead_arm(findings)
-    at_rps = (goodput(lead) if lead else 0.0) or findings.cdf_rate_rps
+    boost = lead_arm(findings)
+    at_rps = (goodput(boost) if boost else 0.0) or findings.cdf_rate_rps
     points = [(item, point_near(item, at_rps)) for item in findings.arms]
     seen = [kind for _, point in points if point for kind in point.by_kind]
     kinds = [kind for kind in dict.fromkeys([*findings.objective_ms, *seen]) if kind in set(seen)]
@@ -89,7 +89,7 @@ def work_table(findings: Findings) -> Table:
         cells = [
             f"{number(point.rate_rps)}/s",
             plain(point.preemptions),
-            percent(point.lost_work),
+            percent(point.wasted_work),
             number(point.prompt_tokens_ps),
             _setting(point.setting),
         ]

@@ -82,6 +82,6 @@ def _cost(lead: ArmFindings, served_rps: float) -> list[str]:
             f"{milliseconds(lead.blocking.p99)} at the 99th percentile"
         )
     point = point_near(lead, served_rps)
-    if point is not None and point.lost_work > 0:
-        sentences.append(f"Work done again is {percent(point.lost_work)} of all work")
+    if point is not None and point.wasted_work > 0:
+        sentences.append(f"Work done again is {percent(point.wasted_work)} of all work")
     return sentences

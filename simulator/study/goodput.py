@@ -60,7 +60,7 @@ class Experiment:
         bearable = (1 - level) * self.requests * len(self.seeds) + 1e-9
         for seed in self.seeds:
             arrivals = self.workload.stream(rate_rps, self.requests, seed)
-            served = run(arm, self.hardware, arrivals, setting, most_misses=bearable)
+            served = run(arm, self.hardware, arrivals, setting, max_misses=bearable)
             bearable -= sum(not job.is_on_time for job in served.jobs)
             if bearable < 0:
                 return False
@@ -101,7 +101,7 @@ def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) ->
         by_kind=_by(jobs, "kind"),
         by_tier=_by(jobs, "tier"),
         preemptions=sum(job.preemptions for job in jobs) / len(jobs),
-        lost_work=sum(job.lost_s for job in jobs) / busy_s if busy_s else 0.0,
+        wasted_work=sum(job.wasted_s for job in jobs) / busy_s if busy_s else 0.0,
         prompt_tokens_ps=sum(job.num_tokens for job in prefilled) / span_s,
         setting=dict(setting),
     )

@@ -39,7 +39,7 @@ def run(
     *,
     replicas: int = 1,
     traced: bool = False,
-    most_misses: float = math.inf,
+    max_misses: float = math.inf,
 ) -> Run:
     """Serve a stream; the first token is there when the prefill ends.
 
@@ -50,7 +50,7 @@ def run(
         setting: One of the arm's settings.
         replicas: How many; requests go to them in turn.
         traced: Keep each request's history.
-        most_misses: Stop as soon as more requests than this have missed their objective.
+        max_misses: Stop as soon as more requests than this have missed their objective.
 
     What happens after the last request was due is not simulated: requests that have not been served by then
     have missed their objective, and have no first token.
@@ -61,7 +61,7 @@ def run(
     def due(job: Job) -> None:
         nonlocal misses
         misses += not job.is_on_time
-        if misses > most_misses:
+        if misses > max_misses:
             loop.stop()
 
     def prefilled(job: Job) -> None:

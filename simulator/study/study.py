@@ -91,9 +91,9 @@ class Study:
             ]
             behind = [pool.submit(_curve, *case, self._rates_rps(), until) for case in curves]
             done.more(len(curves) - 2 * len(self._arms))
-            lead = self._arms[-1]
+            boost = self._arms[-1]
             rates = {arm: (best[arm, 0.9][0] or LOADS[0] * self._capacity_rps) for arm in self._arms}
-            shown_rps = best[lead, 0.99][0] or rates[lead]
+            shown_rps = best[boost, 0.99][0] or rates[boost]
             looks = [
                 pool.submit(_look, arm, ARMS[arm].settings[-best[arm, 0.9][1]], rate)
                 for arm in self._arms

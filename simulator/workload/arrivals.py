@@ -147,9 +147,9 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """What a trace's request is taken for by the length of its prompt: everything up to `most_tokens`."""
+    """What a trace's request is taken for by its length: everything up to `max_prompt_tokens`."""
 
-    most_tokens: float
+    max_prompt_tokens: float
     kind: str
     ttft_s: float
     tier: Tier
@@ -194,7 +194,7 @@ class Trace:
     def _arrival(
         self, number: int, at_s: float, tokens: int, output: int, blocks: tuple[int, ...]
     ) -> Arrival:
-        taken = next(item for item in self.classes if tokens <= item.most_tokens)
+        taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
         ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(tokens))
         return Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks)
 

@@ -59,16 +59,16 @@ class KindConfig(Section):
 
 
 class ClassConfig(Section):
-    """What a trace's requests of up to `most_tokens` are taken for; without it, all that are longer."""
+    """What a trace's requests of up to `max_prompt_tokens` are taken for; without it, all that are longer."""
 
     kind: Annotated[str, Field(min_length=1)]
-    most_tokens: Tokens | None = None
+    max_prompt_tokens: Tokens | None = None
     ttft_ms: ObjectiveMs
     tier: ClientTier = Tier.STANDARD
 
     def length_class(self) -> LengthClass:
         """The same for the workload, seconds."""
-        return LengthClass(self.most_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier)
+        return LengthClass(self.max_prompt_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier)
 
 
 def check_order(classes: Sequence[ClassConfig]) -> None:
@@ -77,9 +77,9 @@ def check_order(classes: Sequence[ClassConfig]) -> None:
     Raises:
         ValueError: when some lengths have none, or two.
     """
-    bounds = [item.most_tokens or inf for item in classes]
+    bounds = [item.max_prompt_tokens or inf for item in classes]
     if classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
-        raise ValueError("classes go from short to long, and the last one has no most_tokens")
+        raise ValueError("classes go from short to long, and the last one has no max_prompt_tokens")
 
 
 class WorkloadConfig(Section):

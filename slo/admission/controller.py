@@ -52,8 +52,8 @@ class AdmissionRules:
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
             until it is shorter.
         memory_s: Time constant of the account of what arrives.
-        retry_least_s: No refusal asks to come back sooner.
-        retry_most_s: Nor later.
+        min_retry_s: No refusal asks to come back sooner.
+        max_retry_s: Nor later.
     """
 
     pressure: float = 0.8
@@ -62,8 +62,8 @@ class AdmissionRules:
     calm_s: float = 5.0
     max_backlog_s: float = 120.0
     memory_s: float = MEMORY_S
-    retry_least_s: float = 1.0
-    retry_most_s: float = 60.0
+    min_retry_s: float = 1.0
+    max_retry_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class AdmissionController:
 
     def _refused(self, reason: RejectionReason, retry_after_s: float) -> Refused:
         rules = self._rules
-        return Refused(reason, min(max(retry_after_s, rules.retry_least_s), rules.retry_most_s))
+        return Refused(reason, min(max(retry_after_s, rules.min_retry_s), rules.max_retry_s))
 
     def _refresh(self, now_s: float) -> None:
         """Work out the probabilities anew, if they are old."""

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from slo.queue.decay import Fading
+from slo.queue.decay import ExponentialDecay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,17 +33,17 @@ class Demand:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self.memory_s = memory_s
         self._grown: dict[Tier, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._fading = Fading(memory_s)
+        self._decay = ExponentialDecay(memory_s)
 
     def arrived(self, tier: Tier, tenant: str, work_s: float, now_s: float) -> None:
         """A request asks for `work_s` seconds of prefill, whether or not it will get them."""
-        if (factor := self._fading.rescale(now_s)) < 1:
+        if (factor := self._decay.rescale(now_s)) < 1:
             self._rescale(factor)
-        self._grown[tier][tenant] += work_s * self._fading.grown(now_s)
+        self._grown[tier][tenant] += work_s * self._decay.grown(now_s)
 
     def by_tenant(self, now_s: float) -> dict[Tier, dict[str, float]]:
         """Arriving work, seconds per second."""
-        scale = self._fading.kept(now_s) / self.memory_s
+        scale = self._decay.kept(now_s) / self.memory_s
         return {
             tier: {name: grown * scale for name, grown in tenants.items()}
             for tier, tenants in self._grown.items()

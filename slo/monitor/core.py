@@ -45,7 +45,7 @@ _FIRST_TOKENS: Final = 512
 
 
 @dataclass(slots=True)
-class Follower:
+class Subscriber:
     """A reporter, as the monitor knows it.
 
     Attributes:
@@ -82,7 +82,7 @@ class MonitorState:
         series: By model, tier and tenant, over the long window.
         error: How far predicted forward passes are off; None when none has been measured.
         ttft_error: The same of predicted times to first token.
-        followers: How many report, by role.
+        subscribers: How many report, by role.
         behind: How many of them follow an older policy.
         uptime_s: Since this monitor started.
     """
@@ -93,7 +93,7 @@ class MonitorState:
     series: Mapping[Series, Attainment]
     error: PredictionError | None
     ttft_error: PredictionError | None
-    followers: Mapping[Role, int]
+    subscribers: Mapping[Role, int]
     behind: int
     uptime_s: float
 
@@ -109,7 +109,7 @@ class MonitorCore:
     def __init__(self, settings: MonitorSettings, now_s: float) -> None:
         self.settings = settings
         self.policy = UNSTEERED
-        self.followers: dict[str, Follower] = {}
+        self.subscribers: dict[str, Subscriber] = {}
         self.placed: Counter[tuple[Tier, str]] = Counter()
         self.refused: Counter[tuple[Tier, str]] = Counter()
         self.directed: Counter[DirectiveReason] = Counter()
@@ -134,7 +134,7 @@ class MonitorCore:
         self._adopt(report, now_s)
         self.dropped += report.dropped
         self._heard_s = now_s
-        self.followers[report.reporter] = Follower(report.role, report.follows, now_s, report.seen)
+        self.subscribers[report.reporter] = Subscriber(report.role, report.follows, now_s, report.seen)
         directives = () if report.seen is None else self._take(report.seen, now_s)
         if self._is_wanted:
             return MonitorAnswer(None, directives, wanted=report.follows == self.policy.version)
@@ -168,7 +168,7 @@ class MonitorCore:
         """What there is to show."""
         settings, windows = self.settings, self._attainment
         burns = self._burns(now_s)
-        roles = Counter(follower.role for follower in self.followers.values())
+        roles = Counter(follower.role for follower in self.subscribers.values())
         return MonitorState(
             policy=self.policy,
             reason=self.reason,
@@ -188,8 +188,8 @@ class MonitorCore:
             },
             error=prediction_error(*self._residuals.values()),
             ttft_error=prediction_error(self._first_tokens),
-            followers=roles,
-            behind=sum(it.follows < self.policy.version for it in self.followers.values()),
+            subscribers=roles,
+            behind=sum(it.follows < self.policy.version for it in self.subscribers.values()),
             uptime_s=now_s - self._started_s,
         )
 
@@ -219,7 +219,7 @@ class MonitorCore:
             self.policy = self.policy.raised_to(report.follows)
             self._is_wanted, self._settled_at_s = True, now_s + SETTLE_S
         elif (
-            report.reporter not in self.followers
+            report.reporter not in self.subscribers
             and report.follows == self.policy.version > 0
             and not self._is_wanted
         ):
@@ -291,9 +291,9 @@ class MonitorCore:
         return known if settled else needed
 
     def _forget(self, now_s: float) -> None:
-        for name, follower in list(self.followers.items()):
+        for name, follower in list(self.subscribers.items()):
             if now_s - follower.heard_at_s > FORGET_AFTER_S:
-                del self.followers[name]
+                del self.subscribers[name]
                 if isinstance(follower.seen, PrefillSeen):
                     self._residuals.pop(follower.seen.work.replica_id, None)
                     self._ordered.pop(follower.seen.work.replica_id, None)

@@ -50,14 +50,15 @@ class StepSeen:
         step_id: As the governor would name it in an order to stop.
         tiers: Those of its members.
         remaining_s: Predicted seconds to its end.
-        yields_in_s: How soon it would make way; None when it cannot be stopped or is at one of its limits.
+        preemptible_in_s: How soon it would make way; None when it cannot be stopped or is at one of its
+            limits.
         kept: Why the governor let it go on, when it was last asked; None when it has not been.
     """
 
     step_id: int
     tiers: tuple[Tier, ...]
     remaining_s: float
-    yields_in_s: float | None
+    preemptible_in_s: float | None
     kept: KeepReason | None
 
 
@@ -99,7 +100,7 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective
         at_risk: The tiers that miss their targets across the cluster.
     """
     step = replica.step
-    if step is None or step.yields_in_s is None or step.kept is None:
+    if step is None or step.preemptible_in_s is None or step.kept is None:
         return None
     highest = max((tier.rank for tier in step.tiers), default=-1)
     endangered = [
@@ -107,7 +108,7 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective
         for waiter in replica.waiting
         if waiter.tier.rank > highest
         and waiter.slack_s is not None
-        and step.yields_in_s <= waiter.slack_s < step.remaining_s
+        and step.preemptible_in_s <= waiter.slack_s < step.remaining_s
     ]
     for waiter in sorted(endangered, key=lambda waiter: (-waiter.tier.rank, waiter.slack_s)):
         if (reason := _reason(step, waiter, at_risk)) is not None:

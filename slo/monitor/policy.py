@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.predict.prediction_error import LEAST_CORRECTION, MOST_CORRECTION
+from slo.predict.prediction_error import MAX_CORRECTION, MIN_CORRECTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,8 +50,8 @@ class ClusterPolicy:
             raise ValueError("shed levels and the reservation are fractions from 0 to 1")
         if self.margin is not None and not self.margin >= 1.0:
             raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
-        if not all(LEAST_CORRECTION <= factor <= MOST_CORRECTION for factor in self.corrections.values()):
-            raise ValueError(f"corrections are factors from {LEAST_CORRECTION} to {MOST_CORRECTION}")
+        if not all(MIN_CORRECTION <= factor <= MAX_CORRECTION for factor in self.corrections.values()):
+            raise ValueError(f"corrections are factors from {MIN_CORRECTION} to {MAX_CORRECTION}")
 
     def shed_level(self, tier: Tier) -> float:
         """The fraction of a tier's requests to turn away."""

@@ -42,5 +42,5 @@ class MonitorSettings:
     corrects: bool = True
     directs: bool = True
     quantile: float = QUANTILE
-    preemption: PreemptionPolicy = PreemptionPolicy.ON_TIME_SET
+    preemption: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0

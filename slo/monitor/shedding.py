@@ -51,21 +51,21 @@ class SteeringRules:
 
     Attributes:
         act_at_burn: The burn rate from which on a tier is at risk.
-        least_missed: Misses in the short window below which it is not: one is no trend.
+        min_missed: Misses in the short window below which it is not: one is no trend.
         step: By how much a shed level changes at a time.
-        most_shed_standard: The highest shed level of standard; background's is 1.
+        max_shed_standard: The highest shed level of standard; background's is 1.
         reserve_step: By how much the reservation changes at a time.
-        most_reserved: The largest reservation.
+        max_reserved: The largest reservation.
         tighten_every_s: Least time between two steps towards more shedding.
         relax_every_s: Least time between any change and a step towards less.
     """
 
     act_at_burn: float = 2.0
-    least_missed: int = 3
+    min_missed: int = 3
     step: float = 0.25
-    most_shed_standard: float = 0.75
+    max_shed_standard: float = 0.75
     reserve_step: float = 0.15
-    most_reserved: float = 0.3
+    max_reserved: float = 0.3
     tighten_every_s: float = 10.0
     relax_every_s: float = 30.0
 
@@ -80,7 +80,7 @@ class TierBurn:
     def at_risk(self, rules: SteeringRules) -> bool:
         """Whether it misses too much, and still does."""
         return (
-            self.short.missed >= rules.least_missed
+            self.short.missed >= rules.min_missed
             and min(self.long.rate, self.short.rate) >= rules.act_at_burn
         )
 
@@ -146,10 +146,10 @@ def _wanted(
 
 def _more_for_premium(policy: ClusterPolicy, rules: SteeringRules) -> dict[str, Any]:
     changes = _more_of(policy, Tier.BACKGROUND, rules.step, 1.0) or _more_of(
-        policy, Tier.STANDARD, rules.step, rules.most_shed_standard
+        policy, Tier.STANDARD, rules.step, rules.max_shed_standard
     )
-    if policy.reserved < rules.most_reserved:
-        changes["reserved"] = _tidy(min(rules.most_reserved, policy.reserved + rules.reserve_step))
+    if policy.reserved < rules.max_reserved:
+        changes["reserved"] = _tidy(min(rules.max_reserved, policy.reserved + rules.reserve_step))
     return changes
 
 

@@ -119,7 +119,7 @@ class Residuals:
         reach = _CLIP_SIGMAS * max(spread, _LEAST_SPREAD / _CLIP_SIGMAS)
         clipped = [min(max(ratio, middle - reach), middle + reach) for ratio in self._log_ratios]
         factor = math.exp(_quantile(clipped, self._quantile))
-        return min(max(factor, LEAST_CORRECTION), MOST_CORRECTION)
+        return min(max(factor, MIN_CORRECTION), MAX_CORRECTION)
 
 
 def prediction_error(*residuals: Residuals | RollingError) -> PredictionError | None:
@@ -149,7 +149,7 @@ def _quantile(values: list[float], quantile: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-LEAST_CORRECTION: Final = 0.2
+MIN_CORRECTION: Final = 0.2
 
 
-MOST_CORRECTION: Final = 5.0
+MAX_CORRECTION: Final = 5.0

@@ -63,7 +63,7 @@ def decide(
     """Whether to stop the running step, and for whom.
 
     Waiters are looked at in the queue's order, and the first that may stop the step does. Those before it
-    that can be met run before it, so that their work counts as its own. `PreemptionPolicy.ON_TIME_SET` looks
+    that can be met run before it, so that their work counts as its own. `PreemptionPolicy.FEASIBLE_SET` looks
     at all of them at once, in any order, and heeds the `forecast`.
     """
     if rules.mode is PreemptionMode.OFF:
@@ -78,7 +78,7 @@ def decide(
         return Keep(KeepReason.STARVING if guard > 0 else KeepReason.NOBODY_WAITS)
     if (limit := limit_reached(running, state, rules)) is not None:
         return Keep(limit)
-    if rules.policy is PreemptionPolicy.ON_TIME_SET:
+    if rules.policy is PreemptionPolicy.FEASIBLE_SET:
         return decide_by_set(state, now_s, rules, forecast)
     return _Contest(running, now_s, rules).against(state.waiting)
 
@@ -112,7 +112,7 @@ def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: Preempti
     stop_s = rules.stop_latency_s + step.boundary_s
     suspended_s = max((member.suspended_s for member in step.members), default=0.0)
     table = (
-        (waiter.yielded_to is not None, KeepReason.PROTECTED),
+        (waiter.preempted_by is not None, KeepReason.PROTECTED),
         (_is_guarded(step, waiter), KeepReason.STARVING),
         (_slack_s(waiter, now_s, waiter.remaining_s) < stop_s, KeepReason.CANNOT_SAVE),
         (
@@ -175,7 +175,7 @@ class _Contest:
         self._stop_s = rules.stop_latency_s + step.boundary_s
         self._wait_s = rules.margin * step.remaining_s
         self._rival_due_s = rival.deadline_s - now_s
-        self._runner_lost = _slack_s(rival, now_s, rival.remaining_s) < 0
+        self._runner_infeasible = _slack_s(rival, now_s, rival.remaining_s) < 0
         self._victims = [
             (_slack_s(member, now_s, redo_s + member.remaining_s), member.weight)
             for member in step.members
@@ -188,22 +188,22 @@ class _Contest:
     def against(self, waiting: Sequence[Prefill]) -> Decision:
         now_s, stop_s, wait_s = self._now_s, self._stop_s, self._wait_s
         members = {member.job_id for member in self._step.members}
-        reason, least_spare_s, ahead_s = KeepReason.WAITERS_LOST, math.inf, 0.0
+        reason, min_spare_s, ahead_s = KeepReason.WAITERS_INFEASIBLE, math.inf, 0.0
         for waiter in waiting:
             work_s = ahead_s + waiter.remaining_s
             spare_s = waiter.deadline_s - now_s - work_s
             verdict = self._verdict(waiter, work_s, spare_s)
             if isinstance(verdict, PreemptReason):
                 return Preempt(self._step.step_id, waiter.job_id, verdict)
-            if reason is KeepReason.WAITERS_LOST or (
-                reason is KeepReason.WAITERS_IN_TIME and verdict is not KeepReason.WAITERS_LOST
+            if reason is KeepReason.WAITERS_INFEASIBLE or (
+                reason is KeepReason.WAITERS_IN_TIME and verdict is not KeepReason.WAITERS_INFEASIBLE
             ):
                 reason = verdict
-            if wait_s <= spare_s < least_spare_s:
-                least_spare_s = spare_s
-            if spare_s >= stop_s and waiter.yielded_to not in members:
+            if wait_s <= spare_s < min_spare_s:
+                min_spare_s = spare_s
+            if spare_s >= stop_s and waiter.preempted_by not in members:
                 ahead_s = work_s
-        return Keep(reason, self._critical_at_s(least_spare_s))
+        return Keep(reason, self._critical_at_s(min_spare_s))
 
     def _verdict(self, waiter: Prefill, work_s: float, spare_s: float) -> PreemptReason | KeepReason:
         """Whether this waiter may stop the step; who can be met makes four cases.
@@ -215,15 +215,15 @@ class _Contest:
         """
         if spare_s == math.inf or (self._policy is PreemptionPolicy.RESCUE and spare_s >= self._wait_s):
             return KeepReason.WAITERS_IN_TIME
-        waiter_lost = spare_s < 0
-        if waiter_lost and self._runner_lost:
-            return KeepReason.WAITERS_LOST  # nobody would be on time by it
-        if waiter_lost:
-            return KeepReason.WAITERS_LOST  # and the runner might become late by it
+        waiter_infeasible = spare_s < 0
+        if waiter_infeasible and self._runner_infeasible:
+            return KeepReason.WAITERS_INFEASIBLE  # nobody would be on time by it
+        if waiter_infeasible:
+            return KeepReason.WAITERS_INFEASIBLE  # and the runner might become late by it
         if spare_s < self._stop_s:
             return KeepReason.CANNOT_SAVE
-        if self._runner_lost:  # nobody becomes late by it
-            return self._unless_banned(PreemptReason.RUNNER_LOST, waiter, work_s)
+        if self._runner_infeasible:  # nobody becomes late by it
+            return self._unless_banned(PreemptReason.RUNNER_INFEASIBLE, waiter, work_s)
         return self._between_two_on_time(waiter, work_s)
 
     def _between_two_on_time(self, waiter: Prefill, work_s: float) -> PreemptReason | KeepReason:
@@ -241,7 +241,7 @@ class _Contest:
                 if harm >= waiter.weight:
                     return KeepReason.WOULD_HARM
                 return self._unless_banned(PreemptReason.RESCUE, waiter, work_s)
-            case PreemptionPolicy.ON_TIME_SET:
+            case PreemptionPolicy.FEASIBLE_SET:
                 raise AssertionError("decided in slo.preemption.feasible_set_policy")
             case _:
                 assert_never(self._policy)
@@ -249,7 +249,7 @@ class _Contest:
     def _unless_banned(
         self, reason: PreemptReason, waiter: Prefill, work_s: float
     ) -> PreemptReason | KeepReason:
-        if waiter.yielded_to is not None:
+        if waiter.preempted_by is not None:
             return KeepReason.PROTECTED
         return KeepReason.MAX_SUSPENDED_TIME if work_s > self._suspendable_s else reason
 

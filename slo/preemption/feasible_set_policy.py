@@ -1,6 +1,6 @@
 """Preemption that follows from who can be on time together, with the running step as one among the others.
 
-Owns the rule of `PreemptionPolicy.ON_TIME_SET`. Limits, the other policies and what they share are
+Owns the rule of `PreemptionPolicy.FEASIBLE_SET`. Limits, the other policies and what they share are
 `slo.preemption.decide`'s.
 """
 
@@ -23,7 +23,7 @@ from slo.preemption.types import (
     ReplicaState,
     RunningStep,
 )
-from slo.queue.feasible_set import OnTimeSet, on_time_set, worth
+from slo.queue.feasible_set import FeasibleSet, feasible_set, value
 from slo.queue.prefill import Prefill
 
 if TYPE_CHECKING:
@@ -59,28 +59,28 @@ def decide_by_set(
     limit_s = rules.limits.max_suspended_s
     members = {member.job_id for member in step.members}
     waiting = [waiter for waiter in state.waiting if waiter.suspended_s < limit_s]
-    pool = [waiter for waiter in waiting if waiter.yielded_to not in members]
+    pool = [waiter for waiter in waiting if waiter.preempted_by not in members]
     if waiting and not pool:
         return Keep(KeepReason.PROTECTED)
     overdue_s = sum([waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s])
     stop_s = rules.stop_latency_s + step.boundary_s
     ended_s = now_s + rules.margin * step.remaining_s + overdue_s
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
-    stopped = on_time_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
+    stopped = feasible_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
     before = [*takewhile(lambda prefill: prefill is not runner, stopped.kept)]
     is_kept = len(before) < len(stopped.kept)
-    spare_s = _least_spare_s(before, ended_s)
+    spare_s = _min_spare_s(before, ended_s)
     if spare_s >= 0:
         # Who is in time now can become late only by a slow step, and that shows at its boundaries.
         at_s = now_s + spare_s + stop_s
         reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    if _worth_if_ended(step, runner, pool, ended_s, forecast, rules.mode) >= sum(map(worth, stopped.kept)):
+    if _value_if_ended(step, runner, pool, ended_s, forecast, rules.mode) >= sum(map(value, stopped.kept)):
         return Keep(KeepReason.WOULD_HARM)
     return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
 
 
-def _worth_if_ended(
+def _value_if_ended(
     step: RunningStep,
     runner: Prefill | None,
     pool: Sequence[Prefill],
@@ -94,12 +94,12 @@ def _worth_if_ended(
     behind the step waits with the others for its next chunk.
     """
     if runner is None or runner.deadline_s == math.inf:
-        return sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+        return sum(map(value, feasible_set(pool, ended_s, forecast).kept))
     behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
     if behind_s <= _NOTHING_S:
-        return worth(runner) + sum(map(worth, on_time_set(pool, ended_s, forecast).kept))
+        return value(runner) + sum(map(value, feasible_set(pool, ended_s, forecast).kept))
     behind = msgspec.structs.replace(runner, remaining_s=behind_s)
-    return sum(map(worth, on_time_set([behind, *pool], ended_s, forecast).kept))
+    return sum(map(value, feasible_set([behind, *pool], ended_s, forecast).kept))
 
 
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
@@ -120,25 +120,25 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
     )
 
 
-def _least_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
+def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     """The least that any of them has to spare when they run in this order from `start_s` on."""
-    least_s, end_s = math.inf, start_s
+    min_s, end_s = math.inf, start_s
     for prefill in prefills:
         end_s += prefill.remaining_s
-        least_s = min(least_s, prefill.deadline_s - end_s)
-    return least_s
+        min_s = min(min_s, prefill.deadline_s - end_s)
+    return min_s
 
 
-def _why_not(stopped: OnTimeSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:
+def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:
     """Why nobody among `pool` needs the step to stop; `is_kept` says that the step is on time with them."""
-    if is_kept and stopped.given_up:
+    if is_kept and stopped.tardy:
         return KeepReason.WOULD_HARM
     due = [waiter for waiter in pool if waiter.deadline_s < math.inf]
     if not due or len(stopped.kept) > is_kept:
         return KeepReason.WAITERS_IN_TIME
     if any(now_s + waiter.remaining_s <= waiter.deadline_s for waiter in due):
         return KeepReason.CANNOT_SAVE
-    return KeepReason.WAITERS_LOST
+    return KeepReason.WAITERS_INFEASIBLE
 
 
 def _preempt(
@@ -160,16 +160,16 @@ def _preempt(
         limit_s: How long a prefill may be suspended.
         is_kept: Whether it is on time with them.
     """
-    first = next((place for place, prefill in enumerate(before) if prefill.yielded_to is None), None)
+    first = next((place for place, prefill in enumerate(before) if prefill.preempted_by is None), None)
     if first is None:
         return Keep(KeepReason.PROTECTED)
     awaited = before if is_kept else before[: first + 1]
     suspended_s = max(member.suspended_s for member in step.members)
     if suspended_s + ahead_s + sum(prefill.remaining_s for prefill in awaited) > limit_s:
         return Keep(KeepReason.MAX_SUSPENDED_TIME)
-    reason = PreemptReason.RUNNER_GIVEN_UP
+    reason = PreemptReason.RUNNER_TARDY
     if runner is None:
-        reason = PreemptReason.RUNNER_LOST
+        reason = PreemptReason.RUNNER_INFEASIBLE
     elif is_kept or runner.deadline_s == math.inf:
         reason = PreemptReason.RESCUE
     return Preempt(step.step_id, before[first].job_id, reason)

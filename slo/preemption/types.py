@@ -31,21 +31,21 @@ class PreemptionPolicy(enum.StrEnum):
     `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare deadlines, with the most and with
     the least urgent member of the step. `RESCUE` asks besides what stopping would change: it stops a step
     only for a waiter that would otherwise be late, and that is worth more than what becomes late by it.
-    `ON_TIME_SET` (`slo.preemption.feasible_set_policy`) weighs the step against all waiters together, instead
-    of one by one.
+    `FEASIBLE_SET` (`slo.preemption.feasible_set_policy`) weighs the step against all waiters together,
+    instead of one by one.
     """
 
     CONSERVATIVE = "conservative"
     AGGRESSIVE = "aggressive"
     RESCUE = "rescue"
-    ON_TIME_SET = "on_time_set"
+    FEASIBLE_SET = "feasible_set"
 
 
 class PreemptReason(enum.StrEnum):
     """Why a running step is stopped; the values label metrics."""
 
-    RUNNER_LOST = "runner_lost"
-    RUNNER_GIVEN_UP = "runner_given_up"
+    RUNNER_INFEASIBLE = "runner_infeasible"
+    RUNNER_TARDY = "runner_tardy"
     """Not everybody can be on time, and others are worth more per second of work."""
     RESCUE = "rescue"
     BEATS_MOST_URGENT = "beats_most_urgent"
@@ -72,7 +72,7 @@ class KeepReason(enum.StrEnum):
     STUBBORN = "stubborn"
     """It would be recomputed, and most of it is done."""
     WAITERS_IN_TIME = "waiters_in_time"
-    WAITERS_LOST = "waiters_lost"
+    WAITERS_INFEASIBLE = "waiters_infeasible"
     MARGIN = "margin"
     """The step is not due later than the waiter by the margin."""
     WOULD_HARM = "would_harm"
@@ -138,7 +138,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     """What runs and what waits.
 
     Attributes:
-        waiting: Waiting prefills in the queue's order, which `ON_TIME_SET` does not need; of each suspended
+        waiting: Waiting prefills in the queue's order, which `FEASIBLE_SET` does not need; of each suspended
             step, its most urgent member.
     """
 
@@ -153,7 +153,7 @@ class PreemptionRules:
     """The rules in force.
 
     Attributes:
-        margin: At least 1. `ON_TIME_SET` and `RESCUE` reckon with a runner that takes this many times its
+        margin: At least 1. `FEASIBLE_SET` and `RESCUE` reckon with a runner that takes this many times its
             predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
             many times as far away as the waiter's.
         stop_latency_s: From the decision to the stop, the way to the next boundary not included.
@@ -163,7 +163,7 @@ class PreemptionRules:
     """
 
     mode: PreemptionMode = PreemptionMode.RESUME
-    policy: PreemptionPolicy = PreemptionPolicy.ON_TIME_SET
+    policy: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
     limits: Limits = field(default_factory=Limits)
     stop_latency_s: float = 0.0

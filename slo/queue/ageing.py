@@ -48,7 +48,7 @@ class Ageing:
         return level if tier is Tier.PREMIUM else min(level, BELOW_PREMIUM)
 
 
-def worth_of(effective_tier: float, weights: Mapping[Tier, float]) -> float:
+def weight_of(effective_tier: float, weights: Mapping[Tier, float]) -> float:
     """The weight of an effective tier, interpolated geometrically between those of the tiers about it.
 
     Args:

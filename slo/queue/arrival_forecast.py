@@ -9,7 +9,7 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from slo.queue.decay import Fading
+from slo.queue.decay import ExponentialDecay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Forecast:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self.pressure = 0.0
         self._memory_s = memory_s
-        self._fading = Fading(memory_s)
+        self._decay = ExponentialDecay(memory_s)
         self._work_s = [0.0] * _CLASSES
         self._all_work_s = 0.0
         self._count = 0.0
@@ -64,11 +64,11 @@ class Forecast:
         """
         if work_s <= 0 or weight <= 0:
             return
-        if (factor := self._fading.rescale(now_s)) < 1:
+        if (factor := self._decay.rescale(now_s)) < 1:
             self._work_s = [work * factor for work in self._work_s]
             self._all_work_s *= factor
             self._count *= factor
-        grown = self._fading.grown(now_s)
+        grown = self._decay.grown(now_s)
         self._kept = 1.0 / grown
         self._work_s[_class_of(weight / work_s)] += work_s * grown
         self._all_work_s += work_s * grown
@@ -86,33 +86,33 @@ class Forecast:
         """The time ahead of which nothing is kept free."""
         return NEAR * self._all_work_s / self._count if self._count else 0.0
 
-    def reserved(self, worth_per_s: float) -> float:
+    def reserved(self, value_per_s: float) -> float:
         """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
 
         0 without `pressure`, so that nobody is turned away for fear of the future.
 
         Args:
-            worth_per_s: Weight of a request divided by its remaining work.
+            value_per_s: Weight of a request divided by its remaining work.
         """
-        return self.reserved_for([worth_per_s])[0]
+        return self.reserved_for([value_per_s])[0]
 
-    def reserved_for(self, worths_per_s: Sequence[float]) -> list[float]:
+    def reserved_for(self, values_per_s: Sequence[float]) -> list[float]:
         """`reserved` for several."""
         if (pressure := self.pressure) == 0:
-            return [0.0] * len(worths_per_s)
+            return [0.0] * len(values_per_s)
         if self._densest is None:
             self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
         share, kept, memory_s, densest = SHARE * pressure, self._kept, self._memory_s, self._densest
-        denser = [densest[_CLASSES - 1 - _class_of(worth)] for worth in worths_per_s]
+        denser = [densest[_CLASSES - 1 - _class_of(value)] for value in values_per_s]
         return [min(_MOST, share * (work * kept / memory_s)) for work in denser]
 
 
-def _class_of(worth_per_s: float) -> int:
-    if worth_per_s <= 0:
+def _class_of(value_per_s: float) -> int:
+    if value_per_s <= 0:
         return 0
-    if worth_per_s == math.inf:
+    if value_per_s == math.inf:
         return _CLASSES - 1
-    number = math.floor(math.log2(worth_per_s) * _PER_OCTAVE) - _LOWEST
+    number = math.floor(math.log2(value_per_s) * _PER_OCTAVE) - _LOWEST
     if number < 0:
         return 0
     return number if number < _CLASSES else _CLASSES - 1

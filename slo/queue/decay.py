@@ -15,7 +15,7 @@ _RESCALE_AT: Final = 50.0
 
 
 @dataclass(slots=True)
-class Fading:
+class ExponentialDecay:
     """The scale of one account. Reads no clock; times never go back.
 
     Attributes:

@@ -7,20 +7,21 @@ served (`slo.queue.shares`). Among what is late or has no deadline, the order fo
 No class starves. The head of a class, its oldest waiting request, leads in two steps if the class has had
 less than its share:
 
-- After `patience_s` it leads the queue, but for prefills of a higher worth that are on time; only those stop
-  it.
+- After `starvation_timeout_s` it leads the queue, but for prefills of a higher worth that are on time; only
+  those stop it.
 - After twice that it leads before all other classes, and none of them stops it.
 
 The right is the class's. Its own requests that are on time go before its head and may stop it: a head that is
 late anyway could only make them late too, and be followed by more of the kind.
 
 A class leads for at most its share `s` of the time (`slo.queue.shares`), and with heads that have missed
-their deadlines for at most `LATE_PART` of that: they are answered, but they take little from those that can
-still be on time. So the head starts within `2 * patience_s + r` seconds of its arrival or, if that is later,
-within `w / s + r` of the start of the head before it, `w / (LATE_PART * s) + r` if that one was late: `w` is
-its work, `r` what remains of the running step, one lead of each other class, and what is on time of its own.
-In return, the classes above lose at most `s` of any long span of time, and nothing while nobody has waited
-for that long. A class that has its share is not starving, though an old request of it that is late may be.
+their deadlines for at most `TARDY_PART` of that: they are answered, but they take little from those that can
+still be on time. So the head starts within `2 * starvation_timeout_s + r` seconds of its arrival or, if that
+is later, within `w / s + r` of the start of the head before it, `w / (TARDY_PART * s) + r` if that one was
+late: `w` is its work, `r` what remains of the running step, one lead of each other class, and what is on time
+of its own. In return, the classes above lose at most `s` of any long span of time, and nothing while nobody
+has waited for that long. A class that has its share is not starving, though an old request of it that is late
+may be.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from slo.queue.ageing import Ageing, worth_of
+from slo.queue.ageing import Ageing, weight_of
 from slo.queue.shares import MEMORY_S, ShareAccount
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from slo.queue.prefill import Prefill
     from slo.tiers import Tier, TierPolicy
 
-PATIENCE_S: Final = 30.0
-LATE_PART: Final = 0.1
+STARVATION_TIMEOUT_S: Final = 30.0
+TARDY_PART: Final = 0.1
 """Of its share, how much a class leads with requests that are late anyway."""
 _AT_ONCE: Final = 2
 
@@ -49,17 +50,17 @@ class FairnessRules:
     """How long anybody is left behind.
 
     Attributes:
-        patience_s: How long the head of a class below its share waits before it leads; twice as long, and it
-            is stopped by nobody. Infinite: never.
+        starvation_timeout_s: How long the head of a class below its share waits before it leads; twice as
+            long, and it is stopped by nobody. Infinite: never.
         memory_s: Time constant of the account of what was served.
     """
 
     ageing: Ageing = field(default_factory=Ageing)
-    patience_s: float = PATIENCE_S
+    starvation_timeout_s: float = STARVATION_TIMEOUT_S
     memory_s: float = MEMORY_S
 
 
-class Lead(NamedTuple):
+class Boost(NamedTuple):
     """That a prefill has the replica by right.
 
     Attributes:
@@ -89,7 +90,7 @@ class Fairness:
         self.account = ShareAccount(shares, self._rules.memory_s)
 
     def step_ended(
-        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, lead: Lead | None = None
+        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, boost: Boost | None = None
     ) -> None:
         """A forward pass has ended or stopped; its time is split among its members by their tokens.
 
@@ -97,16 +98,16 @@ class Fairness:
             tokens: Prompt tokens of the pass by tier.
             seconds: How long it ran this time.
             now_s: The time.
-            lead: By what right it was issued, if not by deadlines alone.
+            boost: By what right it was issued, if not by deadlines alone.
         """
         total = sum(tokens.values())
         for tier, count in tokens.items():
-            led = lead.counts if lead is not None and lead.tier is tier else 0.0
-            self.account.served(tier, seconds * count / total, now_s, led=led)
+            boosted = boost.counts if boost is not None and boost.tier is tier else 0.0
+            self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
 
-    def leads(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Lead]]:
+    def boosts(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Boost]]:
         """The heads of classes that have the right to lead."""
-        since_s = now_s - self._rules.patience_s
+        since_s = now_s - self._rules.starvation_timeout_s
         old = [prefill for prefill in prefills if prefill.arrived_s < since_s]
         if not old:
             return []
@@ -115,40 +116,40 @@ class Fairness:
             head = heads.get(prefill.tier)
             if head is None or prefill.arrived_s < head.arrived_s:
                 heads[prefill.tier] = prefill
-        entitled = ((head, self.lead_of(head, now_s)) for head in heads.values())
-        return [(head, lead) for head, lead in entitled if lead is not None]
+        entitled = ((head, self.boost_of(head, now_s)) for head in heads.values())
+        return [(head, boost) for head, boost in entitled if boost is not None]
 
-    def lead_of(self, prefill: Prefill, now_s: float) -> Lead | None:
+    def boost_of(self, prefill: Prefill, now_s: float) -> Boost | None:
         """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
-        patience_s, tier = self._rules.patience_s, prefill.tier
+        starvation_timeout_s, tier = self._rules.starvation_timeout_s, prefill.tier
         waited_s = now_s - prefill.arrived_s
-        if waited_s <= patience_s or not self.account.is_paced(tier, now_s):
+        if waited_s <= starvation_timeout_s or not self.account.is_paced(tier, now_s):
             return None
         if self.account.deficit(tier) <= 0:
             return None
         guard = math.inf
-        if waited_s <= _AT_ONCE * patience_s:
-            guard = worth_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights)
+        if waited_s <= _AT_ONCE * starvation_timeout_s:
+            guard = weight_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights)
         is_late = now_s + prefill.remaining_s > prefill.deadline_s
-        return Lead(tier, guard, 1.0 / LATE_PART if is_late else 1.0)
+        return Boost(tier, guard, 1.0 / TARDY_PART if is_late else 1.0)
 
-    def led(
-        self, ordered: Sequence[Prefill], leads: Sequence[tuple[Prefill, Lead]], start_s: float
+    def boosted(
+        self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float
     ) -> list[Prefill]:
         """The queue with leads where they belong.
 
         Args:
             ordered: The queue without regard to them.
-            leads: Some of it and their rights, see `leads`.
+            boosts: Some of it and their rights, see `boosts`.
             start_s: When the first of the queue can start.
         """
-        leading = {head.job_id for head, _ in leads}
+        leading = {head.job_id for head, _ in boosts}
         queue = [prefill for prefill in ordered if prefill.job_id not in leading]
-        start_s += sum(head.remaining_s for head, lead in leads if lead.guard == math.inf)
+        start_s += sum(head.remaining_s for head, boost in boosts if boost.guard == math.inf)
         # The one with the highest guard, and of several the oldest, is put in last and so goes first.
-        for head, lead in sorted(leads, key=lambda one: (one[1].guard, -one[0].arrived_s)):
-            others_s = start_s - head.remaining_s if lead.guard == math.inf else start_s
-            queue = _behind_those_before(head, lead.guard, queue, others_s)
+        for head, boost in sorted(boosts, key=lambda one: (one[1].guard, -one[0].arrived_s)):
+            others_s = start_s - head.remaining_s if boost.guard == math.inf else start_s
+            queue = _behind_those_before(head, boost.guard, queue, others_s)
         return queue
 
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
@@ -165,13 +166,13 @@ class Fairness:
 
 
 def _behind_those_before(
-    lead: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
+    boost: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
 ) -> list[Prefill]:
     """The queue with a lead before all but those on time of its own class or worth more than `guard`."""
     before: list[Prefill] = []
-    after: list[Prefill] = [lead]
+    after: list[Prefill] = [boost]
     for prefill in queue:
         on_time = start_s + prefill.remaining_s <= prefill.deadline_s < math.inf
-        goes_before = on_time and (prefill.weight > guard or prefill.tier is lead.tier)
+        goes_before = on_time and (prefill.weight > guard or prefill.tier is boost.tier)
         (before if goes_before else after).append(prefill)
     return before + after

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slo.queue.arrival_forecast import Forecast
     from slo.queue.prefill import Prefill
 
-STOPPED_WORTH: Final = 2.0
+PREEMPTED_FACTOR: Final = 2.0
 """How much more a prefill is worth once it has been stopped: what was spent on it is lost if it is given up,
 and it goes on occupying memory until it is finished all the same."""
 
@@ -26,26 +26,28 @@ _Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
 """Seconds until it is due, its arrival, its position, its work: in order of deadlines, then of arrivals."""
 
 
-def worth(prefill: Prefill) -> float:
+def value(prefill: Prefill) -> float:
     """What it is worth to have a prefill on time."""
-    return prefill.weight * STOPPED_WORTH if prefill.preemptions else prefill.weight
+    return prefill.weight * PREEMPTED_FACTOR if prefill.preemptions else prefill.weight
 
 
-class OnTimeSet(NamedTuple):
+class FeasibleSet(NamedTuple):
     """Prefills by what can be done for them.
 
     Attributes:
         kept: Those that end in time when run one after the other in this order, that of their deadlines.
-        given_up: Those that could be met alone and make room for the others, by deadline.
+        tardy: Those that could be met alone and make room for the others, by deadline.
         rest: Those that are late anyway, and those without a deadline, as they came.
     """
 
     kept: list[Prefill]
-    given_up: list[Prefill]
+    tardy: list[Prefill]
     rest: list[Prefill]
 
 
-def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None) -> OnTimeSet:
+def feasible_set(
+    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None
+) -> FeasibleSet:
     """Choose whom to keep on time, so that little weight is given up.
 
     Args:
@@ -63,20 +65,20 @@ def on_time_set(prefills: Sequence[Prefill], start_s: float, forecast: Forecast 
         else:
             rest.append(prefill)
     if not rows:
-        return OnTimeSet([], [], rest)
+        return FeasibleSet([], [], rest)
     rows.sort()
     if forecast is not None and forecast.pressure == 0:
         forecast = None
     if forecast is None and _all_fit(rows):
-        return OnTimeSet([row[-1] for row in rows], [], rest)
+        return FeasibleSet([row[-1] for row in rows], [], rest)
     deadlines, _, _, works, hopeful = zip(*rows, strict=True)
-    choice = _Choice(works, deadlines, [*map(worth, hopeful)], forecast)
+    choice = _Choice(works, deadlines, [*map(value, hopeful)], forecast)
     if forecast is not None and choice.all_fit():
-        return OnTimeSet([*hopeful], [], rest)
-    given_up = choice.given_up()
-    return OnTimeSet(
-        [prefill for position, prefill in enumerate(hopeful) if position not in given_up],
-        [hopeful[position] for position in sorted(given_up)],
+        return FeasibleSet([*hopeful], [], rest)
+    tardy = choice.tardy()
+    return FeasibleSet(
+        [prefill for position, prefill in enumerate(hopeful) if position not in tardy],
+        [hopeful[position] for position in sorted(tardy)],
         rest,
     )
 
@@ -107,7 +109,7 @@ class _Choice:
         works: Seconds of work, in order of the deadlines; each could be met alone.
         deadlines: Seconds from the start, ascending.
         weights: Worth of each on time.
-        forecast: See `on_time_set`.
+        forecast: See `feasible_set`.
     """
 
     def __init__(
@@ -120,14 +122,14 @@ class _Choice:
         self._works = works
         self._deadlines = deadlines
         self._weights = weights
-        self._worth = [
+        self._value = [
             weight / work if work > 0 else math.inf for work, weight in zip(works, weights, strict=True)
         ]
         self._reserved = [0.0] * len(works)
         self._near_s = 0.0
         """Of the time until a deadline, but the nearest, the fraction that is kept free for those to come."""
         if forecast is not None:
-            self._reserved = forecast.reserved_for(self._worth)
+            self._reserved = forecast.reserved_for(self._value)
             self._near_s = forecast.near_s
         self._is_all_free = max(self._reserved) == 0.0
 
@@ -142,16 +144,16 @@ class _Choice:
                 return False
         return True
 
-    def given_up(self) -> set[int]:
+    def tardy(self) -> set[int]:
         """The positions to give up."""
         works, weights = self._works, self._weights
         is_all_free = self._is_all_free
         by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
-        given_up = self._sweep(sorted(by_work, key=self._worth.__getitem__))
+        tardy = self._sweep(sorted(by_work, key=self._value.__getitem__))
         if is_all_free:
             other = self._sweep(sorted(by_work, key=weights.__getitem__))
-            given_up = min(given_up, other, key=lambda some: sum([weights[position] for position in some]))
-        return self._take_back(given_up)
+            tardy = min(tardy, other, key=lambda some: sum([weights[position] for position in some]))
+        return self._take_back(tardy)
 
     def _sweep(self, worst_first: list[int]) -> list[int]:
         """Run along the deadlines; while the work so far ends late, give up the worst of it."""
@@ -159,7 +161,7 @@ class _Choice:
         rank = [0] * len(works)
         for place, position in enumerate(worst_first):
             rank[position] = place
-        given_up: list[int] = []
+        tardy: list[int] = []
         candidates: list[int] = []
         end_s = 0.0
         for work_s, due_s, place in zip(works, self._deadlines, rank, strict=True):
@@ -170,47 +172,47 @@ class _Choice:
                 if end_s <= (due_s if is_all_free else self._usable_s(due_s, worst)):
                     break
                 heappop(candidates)
-                given_up.append(worst)
+                tardy.append(worst)
                 end_s -= works[worst]
-        return given_up
+        return tardy
 
     def _usable_s(self, due_s: float, position: int) -> float:
         """Of the time until `due_s`, what is not kept free for those denser than the one at `position`."""
         return due_s - self._reserved[position] * max(0.0, due_s - self._near_s)
 
-    def _take_back(self, given_up: list[int]) -> set[int]:
-        """What remains of `given_up` when those that fit after all are taken out, the most valuable first."""
+    def _take_back(self, tardy: list[int]) -> set[int]:
+        """What remains of `tardy` when those that fit after all are taken out, the most valuable first."""
         works, weights = self._works, self._weights
-        remains = set(given_up)
+        remains = set(tardy)
         usable_s = self._deadlines
         if not self._is_all_free:
             usable_s = [*map(self._usable_s, self._deadlines, range(len(works)))]
         starts, room = self._gaps(remains, usable_s)
-        for position in sorted(given_up, key=lambda position: (-weights[position], works[position])):
+        for position in sorted(tardy, key=lambda position: (-weights[position], works[position])):
             work_s = works[position]
             if work_s <= room[position] and starts[position] + work_s <= usable_s[position]:
                 remains.remove(position)
                 starts, room = self._gaps(remains, usable_s)
         return remains
 
-    def _gaps(self, given_up: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
+    def _gaps(self, tardy: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
         """By position: when one that was given up would start, how much those kept behind it can wait.
 
         Args:
-            given_up: Their positions.
+            tardy: Their positions.
             usable_s: Of the time until each deadline, what is not kept free for others.
         """
         kept = [*self._works]
-        for position in given_up:
+        for position in tardy:
             kept[position] = 0.0
         ends = [*accumulate(kept)]
-        least_s = math.inf
+        min_s = math.inf
         room: list[float] = []
         for position in range(len(kept) - 1, -1, -1):
-            is_kept = kept[position] > 0 or position not in given_up
+            is_kept = kept[position] > 0 or position not in tardy
             spare_s = usable_s[position] - ends[position]
-            if is_kept and spare_s < least_s:
-                least_s = spare_s
-            room.append(least_s)
+            if is_kept and spare_s < min_s:
+                min_s = spare_s
+            room.append(min_s)
         room.reverse()
         return ends, room

@@ -10,7 +10,7 @@ import enum
 import math
 from typing import TYPE_CHECKING, Final, assert_never
 
-from slo.queue.feasible_set import on_time_set
+from slo.queue.feasible_set import feasible_set
 from slo.queue.slack import sedf_rank
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ class QueueOrder(enum.StrEnum):
 
     `SEDF`: the earliest deadline that can still be met (`slo.queue.slack.sedf_rank`).
 
-    `ON_TIME_SET`: the earliest deadline among those that can all be met together. When not all can, the
+    `FEASIBLE_SET`: the earliest deadline among those that can all be met together. When not all can, the
     least worth per second of work is given up, so that one request that is late anyway does not make all
     behind it late too, as it does in any order by deadline alone.
     """
 
     SEDF = "sedf"
-    ON_TIME_SET = "on_time_set"
+    FEASIBLE_SET = "feasible_set"
 
 
-DEFAULT_ORDER: Final = QueueOrder.ON_TIME_SET
+DEFAULT_ORDER: Final = QueueOrder.FEASIBLE_SET
 
 
 def order(
@@ -60,7 +60,7 @@ def order(
         now_s: The time.
         free_at_s: When the first of them can start, if not now.
         max_suspended_s: Total suspension at which a prefill has waited long enough.
-        forecast: What `ON_TIME_SET` keeps time free for; None for nothing.
+        forecast: What `FEASIBLE_SET` keeps time free for; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
     """
     start_s = now_s if free_at_s is None else free_at_s
@@ -74,12 +74,12 @@ def order(
     match kind:
         case QueueOrder.SEDF:
             ordered = _by_rank(prefills, start_s)
-        case QueueOrder.ON_TIME_SET:
-            ordered = _on_time_first(prefills, start_s, forecast, fairness)
+        case QueueOrder.FEASIBLE_SET:
+            ordered = _feasible_first(prefills, start_s, forecast, fairness)
         case _:
             assert_never(kind)
-    if fairness is not None and (leads := fairness.leads(prefills, now_s)):
-        ordered = fairness.led(ordered, leads, start_s)
+    if fairness is not None and (boosts := fairness.boosts(prefills, now_s)):
+        ordered = fairness.boosted(ordered, boosts, start_s)
     return overdue + ordered if overdue else ordered
 
 
@@ -93,14 +93,14 @@ def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
     return sorted(prefills, key=key)
 
 
-def _on_time_first(
+def _feasible_first(
     prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: Fairness | None
 ) -> list[Prefill]:
     """Those that are kept on time, those given up for them, those that are late or have no deadline."""
-    kept, given_up, rest = on_time_set(prefills, start_s, forecast)
+    kept, tardy, rest = feasible_set(prefills, start_s, forecast)
     if len(rest) > 1:
         rest = _by_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
-    if forecast is not None and given_up:  # those given up for what may come are kept among themselves
+    if forecast is not None and tardy:  # those given up for what may come are kept among themselves
         start_s += sum(prefill.remaining_s for prefill in kept)
-        return kept + _on_time_first(given_up, start_s, None, fairness) + rest
-    return kept + given_up + rest
+        return kept + _feasible_first(tardy, start_s, None, fairness) + rest
+    return kept + tardy + rest

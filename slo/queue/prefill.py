@@ -20,7 +20,7 @@ class Prefill(msgspec.Struct, frozen=True):
         arrived_s: When it arrived.
         preemptions: How often it has been stopped.
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
-        yielded_to: The job that it has made way for, as long as it `must_wait` for that one.
+        preempted_by: The job that it has made way for, as long as it `must_wait` for that one.
         tier: The class that it belongs to.
     """
 
@@ -31,5 +31,5 @@ class Prefill(msgspec.Struct, frozen=True):
     arrived_s: float
     preemptions: int = 0
     suspended_s: float = 0.0
-    yielded_to: JobId | None = None
+    preempted_by: JobId | None = None
     tier: Tier = Tier.SYSTEM

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from slo.queue.decay import Fading
+from slo.queue.decay import ExponentialDecay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,25 +34,25 @@ class ShareAccount:
 
     def __init__(self, shares: Mapping[Tier, float], memory_s: float = MEMORY_S) -> None:
         self._shares = shares
-        self._fading = Fading(memory_s)
+        self._decay = ExponentialDecay(memory_s)
         self._grown: dict[Tier, float] = {}
-        self._next_lead_s: dict[Tier, float] = {}
+        self._next_boost_s: dict[Tier, float] = {}
 
-    def served(self, tier: Tier, seconds: float, now_s: float, *, led: float = 0.0) -> None:
+    def served(self, tier: Tier, seconds: float, now_s: float, *, boosted: float = 0.0) -> None:
         """A forward pass has spent time on a class.
 
         Args:
             tier: The class.
             seconds: Device time, whether or not it ended the prefill.
             now_s: When the pass ended; never earlier than in the call before.
-            led: How much of the time counts as a lead; 0 when the class did not have the pass by right.
+            boosted: How much of the time counts as a lead; 0 when the class did not have the pass by right.
         """
-        if (factor := self._fading.rescale(now_s)) < 1:
+        if (factor := self._decay.rescale(now_s)) < 1:
             self._grown = {name: grown * factor for name, grown in self._grown.items()}
-        self._grown[tier] = self._grown.get(tier, 0.0) + seconds * self._fading.grown(now_s)
-        if led > 0 and (share := self._shares.get(tier, 0.0)) > 0:
-            due_s = self._next_lead_s.get(tier, -math.inf)
-            self._next_lead_s[tier] = max(due_s, now_s - seconds) + led * seconds / share
+        self._grown[tier] = self._grown.get(tier, 0.0) + seconds * self._decay.grown(now_s)
+        if boosted > 0 and (share := self._shares.get(tier, 0.0)) > 0:
+            due_s = self._next_boost_s.get(tier, -math.inf)
+            self._next_boost_s[tier] = max(due_s, now_s - seconds) + boosted * seconds / share
 
     def achieved(self, tier: Tier) -> float:
         """Fraction of what was served lately that a class has had."""
@@ -65,4 +65,4 @@ class ShareAccount:
 
     def is_paced(self, tier: Tier, now_s: float) -> bool:
         """Whether a class has led for no more than its share of the time, and may lead again."""
-        return now_s >= self._next_lead_s.get(tier, -math.inf)
+        return now_s >= self._next_boost_s.get(tier, -math.inf)

@@ -156,7 +156,7 @@ class MonitorClient:
         newer = newer_of(self.policy, answer.policy)
         if newer is not self.policy:
             self.policy = newer
-            logs.event("policy_followed", version=newer.version, reserved=newer.reserved, shed=newer.shed)
+            logs.event("policy_applied", version=newer.version, reserved=newer.reserved, shed=newer.shed)
             self._guarded("follow", self._participant.follow, [newer])
         self._guarded("direct", self._participant.direct, answer.directives)
         self._instruments.set(POLICY_FOLLOWED, self.policy.version)

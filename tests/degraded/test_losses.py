@@ -86,8 +86,8 @@ def family(pid):
     return [process, *process.children(recursive=True)]
 
 
-def summary(load, lost_s):
-    ended = load.since(lost_s)
+def summary(load, wasted_s):
+    ended = load.since(wasted_s)
     return {
         "answers": sum(one.error is None for one in ended),
         "errors": [one.error for one in ended if one.error is not None],
@@ -98,7 +98,7 @@ def summary(load, lost_s):
 def replaced(deployment):
     """Replacements that the decode replica has logged, as (cause, outcome)."""
     lines = deployment.log.read_text().splitlines()
-    return [line for line in lines if "prefill_lost" in line]
+    return [line for line in lines if "prefill_failed" in line]
 
 
 async def prefill_replicas(deployment):
@@ -139,17 +139,17 @@ async def lose_prefill(deployment, load, tell):
     processes = {name: family(actor("Prefill:", name)[1]) for name in await prefill_replicas(deployment)}
     lost = await busiest(deployment)
     processes[lost][0].kill()
-    lost_s = time.monotonic()
+    wasted_s = time.monotonic()
 
     async def forgotten():
         replica = (await prefill_replicas(deployment)).get(lost)
         return replica is None or replica["reported_s_ago"] > 1.5
 
     noticed_s = await until(forgotten, 5, "the router went on using a dead replica")
-    answered_s = round(await load.until_answered(lost_s, placed=True), 2)
+    answered_s = round(await load.until_answered(wasted_s, placed=True), 2)
     await asyncio.sleep(5)
     losses = replaced(deployment)
-    result = summary(load, lost_s)
+    result = summary(load, wasted_s)
     tell("prefill replica", noticed_s=noticed_s, answered_s=answered_s, replacements=len(losses), **result)
     assert result["errors"] == [], losses
     assert losses, "nobody had lost anything; was the right process killed?"
@@ -160,13 +160,13 @@ async def lose_prefill(deployment, load, tell):
 async def lose_router(deployment, load, tell):
     _, pid = actor("Router#")
     os.kill(pid, signal.SIGKILL)
-    lost_s = time.monotonic()
-    answered_s = round(await load.until_answered(lost_s), 2)
-    placed_s = round(await load.until_answered(lost_s + 0.2, placed=True), 2)
-    result = summary(load, lost_s)
+    wasted_s = time.monotonic()
+    answered_s = round(await load.until_answered(wasted_s), 2)
+    placed_s = round(await load.until_answered(wasted_s + 0.2, placed=True), 2)
+    result = summary(load, wasted_s)
     tell("router", answered_s=answered_s, placed_again_s=placed_s, **result)
     assert result["errors"] == []
-    assert any(not one.placed for one in load.since(lost_s)), "no request had to do without the router"
+    assert any(not one.placed for one in load.since(wasted_s)), "no request had to do without the router"
     assert "router_fallback" in deployment.log.read_text()
 
 
@@ -176,11 +176,11 @@ async def lose_monitor(load, tell):
         tell("monitor", skipped="there is no SLO monitor")
         return
     os.kill(pid, signal.SIGKILL)
-    lost_s = time.monotonic()
-    answered_s = round(await load.until_answered(lost_s, placed=True), 2)
+    wasted_s = time.monotonic()
+    answered_s = round(await load.until_answered(wasted_s, placed=True), 2)
     await until(lambda: asyncio.to_thread(is_back, pid), 60, "the monitor did not come back")
-    back_s = round(time.monotonic() - lost_s, 2)
-    result = summary(load, lost_s)
+    back_s = round(time.monotonic() - wasted_s, 2)
+    result = summary(load, wasted_s)
     tell("monitor", answered_s=answered_s, back_s=back_s, **result)
     assert result["errors"] == []
 

@@ -44,7 +44,7 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     client = deployment.client()
     for _ in range(10):
         assert ask(client)
-    assert_soon(lambda: set(state()["followers"]) == {"ingress", "router", "prefill", "decode"}, 30)
+    assert_soon(lambda: set(state()["subscribers"]) == {"ingress", "router", "prefill", "decode"}, 30)
     assert_soon(lambda: state()["tiers"]["premium"]["judged"] >= 10, 30)
     assert_soon(lambda: (state()["error"] or {"samples": 0})["samples"] >= 10, 30, "no pass was measured")
     before = state()
@@ -55,7 +55,7 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     }
     with urllib.request.urlopen(f"http://127.0.0.1:{before['metrics_port']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    assert 'slackserve_monitor_followers{role="prefill"} 1.0' in text
+    assert 'slackserve_monitor_subscribers{role="prefill"} 1.0' in text
     assert 'tenant="acme"' in text
 
     ray.kill(monitor_actor, no_restart=False)
@@ -63,7 +63,7 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     while time.monotonic() - killed_s < 10:
         assert ask(client), "serving goes on"
     assert_soon(lambda: (state() or before)["uptime_s"] < before["uptime_s"], 30)
-    assert_soon(lambda: set(state()["followers"]) == {"ingress", "router", "prefill", "decode"}, 30)
+    assert_soon(lambda: set(state()["subscribers"]) == {"ingress", "router", "prefill", "decode"}, 30)
     assert_soon(lambda: state()["policy"]["version"] > before["policy"]["version"], 30)
     assert_soon(lambda: state()["behind"] == 0, 30)
     assert state()["tiers"]["premium"]["judged"] > 0, "the windows fill again"

@@ -43,7 +43,7 @@ def memory_of_workers():
 def test_random_arrivals_preemptions_and_aborts(models):
     rng = random.Random(11)
     with engine(
-        models("llama"), tensor_parallel_size=2, worker="prefill_node.worker.cpu.YieldingCPUWorker"
+        models("llama"), tensor_parallel_size=2, worker="prefill_node.worker.cpu.PreemptibleCPUWorker"
     ) as running:
         trouble = Troublemaker(running.board, seed=12)
         trouble.start()

@@ -20,7 +20,7 @@ def run(out, *arguments):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "gpu.engine", "--tiny", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.engine", "--tiny", "--out", str(out), *arguments]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )

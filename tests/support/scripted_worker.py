@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from prefill_node.worker.cpu import YieldingCPUWorker
+from prefill_node.worker.cpu import PreemptibleCPUWorker
 
 
 class Scripted:
@@ -35,7 +35,7 @@ class Scripted:
         return getattr(self._board, name)
 
 
-class ScriptedCPUWorker(YieldingCPUWorker):
+class ScriptedCPUWorker(PreemptibleCPUWorker):
     """What the engine tests give vLLM as `worker_cls`."""
 
     def load_model(self, **kwargs):

@@ -122,7 +122,7 @@ def _point(name: str, rate: float, at_90: float, at_99: float) -> Point:
         by_kind=by_kind,
         by_tier={"premium": attainment, "standard": attainment**2},
         preemptions=0.31 if "resume" in name or name == "slackserve" else 0.0,
-        lost_work=0.084 if name == "sedf-recompute" else 0.0,
+        wasted_work=0.084 if name == "sedf-recompute" else 0.0,
         prompt_tokens_ps=9_400 * rate,
         setting={"chunk_tokens": 2048} if "chunked" in name else {},
     )

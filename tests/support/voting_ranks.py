@@ -110,23 +110,23 @@ class Ranks:
             self._send(rank, Join(board.path, rank, ranks, timeout_s, port))
         assert [self.reply(rank) for rank in range(ranks)] == ["joined"] * ranks
 
-    def run(self, *runs: Run, patience_s: float = _PATIENCE_S) -> list[Outcome]:
+    def run(self, *runs: Run, starvation_timeout_s: float = _PATIENCE_S) -> list[Outcome]:
         """Let each rank do its run, and wait for all."""
         self.begin(*runs)
-        return self.finish(len(runs), patience_s)
+        return self.finish(len(runs), starvation_timeout_s)
 
     def begin(self, *runs: Run):
         """Let each rank do its run."""
         for rank, run in enumerate(runs):
             self._send(rank, run)
 
-    def finish(self, ranks: int, patience_s: float = _PATIENCE_S) -> list[Outcome]:
+    def finish(self, ranks: int, starvation_timeout_s: float = _PATIENCE_S) -> list[Outcome]:
         """The outcomes; a rank that gives none in time hangs, and fails the test."""
-        until_s = time.monotonic() + patience_s
+        until_s = time.monotonic() + starvation_timeout_s
         return [self.reply(rank, until_s - time.monotonic()) for rank in range(ranks)]
 
-    def reply(self, rank: int, patience_s: float = _PATIENCE_S):
-        if not self._pipes[rank].poll(max(0.0, patience_s)):
+    def reply(self, rank: int, starvation_timeout_s: float = _PATIENCE_S):
+        if not self._pipes[rank].poll(max(0.0, starvation_timeout_s)):
             raise AssertionError(f"rank {rank} hangs")
         self._busy.discard(rank)
         try:

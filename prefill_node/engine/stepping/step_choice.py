@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from slo.predict.prefill_time import PrefillPredictor
     from slo.preemption.decide import Prefill
     from slo.queue.arrival_forecast import Forecast
-    from slo.queue.fairness import Fairness, Lead
+    from slo.queue.fairness import Boost, Fairness
     from slo.request import JobId
 
 
@@ -74,14 +74,14 @@ class Start(msgspec.Struct, frozen=True):
     requests: tuple[str, ...]
     drop_steps: tuple[SuspendedStep, ...] = ()
     drop_requests: tuple[str, ...] = ()
-    lead: Lead | None = None
+    boost: Boost | None = None
 
 
 class Resume(msgspec.Struct, frozen=True):
     """Issue a suspended step again; `lead` as for `Start`."""
 
     step: SuspendedStep
-    lead: Lead | None = None
+    boost: Boost | None = None
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -154,19 +154,19 @@ def _first_that_fits(
     fairness = rules.fairness
     ordered = order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=fairness)
     for position, first in enumerate(ordered):
-        lead = None if fairness is None else fairness.lead_of(first, now_s)
+        boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
-            return Resume(resumable.step, lead)
+            return Resume(resumable.step, boost)
         missing = queued[first.job_id].missing_blocks
         if missing <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
-            return Start(_joined(behind, free_blocks, now_s, rules), lead=lead)
+            return Start(_joined(behind, free_blocks, now_s, rules), boost=boost)
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
-        may_take = first.weight if lead is None else max(first.weight, lead.guard)
+        may_take = first.weight if boost is None else max(first.weight, boost.guard)
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
-        if (given_up := _give_up(first, may_take, missing - free_blocks, queue, suspended)) is not None:
-            return msgspec.structs.replace(given_up, lead=lead)
+        if (tardy := _give_up(first, may_take, missing - free_blocks, queue, suspended)) is not None:
+            return msgspec.structs.replace(tardy, boost=boost)
         if may_take == math.inf:
             return None
     return None

@@ -21,7 +21,7 @@ class SuspendedStep:
         done: The fraction of its forward pass that need not be repeated.
         checkpoint_bytes: What each rank keeps of it; 0 for none.
         since_s: When it stopped.
-        yielded_to: The job that it made way for, empty for none.
+        preempted_by: The job that it made way for, empty for none.
         arrival_by_s: Until when it waits for that job to reach the engine.
     """
 
@@ -32,7 +32,7 @@ class SuspendedStep:
     done: float
     checkpoint_bytes: int
     since_s: float
-    yielded_to: str
+    preempted_by: str
     arrival_by_s: float
 
     @property

@@ -125,7 +125,7 @@ class Governor:
         else:
             running = self._running(view, step, reached, now_s)
             waiting = self._prefills(view, now_s)
-            if self.rules.policy is not PreemptionPolicy.ON_TIME_SET:
+            if self.rules.policy is not PreemptionPolicy.FEASIBLE_SET:
                 waiting = self._ordered(waiting, now_s)
             decision = decide(self._state(view, running, waiting), now_s, self.rules, self.forecast)
         if isinstance(decision, Preempt):
@@ -183,7 +183,7 @@ class Governor:
         """The fraction of a running step's forward pass that is done."""
         return self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
 
-    def yields_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
+    def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
         """How soon the running step would make way for somebody more urgent; None when it would not."""
         if not self.is_on or view.step is None:
             return None
@@ -294,11 +294,11 @@ class Governor:
             [(job, account)] = jobs
             remaining_s += self.behind_s(job, account.computed_tokens + step.tokens)
         members = [self._prefill(job, account, remaining_s, open_s) for job, account in jobs]
-        beneficiary = self.ledger.accepted.get(JobId(step.yielded_to))
-        runs = view.step is not None and step.yielded_to in view.step.jobs
+        beneficiary = self.ledger.accepted.get(JobId(step.preempted_by))
+        runs = view.step is not None and step.preempted_by in view.step.jobs
         if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):
             return as_one(members, now_s)
-        return msgspec.structs.replace(as_one(members, now_s), yielded_to=beneficiary.job_id)
+        return msgspec.structs.replace(as_one(members, now_s), preempted_by=beneficiary.job_id)
 
 
 def _elsewhere(view: SchedulerView) -> set[str]:

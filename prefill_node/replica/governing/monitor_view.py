@@ -56,7 +56,7 @@ def replica_seen(
         step_id=view.step.step_id,
         tiers=tuple(accepted[JobId(job)].tier for job in view.step.jobs if job in accepted),
         remaining_s=governor.remaining_s(view.step, reached),
-        yields_in_s=governor.yields_in_s(view, reached, now_s),
+        preemptible_in_s=governor.preemptible_in_s(view, reached, now_s),
         kept=kept,
     )
     return ReplicaSeen(replica_id, step, waiting)

@@ -30,13 +30,13 @@ class Load:
             of `running`; the others in it have none left.
         running: One of the jobs in the running pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        yields_in_s: How soon the pass would make way; None when it would not.
+        preemptible_in_s: How soon the pass would make way; None when it would not.
     """
 
     jobs: tuple[OutstandingJob, ...]
     running: JobId | None
     running_for_s: float
-    yields_in_s: float | None
+    preemptible_in_s: float | None
 
 
 def load(governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float) -> Load:
@@ -65,7 +65,7 @@ def load(governor: Governor, view: SchedulerView | None, reached: tuple[int, int
         _outstanding(accepted, left, now_s),
         jobs[0].job_id,
         governor.total_s(view.step) - remaining_s,
-        governor.yields_in_s(view, reached, now_s),
+        governor.preemptible_in_s(view, reached, now_s),
     )
 
 
@@ -92,7 +92,7 @@ def snapshot(
                 "tokens": step.tokens,
                 "bytes": step.checkpoint_bytes,
                 "for_s": now_s - step.since_s,
-                "yielded_to": step.yielded_to,
+                "preempted_by": step.preempted_by,
             }
             for step in view.suspended
         ],

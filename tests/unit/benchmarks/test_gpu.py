@@ -235,7 +235,7 @@ def test_times_of_several_devices_are_not_guessed_at(tmp_path):
 
 def test_it_needs_neither_vllm_nor_ray_nor_what_the_servers_need():
     absent = ["vllm", "ray", "pydantic", "rich", "yaml", "opentelemetry"]
-    code = f"import sys; sys.modules |= dict.fromkeys({absent}); import gpu.mechanism"
+    code = f"import sys; sys.modules |= dict.fromkeys({absent}); import benchmarks.gpu.mechanism"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT, timeout=60)
 

@@ -12,7 +12,7 @@ from decode_node.handover import GivenUpError, Handover, Steps
 from decode_node.prefill_health import PrefillLostError, PrefillWatch
 from slo.errors import RejectionReason
 from slo.replacement import (
-    LossCause,
+    FailureCause,
     NotReplaced,
     Replaced,
     ReplacementOutcome,
@@ -66,7 +66,7 @@ class Play:
         self.contexts.append(context)
         replica = context.prefill_replica or self.serve
         self.at = self.plays[replica]
-        if isinstance(self.at, LossCause):
+        if isinstance(self.at, FailureCause):
             raise PrefillLostError(self.at, replica)
         if isinstance(self.at, Refused):
             return self.at, replica
@@ -119,7 +119,7 @@ async def test_a_request_that_nothing_happens_to_passes_untouched():
 
 
 @pytest.mark.parametrize("pieces", [[ROLE, TOKEN, DONE], [TEXT, DONE], [[ROLE], [TOKEN], [DONE]], [WHOLE]])
-@pytest.mark.parametrize("lost", [LossCause.REPLICA_DIED, LossCause.ENGINE_DIED])
+@pytest.mark.parametrize("lost", [FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED])
 async def test_before_or_during_the_prefill_the_router_finds_another_place(pieces, lost):
     counts = Counts()
     steps = Play({A: lost, B: pieces}, [Replaced(B, 0.3)])
@@ -130,7 +130,7 @@ async def test_before_or_during_the_prefill_the_router_finds_another_place(piece
     assert (asked.lost, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
     assert asked.ttft_budget_s == pytest.approx(2.0, abs=0.2)
     again = steps.contexts[1]
-    assert (again.handoff_s, again.lost_replicas, again.prompt_bytes) == (0.3, (A,), 0)
+    assert (again.handoff_s, again.failed_replicas, again.prompt_bytes) == (0.3, (A,), 0)
     assert again.ttft_budget_s <= asked.ttft_budget_s
 
 
@@ -175,27 +175,27 @@ async def test_what_the_engines_refuse_is_refused():
 
 async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica():
     counts = Counts()
-    steps = Play({A: LossCause.REPLICA_DIED, B: [TEXT]}, [None])
+    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [None])
     assert await serve(steps, counts) == [TEXT]
     again = steps.contexts[1]
-    assert (again.prefill_replica, again.lost_replicas) == (None, (A,))
+    assert (again.prefill_replica, again.failed_replicas) == (None, (A,))
     assert counts == {("replica_died", "serve"): 1}
 
 
 async def test_a_router_that_has_just_started_or_would_let_nobody_in_does_not_end_an_admitted_request():
     for reason in (RejectionReason.NOT_SETTLED, RejectionReason.OVER_SHARE):
-        steps = Play({A: LossCause.REPLICA_DIED, B: [TEXT]}, [NotReplaced(reason, 1.0)])
+        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [NotReplaced(reason, 1.0)])
         assert await serve(steps) == [TEXT]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
     counts = Counts()
-    dying = dict.fromkeys((A, B, C), LossCause.REPLICA_DIED)
+    dying = dict.fromkeys((A, B, C), FailureCause.REPLICA_DIED)
     steps = Play(dying, [Replaced(B, 0.1), Replaced(C, 0.1)])
-    with pytest.raises(GivenUpError, match="try again") as given_up:
+    with pytest.raises(GivenUpError, match="try again") as tardy:
         await serve(steps, counts, limit=limit)
-    assert given_up.value.outcome is ReplacementOutcome.LIMIT
+    assert tardy.value.outcome is ReplacementOutcome.LIMIT
     assert len(steps.contexts) == limit + 1
     assert counts[("replica_died", "limit")] == 1
     assert [request.lost for request in steps.asked] == [(A,), (A, B)][:limit]
@@ -209,14 +209,14 @@ async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
     ],
 )
 async def test_it_is_given_up_for_what_the_router_says(reason, outcome):
-    steps = Play({A: LossCause.REPLICA_DIED}, [NotReplaced(reason, 1.0)])
-    with pytest.raises(GivenUpError) as given_up:
+    steps = Play({A: FailureCause.REPLICA_DIED}, [NotReplaced(reason, 1.0)])
+    with pytest.raises(GivenUpError) as tardy:
         await serve(steps)
-    assert given_up.value.outcome is outcome
+    assert tardy.value.outcome is outcome
 
 
 async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
-    steps = Play({A: LossCause.REPLICA_DIED})
+    steps = Play({A: FailureCause.REPLICA_DIED})
     with pytest.raises(GivenUpError, match="x-slo-ttft-ms"):
         await serve(steps, ttft_budget_s=-1.0, explicit_deadline=True)
     assert steps.asked == []
@@ -224,7 +224,7 @@ async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
 
 @pytest.mark.parametrize("given", [{"tier": Tier.PREMIUM, "ttft_budget_s": -1.0}, {"ttft_budget_s": None}])
 async def test_those_who_may_not_be_shed_or_have_no_deadline_are_always_placed_again(given):
-    steps = Play({A: LossCause.REPLICA_DIED, B: [TEXT]}, [Replaced(B, 0.1)])
+    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Replaced(B, 0.1)])
     assert await serve(steps, explicit_deadline=True, **given) == [TEXT]
 
 
@@ -243,7 +243,7 @@ async def test_a_replica_that_falls_silent_in_prefill_or_pull_is_left(stuck):
 
 async def test_nobody_there_at_all():
     async def nobody(_):
-        return LossCause.NO_REPLICA
+        return FailureCause.NO_REPLICA
 
     steps = Play({B: None}, [None])
     with pytest.raises(GivenUpError, match="no prefill replica is running"):

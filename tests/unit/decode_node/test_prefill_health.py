@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from decode_node.prefill_health import PrefillLostError, PrefillWatch
-from slo.replacement import LossCause
+from slo.replacement import FailureCause
 from slo.request import ReplicaId
 
 PERIOD_S = 0.02
@@ -41,19 +41,19 @@ def never():
 
 
 async def test_a_quick_answer_asks_nobody():
-    fleet = Fleet(a=LossCause.REPLICA_DIED)
+    fleet = Fleet(a=FailureCause.REPLICA_DIED)
     assert await watch(fleet).result(after(0, "kv"), A) == "kv"
     await asyncio.sleep(2 * PERIOD_S)
     assert fleet.asked == []
 
 
 async def test_a_slow_answer_is_waited_for_while_its_replica_is_there():
-    fleet = Fleet(b=LossCause.REPLICA_DIED)
+    fleet = Fleet(b=FailureCause.REPLICA_DIED)
     assert await watch(fleet).result(after(4 * PERIOD_S, "kv"), A) == "kv"
     assert len(fleet.asked) >= 2
 
 
-@pytest.mark.parametrize("cause", [LossCause.REPLICA_DIED, LossCause.ENGINE_DIED])
+@pytest.mark.parametrize("cause", [FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED])
 async def test_a_lost_replica_is_waited_for_no_longer(cause):
     answer = never()
     with pytest.raises(PrefillLostError) as lost:
@@ -68,13 +68,13 @@ async def test_a_replica_that_answers_nobody_is_lost():
     fleet.hanging.add(A)
     with pytest.raises(PrefillLostError) as lost:
         await watch(fleet, silent_after_s=PERIOD_S).result(never(), A)
-    assert lost.value.cause is LossCause.SILENT
+    assert lost.value.cause is FailureCause.SILENT
 
 
 async def test_without_any_replica_nobody_is_waited_for():
     with pytest.raises(PrefillLostError) as lost:
-        await watch(Fleet(none=LossCause.NO_REPLICA)).result(never(), None)
-    assert (lost.value.cause, lost.value.replica) == (LossCause.NO_REPLICA, None)
+        await watch(Fleet(none=FailureCause.NO_REPLICA)).result(never(), None)
+    assert (lost.value.cause, lost.value.replica) == (FailureCause.NO_REPLICA, None)
 
 
 async def test_one_question_is_asked_for_all_who_wait_for_a_replica():
@@ -87,7 +87,7 @@ async def test_one_question_is_asked_for_all_who_wait_for_a_replica():
 
 
 async def test_all_who_wait_for_a_lost_replica_hear_of_it_and_nobody_else():
-    watched = watch(Fleet(a=LossCause.REPLICA_DIED))
+    watched = watch(Fleet(a=FailureCause.REPLICA_DIED))
     waits = [watched.result(never(), A) for _ in range(3)] + [watched.result(after(4 * PERIOD_S, "kv"), B)]
     *lost, kv = await asyncio.gather(*waits, return_exceptions=True)
     assert [type(one) for one in lost] == [PrefillLostError] * 3
@@ -95,7 +95,7 @@ async def test_all_who_wait_for_a_lost_replica_hear_of_it_and_nobody_else():
 
 
 async def test_what_needs_nothing_more_from_the_replica_may_still_come():
-    watched = watch(Fleet(a=LossCause.REPLICA_DIED))
+    watched = watch(Fleet(a=FailureCause.REPLICA_DIED))
     assert await watched.result(after(5 * PERIOD_S, "token"), A, grace_s=1.0) == "token"
     with pytest.raises(PrefillLostError):
         await watched.result(never(), A, grace_s=PERIOD_S)
@@ -111,7 +111,7 @@ async def test_the_error_of_an_answer_is_passed_on():
 
 async def test_one_who_leaves_does_not_take_the_question_away_from_the_others():
     async def slowly(_):
-        return await after(PERIOD_S, LossCause.REPLICA_DIED)
+        return await after(PERIOD_S, FailureCause.REPLICA_DIED)
 
     watched = PrefillWatch(slowly, PERIOD_S)
     leaving, staying = (asyncio.create_task(watched.result(never(), A)) for _ in range(2))

@@ -13,7 +13,7 @@ from router.placement.policies import LeastSlackLoss
 from router.serve.replacing import again
 from slo.errors import RejectionReason
 from slo.predict.prefill_time import PrefillPredictor
-from slo.replacement import LossCause, ReplacementOutcome, ReplacementRequested, ReplacementRules
+from slo.replacement import FailureCause, ReplacementOutcome, ReplacementRequested, ReplacementRules
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import CLIENT_TIERS, Tier, TierPolicy
@@ -44,7 +44,7 @@ def core(*prefill, decode=(D,)):
 def lost(*replicas, tier=Tier.STANDARD, budget_s=2.0, explicit=False, tokens=100):
     return again(
         ReplacementRequested(
-            JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), LossCause.REPLICA_DIED
+            JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), FailureCause.REPLICA_DIED
         )
     )
 
@@ -161,9 +161,9 @@ class TestWhoIsHeardOf:
         assert usable(fleet, 100.0, math.inf, STALE_S, lost_numbers) == eligible
 
 
-@pytest.mark.parametrize("field", ["explicit_deadline", "lost_replicas"])
+@pytest.mark.parametrize("field", ["explicit_deadline", "failed_replicas"])
 def test_the_context_carries_what_replacement_needs(field):
     sent = RequestContext(
-        JobId("job"), "request", Tier.PREMIUM, 1.0, explicit_deadline=True, lost_replicas=(A, B)
+        JobId("job"), "request", Tier.PREMIUM, 1.0, explicit_deadline=True, failed_replicas=(A, B)
     )
     assert getattr(RequestContext.decode(sent.encode()), field) == getattr(sent, field)

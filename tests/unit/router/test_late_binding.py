@@ -38,9 +38,9 @@ def core(*names, late_binding=True, decode=True):
     return router
 
 
-def report(name, *jobs, yields_in_s=0.0, **rest):
+def report(name, *jobs, preemptible_in_s=0.0, **rest):
     running = jobs[0].job_id if jobs else None
-    return PrefillReported(ReplicaId(name), LINE, jobs, running, 0.0, yields_in_s, **rest)
+    return PrefillReported(ReplicaId(name), LINE, jobs, running, 0.0, preemptible_in_s, **rest)
 
 
 def runs(tokens, budget_s=None, tier=Tier.STANDARD, name="runs"):
@@ -110,7 +110,9 @@ def test_a_deadline_that_has_become_impossible_evicts_the_sheddable_only():
     router.prefill_reported(report("a", runs(2000)), 0.0)
     for tier in (Tier.STANDARD, Tier.PREMIUM):
         assert isinstance(router.place(request(tier.value, ttft_s=4.0, tier=tier), 0.0), Held)
-    router.prefill_reported(report("a", runs(9000, 9.0, Tier.PREMIUM, name="next"), yields_in_s=None), 3.0)
+    router.prefill_reported(
+        report("a", runs(9000, 9.0, Tier.PREMIUM, name="next"), preemptible_in_s=None), 3.0
+    )
     [(ticket, evicted)] = router.due(3.5)
     assert ticket == "standard"
     assert evicted == Evicted(EvictionReason.DEADLINE_PASSED, 4.0, pytest.approx(3.5))

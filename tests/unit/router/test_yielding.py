@@ -20,12 +20,12 @@ POLICIES = {tier: TierPolicy(None, None, sheddable=True, weight=weight) for tier
 LONG = OutstandingJob(JobId("long"), Tier.BACKGROUND, 10_000, None)
 
 
-def replica(*jobs, running="long", yields_in_s=0.1):
+def replica(*jobs, running="long", preemptible_in_s=0.1):
     """A replica that has been computing 10,000 tokens since 0 s, and has these (name, tokens, due, tier)."""
     known = PrefillReplica(ReplicaId("prefill-0"), LINE, 0.0, WEIGHTS)
     placed = [PlacedJob(JobId("long"), Tier.BACKGROUND, 10_000, NO_DEADLINE, 0.0)]
     placed += [PlacedJob(JobId(name), tier, tokens, due_s, 0.0) for name, tokens, due_s, tier in jobs]
-    known.yields_in_s = yields_in_s
+    known.preemptible_in_s = preemptible_in_s
     known.replace(placed, JobId(running) if running else None, 0.0, 0.0)
     return known
 
@@ -33,16 +33,17 @@ def replica(*jobs, running="long", yields_in_s=0.1):
 def core(**reports):
     """A router that knows replicas by how soon their running pass of 10,000 tokens makes way."""
     router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(stale_after_s=100.0))
-    for name, yields_in_s in reports.items():
-        report(router, name, yields_in_s)
+    for name, preemptible_in_s in reports.items():
+        report(router, name, preemptible_in_s)
     router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     return router
 
 
-def report(router, name, yields_in_s, *jobs, now_s=0.0, running_for_s=0.0):
+def report(router, name, preemptible_in_s, *jobs, now_s=0.0, running_for_s=0.0):
     long = OutstandingJob(JobId(f"long-{name}"), LONG.tier, LONG.tokens, None)
     router.prefill_reported(
-        PrefillReported(ReplicaId(name), LINE, (long, *jobs), long.job_id, running_for_s, yields_in_s), now_s
+        PrefillReported(ReplicaId(name), LINE, (long, *jobs), long.job_id, running_for_s, preemptible_in_s),
+        now_s,
     )
 
 
@@ -54,7 +55,7 @@ def urgent(tokens=100, ttft_s=0.5, number=1):
 
 
 @pytest.mark.parametrize(
-    ("yields_in_s", "due_s", "end_s"),
+    ("preemptible_in_s", "due_s", "end_s"),
     [
         (None, 0.5, 10.1),
         (0.1, 0.5, 0.2),
@@ -74,8 +75,8 @@ def urgent(tokens=100, ttft_s=0.5, number=1):
         "without a deadline",
     ],
 )
-def test_a_running_pass_makes_way_for_what_would_be_late_and_can_be_met(yields_in_s, due_s, end_s):
-    known = replica(yields_in_s=yields_in_s)
+def test_a_running_pass_makes_way_for_what_would_be_late_and_can_be_met(preemptible_in_s, due_s, end_s):
+    known = replica(preemptible_in_s=preemptible_in_s)
     assert known.end_s(100, due_s, 0.0) == pytest.approx(end_s)
     fit = known.fit(100, due_s, 4.0, 0.0)
     assert fit.end_s == pytest.approx(end_s)
@@ -83,7 +84,7 @@ def test_a_running_pass_makes_way_for_what_would_be_late_and_can_be_met(yields_i
 
 
 def test_a_pass_that_ends_sooner_than_it_would_make_way_is_waited_for():
-    assert replica(yields_in_s=0.5).end_s(100, 10.15, 9.9) == pytest.approx(10.1)
+    assert replica(preemptible_in_s=0.5).end_s(100, 10.15, 9.9) == pytest.approx(10.1)
 
 
 def test_those_before_it_in_the_queue_run_before_it_too():

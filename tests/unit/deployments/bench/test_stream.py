@@ -72,8 +72,8 @@ def test_a_users_own_mix(tmp_path):
         ("kinds: {a: {share: 1, mean_tokens: 5, ttft_ms: 1, ttft_scale: [1, 2]}}", "not both"),
         ("kinds: {a: {share: 1, mean_tokens: 5, tier: gold}}", "'premium', 'standard' or 'background'"),
         (
-            "classes: [{kind: x, most_tokens: 5, ttft_ms: 1, tier: premium}]",
-            "the last one has no most_tokens",
+            "classes: [{kind: x, max_prompt_tokens: 5, ttft_ms: 1, tier: premium}]",
+            "the last one has no max_prompt_tokens",
         ),
         ("kinds: [", "is not YAML"),
         ("- 1", "valid dictionary"),

@@ -50,22 +50,25 @@ def test_the_defaults_are_those_of_the_decision_rules():
 
 def test_the_engine_starts_from_the_same_defaults():
     setup, rules = EngineSetup(), FairnessRules()
-    assert (setup.ageing_per_s, setup.ageing_most) == (rules.ageing.per_s, rules.ageing.most)
-    assert (setup.deficit_gain, setup.patience_s) == (rules.ageing.deficit_gain, rules.patience_s)
+    assert (setup.ageing_per_s, setup.ageing_max) == (rules.ageing.per_s, rules.ageing.most)
+    assert (setup.deficit_gain, setup.starvation_timeout_s) == (
+        rules.ageing.deficit_gain,
+        rules.starvation_timeout_s,
+    )
     assert setup.share_memory_s == rules.memory_s
 
 
 def test_shares_and_rules_reach_the_engine_as_plain_values():
     tiers = parse({"tiers": {"background": {"share": 0.1, "weight": 0.5}}}).tiers.policies()
-    sent = EngineSetup(shares=shares_of(tiers), patience_s=5.0).encode()
+    sent = EngineSetup(shares=shares_of(tiers), starvation_timeout_s=5.0).encode()
     received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
     fairness = received.fairness()
     waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=Tier.BACKGROUND)
     fairness.step_ended({Tier.PREMIUM: 10}, 1.0, 1.0)
     assert fairness.account.deficit(Tier.BACKGROUND) == pytest.approx(0.1)
-    assert fairness.lead_of(waiting, 4.9) is None
-    assert fairness.lead_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
-    assert fairness.lead_of(waiting, 10.1).guard == math.inf
+    assert fairness.boost_of(waiting, 4.9) is None
+    assert fairness.boost_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
+    assert fairness.boost_of(waiting, 10.1).guard == math.inf
 
 
 def test_limits_are_of_the_tenant_whatever_its_keys(tmp_path):
@@ -92,10 +95,10 @@ def test_limits_are_of_the_tenant_whatever_its_keys(tmp_path):
         ({"admission": {"pressure": 0}}, "admission.pressure", "greater than 0"),
         ({"admission": {"max_refusal": 1.1}}, "admission.max_refusal", "less than or equal to 1"),
         ({"admission": {"reserved": 1}}, "admission.reserved", "less than 1"),
-        ({"admission": {"retry_least_s": 99}}, "admission", "retry_least_s is not above retry_most_s"),
+        ({"admission": {"min_retry_s": 99}}, "admission", "min_retry_s is not above max_retry_s"),
         ({"admission": {"default_limits": {"weight": 0}}}, "default_limits.weight", "greater than 0"),
         ({"admission": {"default_limits": {"burst_tokens": 9}}}, "default_limits", "goes with tokens_per_s"),
-        ({"fairness": {"patience_s": 0}}, "fairness.patience_s", "greater than 0"),
+        ({"fairness": {"starvation_timeout_s": 0}}, "fairness.starvation_timeout_s", "greater than 0"),
         ({"fairness": {"ageing_per_s": -1}}, "fairness.ageing_per_s", "greater than or equal to 0"),
     ],
 )

@@ -30,11 +30,11 @@ def test_every_key_reaches_the_rules():
         direct=False,
         quantile=0.9,
         act_at_burn=3,
-        least_missed=5,
+        min_missed=5,
         step=0.5,
-        most_shed_standard=0.5,
+        max_shed_standard=0.5,
         reserve_step=0.2,
-        most_reserved=0.4,
+        max_reserved=0.4,
         tighten_every_s=5,
         relax_every_s=50,
     ).settings(PreemptionConfig(policy="rescue", margin=2.5))
@@ -43,7 +43,7 @@ def test_every_key_reaches_the_rules():
     assert (settings.window_s, settings.quantile) == (60, 0.9)
     assert (settings.preemption, settings.margin) == (PreemptionPolicy.RESCUE, 2.5)
     rules, default = settings.rules, MonitorSettings().rules
-    assert (rules.act_at_burn, rules.least_missed, rules.step) == (3, 5, 0.5)
+    assert (rules.act_at_burn, rules.min_missed, rules.step) == (3, 5, 0.5)
     assert all(getattr(rules, name) != getattr(default, name) for name in default.__slots__)
 
 

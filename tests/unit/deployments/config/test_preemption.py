@@ -19,8 +19,8 @@ def preemption(**values):
 def test_it_is_on_unless_told_otherwise():
     rules = SlackServeConfig().preemption.rules()
     limits = Limits(64, 600.0, 32, 2 << 30)
-    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.ON_TIME_SET, 3.0, limits)
-    assert SlackServeConfig().preemption.order is QueueOrder.ON_TIME_SET
+    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.FEASIBLE_SET, 3.0, limits)
+    assert SlackServeConfig().preemption.order is QueueOrder.FEASIBLE_SET
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_engine_starts_from_the_same_defaults():
             "did you mean 'max_preemptions'?",
         ),
         ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
-        ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'on_time_set'"),
+        ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'feasible_set'"),
         ({"order": "fifo"}, "preemption.order", "sedf"),
         ({"granularity": "token"}, "preemption.granularity", "'layer', 'sublayer' or 'operator'"),
         ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),

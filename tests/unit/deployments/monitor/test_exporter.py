@@ -79,7 +79,7 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_monitor_directives", (DirectiveReason.OUT_OF_TIME.value,)] == 1
     assert found["slackserve_monitor_placements", ("premium", "placed")] == 3
     assert found["slackserve_monitor_placements", ("background", "refused")] == 2
-    assert found["slackserve_monitor_followers_behind", ()] == 3
+    assert found["slackserve_monitor_subscribers_behind", ()] == 3
     assert found["slackserve_monitor_dropped", ()] == 2
 
 
@@ -133,5 +133,5 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["tiers"]["background"]["attained"] is None
     assert state["error"]["mape"] == pytest.approx(0.5)
     assert state["ttft_error"]["mape"] == pytest.approx(0.5)
-    assert state["followers"] == {"ingress": 1, "prefill": 1, "router": 1}
+    assert state["subscribers"] == {"ingress": 1, "prefill": 1, "router": 1}
     assert state["metrics_port"] == 9465

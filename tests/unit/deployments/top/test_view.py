@@ -51,14 +51,14 @@ def step(*jobs, tokens=4000, progress=0.25, running_for_s=0.1, remaining_s=0.75)
     }
 
 
-def stopped(*jobs, yielded_to):
+def stopped(*jobs, preempted_by):
     return {
         "jobs": list(jobs),
         "progress": 0.4,
         "tokens": 3900,
         "bytes": 3 * 2**20,
         "for_s": 1.5,
-        "yielded_to": yielded_to,
+        "preempted_by": preempted_by,
     }
 
 
@@ -140,7 +140,7 @@ def test_a_long_queue_is_cut_and_says_how_many_there_are(length, shown):
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_queues_are_cut_so_that_everything_fits_into_the_terminal(replicas):
     queue = [waiting(f"job-{number}") for number in range(100)]
-    busy = work(step(job("first")), queue, [stopped(job("old"), yielded_to="first")])
+    busy = work(step(job("first")), queue, [stopped(job("old"), preempted_by="first")])
     decode = DecodeReplica("dddd", True, 0.1, 3, 0.1)
     drawn = draw(frame(*[prefill(busy)] * replicas, decode=(decode,)), height=40)
     assert 40 - replicas < len(drawn.splitlines()) <= 40
@@ -151,7 +151,7 @@ def test_what_is_suspended_shows_its_progress_since_when_what_it_keeps_and_for_w
     old = job("old", "background", 3900)
     running = step(job("urgent", "premium"))
     drawn = draw(
-        frame(prefill(work(running, [{**old, "slack_s": None}], [stopped(old, yielded_to="urgent")])))
+        frame(prefill(work(running, [{**old, "slack_s": None}], [stopped(old, preempted_by="urgent")])))
     )
     row = line_with("3.0 MiB", drawn)
     assert "background" in row
@@ -163,7 +163,7 @@ def test_what_is_suspended_shows_its_progress_since_when_what_it_keeps_and_for_w
 
 
 def test_what_was_stopped_for_nobody_says_so():
-    assert "nobody" in draw(frame(prefill(work(suspended=[stopped(job("old"), yielded_to="")]))))
+    assert "nobody" in draw(frame(prefill(work(suspended=[stopped(job("old"), preempted_by="")]))))
 
 
 def test_a_replica_that_does_not_answer_is_shown_with_what_was_last_known_of_it():

@@ -30,7 +30,7 @@ def view(step_id=1, jobs=("a", "b"), accounts=(), suspended=()):
 
 def suspended_step(*jobs):
     known = {"jobs": jobs, "tokens": 50, "boundary": 3, "checkpoint_bytes": 1000, "since_s": 3.5}
-    rest = {"pairs": 1.25e3, "done": 0.25, "yielded_to": "urgent"}
+    rest = {"pairs": 1.25e3, "done": 0.25, "preempted_by": "urgent"}
     fields = {**known, **rest}
     return SuspendedView(**{name: fields[name] for name in SuspendedView.__struct_fields__})
 

@@ -195,11 +195,11 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize(("stopped", "given_up"), HOLDERS.values(), ids=HOLDERS.keys())
-def test_memory_is_taken_from(stopped, given_up):
+@pytest.mark.parametrize(("stopped", "tardy"), HOLDERS.values(), ids=HOLDERS.keys())
+def test_memory_is_taken_from(stopped, tardy):
     names, dropped = chosen([URGENT], stopped, free=1)
     assert names == ["urgent"]
-    assert sorted(dropped) == given_up
+    assert sorted(dropped) == tardy
 
 
 def test_memory_is_taken_from_a_prompt_between_two_chunks():
@@ -328,7 +328,7 @@ class Engine:
             step,
             prefill,
             held_blocks=sum(request.held for request in members),
-            blocked=step.yielded_to in self.requests,
+            blocked=step.preempted_by in self.requests,
             overdue=self.now_s - step.since_s > 1.0,
         )
 

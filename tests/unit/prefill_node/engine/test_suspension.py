@@ -19,7 +19,7 @@ def step(step_id, *requests, tokens=100, since_s=0.0, boundary=3, done=0.25, che
         done=done,
         checkpoint_bytes=checkpoint_bytes,
         since_s=since_s,
-        yielded_to="",
+        preempted_by="",
         arrival_by_s=0.0,
     )
 

@@ -54,8 +54,8 @@ def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
     return StepView(step_id, jobs, tokens, 0.0, from_boundary, started_s=0.0, stoppable=stoppable)
 
 
-def suspended(*jobs, tokens=1000, boundary=5, yielded_to="", since_s=0.0):
-    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, since_s, yielded_to)
+def suspended(*jobs, tokens=1000, boundary=5, preempted_by="", since_s=0.0):
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, since_s, preempted_by)
 
 
 def view(step=None, *stopped, **accounts):
@@ -199,13 +199,13 @@ def test_a_suspended_step_whose_clients_have_all_left_does_not_wait():
 
 
 @pytest.mark.parametrize(
-    ("accepted", "yielded_to"),
+    ("accepted", "preempted_by"),
     [((LONG, URGENT), "urgent"), ((LONG,), None)],
     ids=["waits for it", "it is gone"],
 )
-def test_a_suspended_step_is_bound_to_whom_it_made_way_for_while_that_one_is_there(accepted, yielded_to):
-    waiting = governor(*accepted).waiting(view(None, suspended("long", yielded_to="urgent")), 0.0)
-    assert {prefill.job_id: prefill.yielded_to for prefill in waiting}["long"] == yielded_to
+def test_a_suspended_step_is_bound_to_whom_it_made_way_for_while_that_one_is_there(accepted, preempted_by):
+    waiting = governor(*accepted).waiting(view(None, suspended("long", preempted_by="urgent")), 0.0)
+    assert {prefill.job_id: prefill.preempted_by for prefill in waiting}["long"] == preempted_by
 
 
 def test_a_chunk_that_is_done_is_not_counted_again():
@@ -243,12 +243,12 @@ def test_what_arrives_is_noted_and_expected_again():
 
 def test_the_forecast_orders_the_queue_and_decides():
     """`long` is worth little for each second; under overload its time is kept for what will come."""
-    two = governor(job("long", 1000, deadline_s=10.0), URGENT, order=QueueOrder.ON_TIME_SET)
+    two = governor(job("long", 1000, deadline_s=10.0), URGENT, order=QueueOrder.FEASIBLE_SET)
     step = view(running("other", tokens=200))
     assert isinstance(two.decide(view(running("long")), NOTHING_REACHED, 0.0), Preempt)
     assert names(two.waiting(step, 0.0)) == ["urgent", "long"]
     waiters = [job("near", 1200, deadline_s=1.9), job("far", 100, deadline_s=2.0, tier=Tier.PREMIUM)]
-    calm, crowded = (governor(*waiters, order=QueueOrder.ON_TIME_SET) for _ in range(2))
+    calm, crowded = (governor(*waiters, order=QueueOrder.FEASIBLE_SET) for _ in range(2))
     for n in range(600):
         crowded.forecast.arrived(0.2, 4.0, n / 10)
     assert names(calm.waiting(view(), 0.0)) == ["near", "far"]
@@ -271,7 +271,7 @@ def test_a_long_step_makes_way_for_a_waiter_that_would_be_late():
         (running("long", stoppable=False), (LONG, URGENT), KeepReason.NOT_STOPPABLE),
         (running(stoppable=False), (LONG, URGENT), KeepReason.NOT_STOPPABLE),
         (running("urgent"), (LONG, URGENT), KeepReason.WAITERS_IN_TIME),
-        (running("long"), (LONG, job("lost", 400, deadline_s=0.3)), KeepReason.WAITERS_LOST),
+        (running("long"), (LONG, job("lost", 400, deadline_s=0.3)), KeepReason.WAITERS_INFEASIBLE),
     ],
     ids=[
         "nobody waits",
@@ -300,7 +300,7 @@ def test_a_governor_that_is_off_stops_nothing(off):
     idle.ledger.ended(JobId("long"), abandoned=True)
     assert not idle.is_on
     assert idle.decide(view(running("long")), NOTHING_REACHED, 0.0) == Keep(KeepReason.OFF)
-    assert idle.yields_in_s(view(running("long")), NOTHING_REACHED, 0.0) is None
+    assert idle.preemptible_in_s(view(running("long")), NOTHING_REACHED, 0.0) is None
 
 
 def test_a_step_of_no_job_makes_way_for_anybody():
@@ -313,7 +313,7 @@ def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for(
     """`long` has made way for `urgent`, so `urgent` is not stopped for `long`, however urgent that is."""
     urgent = job("urgent", 1000, deadline_s=60.0)
     long = job("long", 100, deadline_s=0.5, tier=Tier.PREMIUM)
-    stopped = suspended("long", tokens=100, yielded_to="urgent")
+    stopped = suspended("long", tokens=100, preempted_by="urgent")
     decision = governor(urgent, long).decide(view(running("urgent"), stopped), NOTHING_REACHED, 0.0)
     assert isinstance(decision, Keep)
     assert decision.reason is KeepReason.PROTECTED
@@ -439,7 +439,7 @@ def test_a_step_that_has_reached_a_limit_is_not_said_to_make_way(case):
     shown = view(case.pop("step", running("long")), *case.pop("stopped", ()), **case.pop("accounts", {}))
     reached = case.pop("reached", NOTHING_REACHED)
     governed = governor(LONG, URGENT, **case)
-    assert governed.yields_in_s(shown, reached, 0.0) is None
+    assert governed.preemptible_in_s(shown, reached, 0.0) is None
     assert isinstance(governed.decide(shown, reached, 0.0), Keep), "and indeed it does not"
 
 
@@ -453,7 +453,7 @@ def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
         long=JobAccount(Limits().max_preemptions - 1, Limits().max_suspended_s - 1.0, 0),
     )
     governed = governor(LONG, job("other"), **within)
-    assert governed.yields_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)
+    assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)
 
 
 # Speed
@@ -463,7 +463,7 @@ def test_a_decision_takes_less_than_a_millisecond_with_a_hundred_waiting():
     waiting = [
         job(f"job-{n}", 100 + n, 60.0 + n % 37, CLIENT_TIERS[n % 3], arrived_s=n * 1e-3) for n in range(100)
     ]
-    many = governor(LONG, *waiting, order=QueueOrder.ON_TIME_SET)
+    many = governor(LONG, *waiting, order=QueueOrder.FEASIBLE_SET)
     shown = view(running("long"), suspended("job-1", "job-2"), suspended("job-3"))
     took_s = []
     for _ in range(200):

@@ -82,7 +82,7 @@ def test_a_step_at_one_of_its_limits_does_not_yield():
     told = replica_seen(
         R, governor(LONG, max_preemptions=0), view(), NOTHING_REACHED, KeepReason.MAX_PREEMPTIONS, NOW_S
     )
-    assert told.step.yields_in_s is None
+    assert told.step.preemptible_in_s is None
 
 
 def test_before_the_engine_has_said_anything_there_is_nothing_to_tell():

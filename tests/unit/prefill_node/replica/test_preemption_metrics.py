@@ -131,7 +131,7 @@ METRICS_OF = {
             ("preemptions", 1, "recompute", "rescue"),
             ("preemption_order_to_stop", 0.5),
             ("preemption_arrival_to_stop", 1.0),
-            ("prefill_work_lost", 0.25, "recompute"),
+            ("prefill_work_wasted", 0.25, "recompute"),
         ],
     ),
     "within a half layer": (
@@ -140,7 +140,7 @@ METRICS_OF = {
             ("preemptions", 1, "kept", "rescue"),
             ("preemption_order_to_stop", 0.5),
             ("preemption_arrival_to_stop", 1.0),
-            ("prefill_work_lost", 1 / 12, "operator"),
+            ("prefill_work_wasted", 1 / 12, "operator"),
         ],
     ),
     "within the first half layer, which starts over": (
@@ -149,7 +149,7 @@ METRICS_OF = {
             ("preemptions", 1, "kept", "rescue"),
             ("preemption_order_to_stop", 0.5),
             ("preemption_arrival_to_stop", 1.0),
-            ("prefill_work_lost", 1 / 12, "operator"),
+            ("prefill_work_wasted", 1 / 12, "operator"),
         ],
     ),
     "for nobody": (
@@ -157,7 +157,7 @@ METRICS_OF = {
         [
             ("preemptions", 1, "abandoned", "abandoned"),
             ("preemption_order_to_stop", 0.5),
-            ("prefill_work_lost", 0.25, "abandoned"),
+            ("prefill_work_wasted", 0.25, "abandoned"),
         ],
     ),
     "for somebody who has left": (
@@ -166,7 +166,7 @@ METRICS_OF = {
     ),
     "resumed": (RESUMED, [("prefill_suspended", 2.0), ("preemption_resume_overhead", 0.25)]),
     "served": (SERVED, [("preemption_stop_to_service", 0.125)]),
-    "dropped": (DROPPED, [("prefill_work_lost", 0.25, "memory")]),
+    "dropped": (DROPPED, [("prefill_work_wasted", 0.25, "memory")]),
 }
 
 

@@ -39,8 +39,8 @@ def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
     return StepView(7, jobs, tokens, 0.0, from_boundary, started_s)
 
 
-def suspended(*jobs, tokens=1000, boundary=4, yielded_to=""):
-    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, 98.0, yielded_to)
+def suspended(*jobs, tokens=1000, boundary=4, preempted_by=""):
+    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, 98.0, preempted_by)
 
 
 def view(step=None, *stopped, **accounts):
@@ -109,7 +109,7 @@ def test_the_running_pass_is_credited_with_its_progress_and_not_with_its_time(fr
 
 def test_a_pass_whose_clients_have_left_is_not_told():
     told = load(governor(job("a")), view(running("gone")), NOTHING_REACHED, NOW_S)
-    assert (told.running, told.running_for_s, told.yields_in_s) == (None, 0.0, None)
+    assert (told.running, told.running_for_s, told.preemptible_in_s) == (None, 0.0, None)
 
 
 def test_budgets_are_what_is_left_of_the_deadlines():
@@ -121,7 +121,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
 
 
 @pytest.mark.parametrize(
-    ("rest", "yields_in_s"),
+    ("rest", "preemptible_in_s"),
     [
         ({}, 0.1),
         ({"max_preemptions": 0}, None),
@@ -131,10 +131,10 @@ def test_budgets_are_what_is_left_of_the_deadlines():
         ({"boundaries": 0}, None),
     ],
 )
-def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_reached(rest, yields_in_s):
+def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_reached(rest, preemptible_in_s):
     shown = view(running("a"), a=JobAccount(1, 2.0, 1000))
-    assert load(governor(job("a"), **rest), shown, (7, 3), NOW_S).yields_in_s == (
-        None if yields_in_s is None else pytest.approx(yields_in_s)
+    assert load(governor(job("a"), **rest), shown, (7, 3), NOW_S).preemptible_in_s == (
+        None if preemptible_in_s is None else pytest.approx(preemptible_in_s)
     )
 
 
@@ -156,7 +156,9 @@ def test_the_step_the_queue_and_what_is_suspended():
         job("b", 500, deadline_s=102.0, tier=Tier.PREMIUM),
         job("c", 100, deadline_s=101.0, tier=Tier.STANDARD),
     )
-    shown = snapshot(governed, view(running("a"), suspended("b", tokens=500, yielded_to="c")), (7, 3), NOW_S)
+    shown = snapshot(
+        governed, view(running("a"), suspended("b", tokens=500, preempted_by="c")), (7, 3), NOW_S
+    )
     assert shown["preemptible"] is True
     step = shown["step"]
     assert step["jobs"] == [{"job": "a", "tier": "background", "tokens": 1000, "budget_s": None}]
@@ -173,7 +175,7 @@ def test_the_step_the_queue_and_what_is_suspended():
             "tokens": 500,
             "bytes": 500,
             "for_s": 2.0,
-            "yielded_to": "c",
+            "preempted_by": "c",
         }
     ]
 

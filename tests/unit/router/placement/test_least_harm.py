@@ -20,7 +20,7 @@ from router.placement.policies import (
     queued,
 )
 from slo.predict.prefill_time import PrefillPredictor
-from slo.queue.feasible_set import on_time_set, worth
+from slo.queue.feasible_set import feasible_set, value
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId, ReplicaId
 from slo.tiers import CLIENT_TIERS, Tier
@@ -34,11 +34,11 @@ WAITING = st.tuples(
 )
 
 
-def replica(*jobs, name="prefill-0", running=None, yields_in_s=None):
+def replica(*jobs, name="prefill-0", running=None, preemptible_in_s=None):
     """A replica with these (tokens, due, tier); the one at `running` has just begun."""
     known = PrefillReplica(ReplicaId(name), LINE, 0.0, WEIGHTS)
     placed = [PlacedJob(JobId(f"{n}"), tier, tokens, due, 0.0) for n, (tokens, due, tier) in enumerate(jobs)]
-    known.yields_in_s = yields_in_s
+    known.preemptible_in_s = preemptible_in_s
     known.replace(placed, None if running is None else JobId(str(running)), 0.0, 0.0)
     return known
 
@@ -48,7 +48,7 @@ def prefill(tokens, due_s, weight=2.0, **cached):
 
 
 replicas_of_any_kind = st.builds(
-    lambda jobs, runs, yields: replica(*jobs, running=0 if runs and jobs else None, yields_in_s=yields),
+    lambda jobs, runs, yields: replica(*jobs, running=0 if runs and jobs else None, preemptible_in_s=yields),
     st.lists(WAITING, max_size=7),
     st.booleans(),
     st.one_of(st.none(), st.floats(0.0, 0.3)),
@@ -64,12 +64,12 @@ def test_free_means_that_everybody_on_time_remains_so(known, tokens, due_s, now_
     trial = rows.trial(new, now_s)
     work = known.workload(now_s)
     before = plan(work)
-    found = prospect(work, queued(new, tokens * 0.001, now_s), before.worth)
-    on_time = on_time_set(work.waiting, work.free_at_s)
+    found = prospect(work, queued(new, tokens * 0.001, now_s), before.value)
+    on_time = feasible_set(work.waiting, work.free_at_s)
     if trial.is_free[0]:
         assert trial.end_s[0] <= due_s + 1e-9
-        assert found.gain >= 2.0 - 1e-9 or on_time.given_up or not before.waits_for_end
-    elif not on_time.given_up and not on_time.rest:
+        assert found.gain >= 2.0 - 1e-9 or on_time.tardy or not before.waits_for_end
+    elif not on_time.tardy and not on_time.rest:
         assert found.gain < 2.0 - 1e-9 or not found.is_on_time
 
 
@@ -80,18 +80,18 @@ def test_no_other_placement_is_predicted_to_have_more_on_time(fleet, tokens, due
 
     def gain(known):
         work = known.workload(0.0)
-        return prospect(work, queued(new, tokens * 0.001, 0.0), plan(work).worth).gain
+        return prospect(work, queued(new, tokens * 0.001, 0.0), plan(work).value).gain
 
-    assume(all(not on_time_set(known.workload(0.0).waiting, 0.0).given_up for known in fleet))
+    assume(all(not feasible_set(known.workload(0.0).waiting, 0.0).tardy for known in fleet))
     assert gain(choice.replica) >= max(map(gain, fleet)) - 1e-9
 
 
 @given(st.lists(WAITING, max_size=8))
 def test_the_plan_keeps_what_the_replica_would_keep(jobs):
     work = replica(*jobs).workload(0.0)
-    kept = on_time_set(work.waiting, 0.0).kept
+    kept = feasible_set(work.waiting, 0.0).kept
     laid = plan(work)
-    assert laid.worth == pytest.approx(sum(map(worth, kept)))
+    assert laid.value == pytest.approx(sum(map(value, kept)))
     assert laid.deadlines_s == [one.deadline_s for one in kept]
 
 
@@ -119,14 +119,14 @@ def test_rows_follow_the_work():
 
 
 def test_the_running_pass_is_stopped_for_whom_it_would_make_late():
-    busy = replica((10_000, NO_DEADLINE, Tier.BACKGROUND), running=0, yields_in_s=0.1)
+    busy = replica((10_000, NO_DEADLINE, Tier.BACKGROUND), running=0, preemptible_in_s=0.1)
     choice = LeastHarm().choose(prefill(100, 0.5), [busy], 0.0)
     assert (choice.start_s, choice.end_s) == pytest.approx((0.1, 0.2))
     assert choice.is_on_time
 
 
 def test_a_pass_that_would_be_late_for_it_is_stopped_only_for_more_worth():
-    tight = replica((1000, 1.05, Tier.STANDARD), running=0, yields_in_s=0.0)
+    tight = replica((1000, 1.05, Tier.STANDARD), running=0, preemptible_in_s=0.0)
     assert not LeastHarm().choose(prefill(300, 0.5, weight=1.0), [tight], 0.0).is_on_time
     assert LeastHarm().choose(prefill(300, 0.5, weight=4.0), [tight], 0.0).is_on_time
 

@@ -25,7 +25,7 @@ def replicas(*names):
 
 def call(pin=None, lost=()):
     context = RequestContext(
-        JobId("job"), "request", Tier.STANDARD, None, prefill_replica=pin, lost_replicas=lost
+        JobId("job"), "request", Tier.STANDARD, None, prefill_replica=pin, failed_replicas=lost
     )
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     routing = SimpleNamespace(should_backoff=False)

@@ -85,19 +85,19 @@ def test_suspended_it_goes_on_where_it_stopped(arm):
     assert urgent.is_on_time
     assert (long.preemptions, urgent.preemptions) == (1, 0)
     half_layer_s = LONG_S / HARDWARE.cost.shape.layers * (0.8 if arm == "slackserve" else 0.0)
-    assert 0.0 <= long.lost_s <= half_layer_s, "a server does at most the half layer again"
-    passes_s = 2 * HARDWARE.cost.step_s + long.lost_s
+    assert 0.0 <= long.wasted_s <= half_layer_s, "a server does at most the half layer again"
+    passes_s = 2 * HARDWARE.cost.step_s + long.wasted_s
     assert long.ttft_s == pytest.approx(LONG_S + URGENT_S + passes_s, abs=2 * HARDWARE.cost.step_s)
     assert blocking_s < 0.1
 
 
 def test_a_server_does_the_half_layer_again_in_which_it_stopped():
     long, urgent = OVERTAKING
-    lost_s = {
-        served("slackserve", [long, replace(urgent, at_s=0.3 + 0.002 * number)]).jobs[0].lost_s
+    wasted_s = {
+        served("slackserve", [long, replace(urgent, at_s=0.3 + 0.002 * number)]).jobs[0].wasted_s
         for number in range(20)
     }
-    assert min(lost_s) == 0.0 < max(lost_s), "where it stops on the half layer nothing is lost"
+    assert min(wasted_s) == 0.0 < max(wasted_s), "where it stops on the half layer nothing is lost"
 
 
 @pytest.mark.parametrize("arm", ["sedf-recompute", "abort-all-lifted"])
@@ -105,7 +105,7 @@ def test_aborted_it_starts_over(arm):
     long, urgent = served(arm).jobs
     assert urgent.is_on_time
     assert long.preemptions == 1
-    assert long.lost_s == pytest.approx(SOON_S, rel=0.1)
+    assert long.wasted_s == pytest.approx(SOON_S, rel=0.1)
     assert long.ttft_s == pytest.approx(LONG_S + SOON_S + URGENT_S, rel=0.05)
 
 
@@ -161,7 +161,7 @@ def test_histories_are_without_gaps():
 
 def test_it_ends_as_soon_as_too_many_are_late():
     stream = MIX.stream(30.0, 2000, 1)
-    whole, cut = served("fcfs", stream), served("fcfs", stream, most_misses=20)
+    whole, cut = served("fcfs", stream), served("fcfs", stream, max_misses=20)
     assert cut.ended_s < 0.5 * whole.ended_s
     assert sum(not job.is_on_time for job in whole.jobs) > 20
 

@@ -47,7 +47,7 @@ def test_what_runs_sum_up_to():
     jobs = [job for served in runs for job in served.jobs]
     assert found.attainment == sum(job.is_on_time for job in jobs) / len(jobs)
     assert set(found.by_kind) == {"text", "image", "search", "file"}
-    assert 0.0 < found.lost_work < 0.03, "stopped within a half layer it does that half again"
+    assert 0.0 < found.wasted_work < 0.03, "stopped within a half layer it does that half again"
     stops = blocking(runs)
     assert stops.count == sum(len(replica.blocking_s) for served in runs for replica in served.replicas)
     assert stops.p50 <= stops.p90 <= stops.p99 <= stops.max

@@ -114,7 +114,7 @@ def test_a_replica_that_is_gone_leaves_nothing_behind(core):
     core.look(SETTLE_S)
     core.look(SETTLE_S + FORGET_AFTER_S + 1)
     assert core.policy.corrections == {}
-    assert not core.followers
+    assert not core.subscribers
     assert core.last_heard_s() == SETTLE_S
 
 
@@ -156,7 +156,7 @@ def test_the_state_tells_it_all(core):
     assert state.tiers[Tier.STANDARD].long.ratio is None
     assert [series.tenant for series in state.series] == ["acme"]
     assert state.error.mape == pytest.approx(1 / 3)
-    assert state.followers == dict.fromkeys(Role, 1)
+    assert state.subscribers == dict.fromkeys(Role, 1)
     assert state.behind == 2
     assert core.placed[Tier.PREMIUM, "only_replica"] == 6
     assert core.dropped == 2

@@ -12,7 +12,7 @@ from slo.request import JobId, ReplicaId
 from slo.tiers import CLIENT_TIERS, Tier
 
 R = ReplicaId("r")
-STEP = StepSeen(7, (Tier.BACKGROUND,), remaining_s=2.0, yields_in_s=0.1, kept=KeepReason.WAITERS_IN_TIME)
+STEP = StepSeen(7, (Tier.BACKGROUND,), remaining_s=2.0, preemptible_in_s=0.1, kept=KeepReason.WAITERS_IN_TIME)
 HARM = replace(STEP, kept=KeepReason.WOULD_HARM)
 URGENT = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
 NOBODY, PREMIUM = frozenset(), frozenset({Tier.PREMIUM})
@@ -33,7 +33,7 @@ TABLE = {
     "in time behind the step": (STEP, [replace(URGENT, slack_s=2.0)], NOBODY, None),
     "late in any case": (STEP, [replace(URGENT, slack_s=0.05)], NOBODY, None),
     "no deadline": (STEP, [replace(URGENT, slack_s=None)], NOBODY, None),
-    "a limit is in the way": (replace(STEP, yields_in_s=None), [URGENT], PREMIUM, None),
+    "a limit is in the way": (replace(STEP, preemptible_in_s=None), [URGENT], PREMIUM, None),
     "the governor has not decided yet": (replace(STEP, kept=None), [URGENT], PREMIUM, None),
     "the same tier": (replace(STEP, tiers=(Tier.BACKGROUND, Tier.PREMIUM)), [URGENT], NOBODY, None),
     "a warm-up makes way for anybody": (replace(STEP, tiers=()), [URGENT], NOBODY, OUT_OF_TIME),
@@ -80,5 +80,5 @@ def test_nobody_is_stopped_for_an_equal_or_for_one_who_is_not_saved_by_it(member
     if found is not None:
         waiter = waiters[int(found.beneficiary)]
         assert all(waiter.tier.rank > tier.rank for tier in members)
-        assert step.yields_in_s <= waiter.slack_s < step.remaining_s
+        assert step.preemptible_in_s <= waiter.slack_s < step.remaining_s
         assert kept in {KeepReason.WAITERS_IN_TIME, KeepReason.WOULD_HARM, KeepReason.MARGIN}

@@ -88,7 +88,7 @@ def test_what_was_shed_comes_back_altogether():
     policy = UNSTEERED
     for _ in range(20):
         policy = steer(policy, burns(AT_RISK), LONG_AGO_S, RULES).policy
-    assert levels(policy) == (1.0, RULES.most_shed_standard, RULES.most_reserved)
+    assert levels(policy) == (1.0, RULES.max_shed_standard, RULES.max_reserved)
     for _ in range(20):
         policy = steer(policy, burns(), LONG_AGO_S, RULES).policy
     assert levels(policy) == (0.0, 0.0, 0.0)
@@ -100,7 +100,7 @@ rates = st.sampled_from([CALM, BETWEEN, AT_RISK])
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(rates, rates, st.floats(0, 60)), max_size=60),
-    st.sampled_from([RULES, SteeringRules(step=0.3, reserve_step=0.07, most_shed_standard=0.5)]),
+    st.sampled_from([RULES, SteeringRules(step=0.3, reserve_step=0.07, max_shed_standard=0.5)]),
 )
 def test_whatever_happens_premium_is_served_and_standard_is_shed_only_behind_background(happens, rules):
     policy, since_s = UNSTEERED, LONG_AGO_S
@@ -111,9 +111,9 @@ def test_whatever_happens_premium_is_served_and_standard_is_shed_only_behind_bac
         policy = steered.policy
         background_level, standard_level, reserved = levels(policy)
         assert policy.shed_level(Tier.PREMIUM) == 0.0
-        assert standard_level <= rules.most_shed_standard
+        assert standard_level <= rules.max_shed_standard
         assert standard_level == 0.0 or background_level == 1.0
-        assert reserved <= rules.most_reserved
+        assert reserved <= rules.max_reserved
         if policy is not before:
             assert policy.version == before.version + 1
             assert since_s >= rules.tighten_every_s

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.predict.prediction_error import (
-    LEAST_CORRECTION,
     LEAST_SAMPLES,
-    MOST_CORRECTION,
+    MAX_CORRECTION,
+    MIN_CORRECTION,
     PassMeasured,
     Residuals,
     RollingError,
@@ -115,7 +115,7 @@ def test_whatever_is_measured_a_correction_stays_in_its_bounds(passes, quantile)
         residuals.add(PassMeasured(predicted_s, predicted_s, measured_s))
     factor = residuals.factor()
     assert (factor is None) == (len(passes) < LEAST_SAMPLES)
-    assert factor is None or LEAST_CORRECTION <= factor <= MOST_CORRECTION
+    assert factor is None or MIN_CORRECTION <= factor <= MAX_CORRECTION
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=50))

@@ -25,7 +25,7 @@ from slo.preemption.decide import (
 from slo.request import JobId
 from slo.tiers import Tier
 
-CONSERVATIVE, AGGRESSIVE, RESCUE, ON_TIME_SET = PreemptionPolicy
+CONSERVATIVE, AGGRESSIVE, RESCUE, FEASIBLE_SET = PreemptionPolicy
 RESUME, RECOMPUTE, OFF = PreemptionMode
 COMPARING = (CONSERVATIVE, AGGRESSIVE)
 NEVER = math.inf
@@ -98,7 +98,7 @@ KEPT = [
     ("mostly done", KeepReason.STUBBORN, step(RELAXED, progress=0.5), [URGENT], {"mode": RECOMPUTE}),
     ("time enough", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w", 5.0)], {}),
     ("no deadline", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w")], {}),
-    ("all lost", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
+    ("all lost", KeepReason.WAITERS_INFEASIBLE, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
     ("about as urgent", KeepReason.MARGIN, step(job("r", 2.1)), [URGENT], {"policy": CONSERVATIVE}),
     ("worth no more", KeepReason.WOULD_HARM, step(job("r", 2.5, weight=4.0)), [URGENT], {}),
     (
@@ -106,57 +106,63 @@ KEPT = [
         KeepReason.WOULD_HARM,
         step(job("r", 2.5, weight=4.0)),
         [URGENT],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "worth less, by set",
         KeepReason.WOULD_HARM,
         step(job("r", 2.5, weight=9.0)),
         [URGENT],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "it has made way, by set",
         KeepReason.PROTECTED,
         step(RELAXED),
-        [replace(URGENT, yielded_to=RELAXED.job_id)],
-        {"policy": ON_TIME_SET},
+        [replace(URGENT, preempted_by=RELAXED.job_id)],
+        {"policy": FEASIBLE_SET},
     ),
     (
         "it has made way for another, by set",
         KeepReason.PROTECTED,
         step(RELAXED),
-        [replace(URGENT, yielded_to=JobId("other"))],
-        {"policy": ON_TIME_SET},
+        [replace(URGENT, preempted_by=JobId("other"))],
+        {"policy": FEASIBLE_SET},
     ),
     (
         "too late, by set",
         KeepReason.CANNOT_SAVE,
         step(RELAXED),
         [URGENT],
-        {"stop_latency_s": 1.1, "policy": ON_TIME_SET},
+        {"stop_latency_s": 1.1, "policy": FEASIBLE_SET},
     ),
-    ("all lost, by set", KeepReason.WAITERS_LOST, step(RELAXED), [job("w", 0.9)], {"policy": ON_TIME_SET}),
+    (
+        "all lost, by set",
+        KeepReason.WAITERS_INFEASIBLE,
+        step(RELAXED),
+        [job("w", 0.9)],
+        {"policy": FEASIBLE_SET},
+    ),
     (
         "no deadline, by set",
         KeepReason.WAITERS_IN_TIME,
         step(RELAXED),
         [job("w")],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "time enough, by set",
         KeepReason.WAITERS_IN_TIME,
         step(RELAXED),
         [job("w", 5.0)],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "it would be stopped for too long, by set",
         KeepReason.MAX_SUSPENDED_TIME,
         step(replace(RELAXED, suspended_s=4.5)),
         [URGENT],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     ("due sooner", KeepReason.MARGIN, step(job("r", 2.0)), [job("w", 2.1, weight=9.0)], {}),
     ("too late", KeepReason.CANNOT_SAVE, step(RELAXED), [URGENT], {"stop_latency_s": 1.1}),
@@ -164,7 +170,7 @@ KEPT = [
         "it has made way",
         KeepReason.PROTECTED,
         step(RELAXED),
-        [replace(URGENT, yielded_to=RELAXED.job_id)],
+        [replace(URGENT, preempted_by=RELAXED.job_id)],
         {},
     ),
     ("its class would starve", KeepReason.STARVING, replace(step(STARVED), guard=math.inf), [URGENT], {}),
@@ -173,7 +179,7 @@ KEPT = [
         KeepReason.STARVING,
         replace(step(STARVED), guard=URGENT.weight),
         [URGENT],
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
 ]
 STOPPED = [
@@ -183,7 +189,7 @@ STOPPED = [
         "it would starve, but the waiter is worth more, by set",
         PreemptReason.RESCUE,
         replace(step(RELAXED), guard=URGENT.weight / 2),
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "it would starve, but the waiter is of its class",
@@ -191,16 +197,16 @@ STOPPED = [
         replace(step(RELAXED), guard=math.inf),
         {},
     ),
-    ("late anyway", PreemptReason.RUNNER_LOST, step(job("r", 1.9, weight=9.0)), {}),
-    ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": ON_TIME_SET}),
-    ("nobody is owed anything, by set", PreemptReason.RESCUE, step(job("r")), {"policy": ON_TIME_SET}),
+    ("late anyway", PreemptReason.RUNNER_INFEASIBLE, step(job("r", 1.9, weight=9.0)), {}),
+    ("cannot wait, by set", PreemptReason.RESCUE, step(RELAXED), {"policy": FEASIBLE_SET}),
+    ("nobody is owed anything, by set", PreemptReason.RESCUE, step(job("r")), {"policy": FEASIBLE_SET}),
     (
         "late anyway, by set",
-        PreemptReason.RUNNER_LOST,
+        PreemptReason.RUNNER_INFEASIBLE,
         step(job("r", 1.9, weight=9.0)),
-        {"policy": ON_TIME_SET},
+        {"policy": FEASIBLE_SET},
     ),
-    ("worth less, by set", PreemptReason.RUNNER_GIVEN_UP, step(job("r", 2.5)), {"policy": ON_TIME_SET}),
+    ("worth less, by set", PreemptReason.RUNNER_TARDY, step(job("r", 2.5)), {"policy": FEASIBLE_SET}),
     ("nearer", PreemptReason.BEATS_MOST_URGENT, step(RELAXED), {"policy": CONSERVATIVE}),
     (
         "nearer than one",
@@ -245,19 +251,21 @@ def test_a_lost_waiter_stops_nothing(policy, runner_due_s, margin):
     lost = job("lost", due_s=0.9, weight=1e9)
     long_lost = job("long lost", due_s=-7.0, weight=1e9)
     decision = asked(step(job("r", runner_due_s)), lost, long_lost, policy=policy, margin=margin)
-    assert decision == Keep(KeepReason.WAITERS_LOST)
+    assert decision == Keep(KeepReason.WAITERS_INFEASIBLE)
 
 
 @pytest.mark.parametrize("policy", PreemptionPolicy)
 def test_a_lost_runner_makes_way_whatever_it_is_worth(policy):
     decision = asked(step(job("r", 1.9, weight=1e9)), job("w", 2.0), policy=policy, margin=1e6)
-    assert decision == Preempt(7, JobId("w"), PreemptReason.RUNNER_LOST)
+    assert decision == Preempt(7, JobId("w"), PreemptReason.RUNNER_INFEASIBLE)
 
 
 def test_a_lost_runner_makes_way_at_once_or_when_it_must():
     running, waiter = step(job("r", 1.9)), job("w", 20.0)
     for policy in COMPARING:
-        assert asked(running, waiter, policy=policy) == Preempt(7, JobId("w"), PreemptReason.RUNNER_LOST)
+        assert asked(running, waiter, policy=policy) == Preempt(
+            7, JobId("w"), PreemptReason.RUNNER_INFEASIBLE
+        )
     assert asked(running, waiter).reason is KeepReason.WAITERS_IN_TIME
 
 
@@ -315,16 +323,16 @@ def test_a_margin_below_one_is_refused(margin):
             [2.1, 1.9],
             [
                 KeepReason.MARGIN,
-                PreemptReason.RUNNER_LOST,
+                PreemptReason.RUNNER_INFEASIBLE,
                 KeepReason.MARGIN,
-                PreemptReason.RUNNER_GIVEN_UP,
+                PreemptReason.RUNNER_TARDY,
             ],
         ),
-        ([1.9, 0.5], [PreemptReason.RUNNER_LOST] * 4),
+        ([1.9, 0.5], [PreemptReason.RUNNER_INFEASIBLE] * 4),
         (
             [1.9, NEVER],
             [
-                PreemptReason.RUNNER_LOST,
+                PreemptReason.RUNNER_INFEASIBLE,
                 PreemptReason.BEATS_LEAST_URGENT,
                 PreemptReason.RESCUE,
                 PreemptReason.RESCUE,
@@ -372,7 +380,7 @@ def test_those_ahead_that_cannot_be_met_do_not_count():
 
 
 def test_those_ahead_that_made_way_for_the_runner_do_not_count():
-    bound = job("bound", 5.0, work_s=1.5, yielded_to=RELAXED.job_id)
+    bound = job("bound", 5.0, work_s=1.5, preempted_by=RELAXED.job_id)
     decision = asked(step(RELAXED), bound, job("w", 2.0))
     assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
 
@@ -429,21 +437,21 @@ def ping_pong(limits, *, protect):
     left_s = {"a": 2.0, "b": 2.0}
     stops = {"a": 0, "b": 0}
     running, waiting = "a", "b"
-    yielded_to = None
+    preempted_by = None
     now_s = 0.0
     while left_s[running] > 0 or left_s[waiting] > 0:
         left_s[running] -= 0.001
         now_s += 0.001
         if left_s[running] <= 0:
-            running, waiting, yielded_to = waiting, running, None
+            running, waiting, preempted_by = waiting, running, None
             continue
         runner = job(running, now_s + 1.0, preemptions=stops[running])
-        waiter = job(waiting, now_s + 1.0, work_s=0.1, yielded_to=yielded_to)
+        waiter = job(waiting, now_s + 1.0, work_s=0.1, preempted_by=preempted_by)
         queue = [waiter] if left_s[waiting] > 0 else []
         state = ReplicaState(step(runner, remaining_s=1.5), queue)
         if isinstance(decide(state, now_s, rules(limits=limits)), Preempt):
             stops[running] += 1
-            yielded_to = JobId(waiting) if protect else None
+            preempted_by = JobId(waiting) if protect else None
             running, waiting = waiting, running
     return stops
 
@@ -472,7 +480,7 @@ PREFILLS = st.builds(
     arrived_s=st.floats(0, 100),
     preemptions=st.integers(0, 3),
     suspended_s=st.floats(0, 8),
-    yielded_to=st.sampled_from([None, None, None, JobId("0")]),
+    preempted_by=st.sampled_from([None, None, None, JobId("0")]),
 )
 
 
@@ -534,7 +542,7 @@ def test_a_rescue_saves_its_waiter_and_costs_less_than_it_is_worth(state, rules)
         ends_s = free_s + waiter.remaining_s
         if (
             waiter.job_id == decision.beneficiary
-            and waiter.yielded_to is None
+            and waiter.preempted_by is None
             and ends_s <= waiter.deadline_s
         ):
             break

@@ -24,7 +24,7 @@ from slo.preemption.decide import (
     decide,
 )
 from slo.queue.arrival_forecast import Forecast
-from slo.queue.feasible_set import on_time_set, worth
+from slo.queue.feasible_set import feasible_set, value
 from slo.request import JobId
 
 RESUME, RECOMPUTE, _ = PreemptionMode
@@ -42,7 +42,7 @@ def step(*members, remaining_s=2.0, restart_s=None, **about):
 
 
 def rules(mode=RESUME, margin=1.0, **fields):
-    return PreemptionRules(mode, PreemptionPolicy.ON_TIME_SET, margin, **fields)
+    return PreemptionRules(mode, PreemptionPolicy.FEASIBLE_SET, margin, **fields)
 
 
 def asked(running, *waiting, now_s=0.0, forecast=None, **about):
@@ -69,7 +69,7 @@ def test_two_short_waiters_beat_one_long_runner_that_was_on_time():
     long = step(job("long", 10.5), remaining_s=10.0)
     short, other = job("short", 1.5), job("other", 2.5)
     assert stops(long, short) is None, "one for one"
-    assert stops(long, short, other) == ("short", PreemptReason.RUNNER_GIVEN_UP)
+    assert stops(long, short, other) == ("short", PreemptReason.RUNNER_TARDY)
 
 
 def chunk(member, remaining_s, behind_s):
@@ -82,17 +82,17 @@ def test_a_runner_is_on_time_with_its_whole_prompt_not_with_its_chunk():
     assert stops(chunk(job("long", 5.0), 1.0, 0.0), short) == ("short", PreemptReason.RESCUE)
     assert stops(chunk(job("long", 5.0), 1.0, 3.4), short) == ("short", PreemptReason.RESCUE)
     assert stops(chunk(job("long", 5.0), 1.0, 3.6), short) is None, "one of the two is late either way"
-    assert stops(chunk(job("long", 5.0), 1.0, 4.5), short) == ("short", PreemptReason.RUNNER_LOST)
+    assert stops(chunk(job("long", 5.0), 1.0, 4.5), short) == ("short", PreemptReason.RUNNER_INFEASIBLE)
 
 
 def test_the_end_of_a_chunk_does_not_count_as_a_prompt_on_time():
     shorts = job("short", 1.2, work_s=0.5), job("other", 4.6, work_s=2.5)
-    assert stops(chunk(job("long", 5.0), 1.0, 3.0), *shorts) == ("short", PreemptReason.RUNNER_GIVEN_UP)
+    assert stops(chunk(job("long", 5.0), 1.0, 3.0), *shorts) == ("short", PreemptReason.RUNNER_TARDY)
 
 
 def test_of_one_and_one_the_more_valuable_is_on_time():
     long, short = step(job("long", 10.5, weight=2.0), remaining_s=10.0), job("short", 1.5, weight=2.5)
-    assert stops(long, short) == ("short", PreemptReason.RUNNER_GIVEN_UP)
+    assert stops(long, short) == ("short", PreemptReason.RUNNER_TARDY)
     assert stops(long, replace(short, weight=2.0)) is None
 
 
@@ -135,7 +135,7 @@ def test_a_step_that_is_just_on_time_is_worth_what_it_is_worth():
     """It would not survive a stop of a tenth of a second, and is not given up for less for that."""
     precious = step(job("r", 2.0, weight=9.0), boundary_s=0.1)
     assert stops(precious, job("w", 1.5)) is None
-    assert stops(precious, job("w", 1.5, weight=9.5)) == ("w", PreemptReason.RUNNER_GIVEN_UP)
+    assert stops(precious, job("w", 1.5, weight=9.5)) == ("w", PreemptReason.RUNNER_TARDY)
 
 
 def test_a_step_that_would_have_to_be_computed_again_and_be_late_is_worth_what_it_is_worth():
@@ -155,13 +155,13 @@ def test_work_of_those_that_go_first_in_any_case_counts():
 
 
 def test_those_that_made_way_for_the_step_are_left_out():
-    bound = job("bound", 4.0, work_s=1.5, yielded_to=JobId("r"))
+    bound = job("bound", 4.0, work_s=1.5, preempted_by=JobId("r"))
     assert stops(step(job("r", 9.0)), bound, job("w", 3.0)) is None
     assert asked(step(job("r", 9.0)), bound).reason is KeepReason.PROTECTED
 
 
 def test_the_first_that_can_make_it_stop_is_its_beneficiary():
-    protected = job("protected", 2.0, 0.5, yielded_to=JobId("first"))
+    protected = job("protected", 2.0, 0.5, preempted_by=JobId("first"))
     waiters = job("second", 2.8), protected, job("first", 2.1, 0.5)
     assert stops(step(job("r", 20.0)), *waiters) == ("first", PreemptReason.RESCUE)
 
@@ -171,7 +171,7 @@ def test_with_much_to_come_a_long_step_is_given_up_for_a_short_waiter():
     long = step(job("long", 9.0), remaining_s=5.0)
     waiters = job("a", 1.5, 0.1, weight=4.0), job("b", 2.0, 0.1, weight=4.0)
     assert stops(long, *waiters) == ("a", PreemptReason.RESCUE)
-    assert stops(long, *waiters, forecast=crowded()) == ("a", PreemptReason.RUNNER_GIVEN_UP)
+    assert stops(long, *waiters, forecast=crowded()) == ("a", PreemptReason.RUNNER_TARDY)
 
 
 # When to look again
@@ -264,7 +264,7 @@ def ended_at_s(state, rules):
 
 def pool(state):
     members = {member.job_id for member in state.running.members}
-    return [w for w in state.waiting if w.suspended_s < 60.0 and w.yielded_to not in members]
+    return [w for w in state.waiting if w.suspended_s < 60.0 and w.preempted_by not in members]
 
 
 def victims(state):
@@ -292,7 +292,7 @@ def test_the_beneficiary_ends_in_time_if_it_starts_after_the_stop(state, rules, 
         return
     beneficiary = next(w for w in state.waiting if w.job_id == decision.beneficiary)
     assert free_at_s(state, rules) + beneficiary.remaining_s <= beneficiary.deadline_s < NEVER
-    assert beneficiary.yielded_to is None, "one that has made way stops nobody"
+    assert beneficiary.preempted_by is None, "one that has made way stops nobody"
     assert beneficiary.suspended_s < 60.0
 
 
@@ -309,9 +309,9 @@ def test_more_is_on_time_with_the_stop_than_without(state, rules):
         first = min(on_time, key=lambda m: m.deadline_s)
         again_s = state.running.restart_s if rules.mode is RECOMPUTE else state.running.remaining_s
         runner = [replace(first, weight=sum(m.weight for m in on_time), remaining_s=again_s)]
-    with_stop = on_time_set([*runner, *pool(state)], free_at_s(state, rules)).kept
-    without = on_time_set(pool(state), ended_at_s(state, rules)).kept
-    assert sum(map(worth, with_stop)) > sum(map(worth, without)) + sum(map(worth, runner))
+    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).kept
+    without = feasible_set(pool(state), ended_at_s(state, rules)).kept
+    assert sum(map(value, with_stop)) > sum(map(value, without)) + sum(map(value, runner))
 
 
 @settings(max_examples=500)
@@ -321,7 +321,7 @@ def test_the_reason_says_what_becomes_of_the_step(state, rules):
     if not isinstance(decision, Preempt):
         return
     met = [m for m in state.running.members if NOW_S + state.running.remaining_s <= m.deadline_s]
-    assert (decision.reason is PreemptReason.RUNNER_LOST) == (not met)
+    assert (decision.reason is PreemptReason.RUNNER_INFEASIBLE) == (not met)
     if met and min(m.deadline_s for m in met) == NEVER:
         assert decision.reason is PreemptReason.RESCUE
 

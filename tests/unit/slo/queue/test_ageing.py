@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.queue.ageing import BELOW_PREMIUM, Ageing, worth_of
+from slo.queue.ageing import BELOW_PREMIUM, Ageing, weight_of
 from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
 
 WEIGHTS = {tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()}
@@ -45,19 +45,19 @@ def test_premium_is_never_passed(tier, waited_s, deficit, per_s, most):
     ageing = Ageing(per_s, most)
     level = ageing.effective_tier(tier, waited_s, deficit)
     assert level < ageing.effective_tier(Tier.PREMIUM, 0.0)
-    assert worth_of(level, WEIGHTS) < WEIGHTS[Tier.PREMIUM]
+    assert weight_of(level, WEIGHTS) < WEIGHTS[Tier.PREMIUM]
 
 
 @given(TIERS, WAITED, WAITED, DEFICIT)
 def test_who_waits_longer_never_counts_for_less(tier, one_s, other_s, deficit):
     levels = [AGEING.effective_tier(tier, waited_s, deficit) for waited_s in sorted((one_s, other_s))]
     assert levels == sorted(levels)
-    worths = [worth_of(level, WEIGHTS) for level in levels]
+    worths = [weight_of(level, WEIGHTS) for level in levels]
     assert worths == sorted(worths)
 
 
 @pytest.mark.parametrize(
-    ("level", "worth"), [(0.0, 1.0), (0.5, 2**0.5), (1.0, 2.0), (1.5, 8**0.5), (2.0, 4.0), (3.5, 4.0)]
+    ("level", "value"), [(0.0, 1.0), (0.5, 2**0.5), (1.0, 2.0), (1.5, 8**0.5), (2.0, 4.0), (3.5, 4.0)]
 )
-def test_the_worth_lies_geometrically_between_the_tiers(level, worth):
-    assert worth_of(level, WEIGHTS) == pytest.approx(worth)
+def test_the_worth_lies_geometrically_between_the_tiers(level, value):
+    assert weight_of(level, WEIGHTS) == pytest.approx(value)

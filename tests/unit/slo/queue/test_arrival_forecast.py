@@ -90,9 +90,9 @@ def test_only_what_is_worth_more_per_second_counts():
     assert mixed.reserved(0.5) == pytest.approx(SHARE * 1.2, rel=0.1)
 
 
-@pytest.mark.parametrize("worth_per_s", [0.0, 1e-300, math.inf])
-def test_every_density_has_an_answer(worth_per_s):
-    assert 0.0 <= steady((2.0, 1.0)).reserved(worth_per_s) < 1.0
+@pytest.mark.parametrize("value_per_s", [0.0, 1e-300, math.inf])
+def test_every_density_has_an_answer(value_per_s):
+    assert 0.0 <= steady((2.0, 1.0)).reserved(value_per_s) < 1.0
 
 
 @given(ARRIVALS, DENSITIES)

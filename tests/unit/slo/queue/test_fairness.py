@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from slo.preemption.decide import Prefill
 from slo.queue.ageing import Ageing
-from slo.queue.fairness import LATE_PART, Fairness, FairnessRules
+from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
 from slo.queue.order import QueueOrder, order
 from slo.request import JobId
 from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
 
 NEVER = math.inf
-PATIENCE_S = 30.0
+STARVATION_TIMEOUT_S = 30.0
 
 
 def fair(**rules):
@@ -32,7 +32,7 @@ def job(name, tier, due_s=NEVER, arrived_s=0.0, work_s=1.0, **history):
     return Prefill(JobId(name), weight, due_s, work_s, arrived_s, tier=tier, **history)
 
 
-def names(prefills, now_s, fairness, kind=QueueOrder.ON_TIME_SET):
+def names(prefills, now_s, fairness, kind=QueueOrder.FEASIBLE_SET):
     return [prefill.job_id for prefill in order(kind, prefills, now_s, fairness=fairness)]
 
 
@@ -94,26 +94,26 @@ def waiting_behind(waited_s, **premium):
 @pytest.mark.parametrize(
     ("waited_s", "order_of_queue", "guard"),
     [
-        (PATIENCE_S - 1, ["standard", "premium", "background", "behind it"], None),
-        (PATIENCE_S + 1, ["premium", "background", "standard", "behind it"], pytest.approx(8**0.5)),
-        (2 * PATIENCE_S + 1, ["background", "standard", "premium", "behind it"], math.inf),
+        (STARVATION_TIMEOUT_S - 1, ["standard", "premium", "background", "behind it"], None),
+        (STARVATION_TIMEOUT_S + 1, ["premium", "background", "standard", "behind it"], pytest.approx(8**0.5)),
+        (2 * STARVATION_TIMEOUT_S + 1, ["background", "standard", "premium", "behind it"], math.inf),
     ],
 )
 def test_the_head_of_a_class_below_its_share_leads(kind, waited_s, order_of_queue, guard):
     fairness, queue = busy(fair()), waiting_behind(waited_s)
     assert names(queue, 1000.0, fairness, kind) == order_of_queue
-    lead = fairness.lead_of(queue[2], 1000.0)
-    assert (None if lead is None else lead.guard) == guard
+    boost = fairness.boost_of(queue[2], 1000.0)
+    assert (None if boost is None else boost.guard) == guard
 
 
 def test_a_class_that_has_its_share_does_not_lead():
-    fairness, queue = busy(fair(), Tier.BACKGROUND), waiting_behind(2 * PATIENCE_S + 1)
+    fairness, queue = busy(fair(), Tier.BACKGROUND), waiting_behind(2 * STARVATION_TIMEOUT_S + 1)
     assert names(queue, 1000.0, fairness) == ["standard", "premium", "background", "behind it"]
-    assert fairness.lead_of(queue[2], 1000.0) is None
+    assert fairness.boost_of(queue[2], 1000.0) is None
 
 
 @pytest.mark.parametrize("kind", QueueOrder)
-@pytest.mark.parametrize("waited_s", [PATIENCE_S + 1, 2 * PATIENCE_S + 1])
+@pytest.mark.parametrize("waited_s", [STARVATION_TIMEOUT_S + 1, 2 * STARVATION_TIMEOUT_S + 1])
 def test_what_is_on_time_uses_the_right_of_its_class_first(kind, waited_s):
     now_s = 1000.0
     queue = [
@@ -129,19 +129,19 @@ def test_what_is_on_time_uses_the_right_of_its_class_first(kind, waited_s):
 def test_a_class_leads_less_with_what_is_late_anyway():
     fairness, share = busy(fair()), DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share
     late = job("late", Tier.BACKGROUND, due_s=20.0)
-    for head, counts in ((job("not late", Tier.BACKGROUND), 1.0), (late, 1.0 / LATE_PART)):
+    for head, counts in ((job("not late", Tier.BACKGROUND), 1.0), (late, 1.0 / TARDY_PART)):
         now_s = 1000.0 * counts
-        lead = fairness.lead_of(head, now_s)
-        fairness.step_ended({Tier.BACKGROUND: 10}, 1.0, now_s + 1.0, lead)
+        boost = fairness.boost_of(head, now_s)
+        fairness.step_ended({Tier.BACKGROUND: 10}, 1.0, now_s + 1.0, boost)
         fairness.account.served(Tier.PREMIUM, 1e6, now_s + 1.0)
         next_s = now_s + counts / share
-        assert fairness.lead_of(late, next_s - 0.01) is None
-        assert fairness.lead_of(late, next_s + 0.01) is not None
+        assert fairness.boost_of(late, next_s - 0.01) is None
+        assert fairness.boost_of(late, next_s + 0.01) is not None
 
 
 def test_with_infinite_patience_nobody_leads():
     queue = waiting_behind(900.0)
-    assert names(queue, 1000.0, busy(fair(patience_s=NEVER)))[0] == "standard"
+    assert names(queue, 1000.0, busy(fair(starvation_timeout_s=NEVER)))[0] == "standard"
 
 
 TIERS = st.sampled_from(CLIENT_TIERS)
@@ -178,7 +178,7 @@ def test_premium_on_time_goes_before_what_has_aged_but_not_twice_the_patience(dr
     """The order among the others aside: without deadlines of their own, they are behind."""
     queue, fairness, now_s = drawn
     queue = [p for p in queue if p.tier is Tier.PREMIUM or p.deadline_s == NEVER]
-    queue = [p for p in queue if now_s - p.arrived_s <= 2 * PATIENCE_S]
+    queue = [p for p in queue if now_s - p.arrived_s <= 2 * STARVATION_TIMEOUT_S]
     for position, ahead in enumerate(ordered := order(kind, queue, now_s, fairness=fairness)):
         for behind in ordered[position + 1 :]:
             if behind.tier is Tier.PREMIUM and now_s + behind.remaining_s <= behind.deadline_s < NEVER:
@@ -213,19 +213,19 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
             for n in (0, 1)
         ]
         count += 2
-        first = order(QueueOrder.ON_TIME_SET, [*left.values(), *stream], now_s, fairness=fairness)[0]
-        lead = fairness.lead_of(first, now_s)
+        first = order(QueueOrder.FEASIBLE_SET, [*left.values(), *stream], now_s, fairness=fairness)[0]
+        boost = fairness.boost_of(first, now_s)
         if left.pop(first.job_id, None) is not None:
             before_s, work_s = started[first.tier]
-            bound_s = max(2 * PATIENCE_S, before_s + work_s / shares[first.tier]) + 3 * longest_s
+            bound_s = max(2 * STARVATION_TIMEOUT_S, before_s + work_s / shares[first.tier]) + 3 * longest_s
             assert now_s <= bound_s + 1e-6, f"{first.tier} waited until {now_s:.1f}"
-            counts = 1.0 / LATE_PART if first.deadline_s < NEVER else 1.0
+            counts = 1.0 / TARDY_PART if first.deadline_s < NEVER else 1.0
             started[first.tier] = now_s, counts * first.remaining_s
             led_s += first.remaining_s
         else:
             premium_served_s += premium_s
         now_s += first.remaining_s
-        fairness.step_ended({first.tier: 10}, first.remaining_s, now_s, lead)
+        fairness.step_ended({first.tier: 10}, first.remaining_s, now_s, boost)
     allowed = sum(shares[tier] for tier in set(tiers[: len(works)]))
     assert led_s <= allowed * now_s + 2 * longest_s
 

@@ -76,7 +76,7 @@ def test_sedf_is_the_order_of_the_slack_rank(prefills, now_s):
 @settings(max_examples=200)
 @given(queues(weights=(1.0,)))
 def test_with_equal_weights_as_many_are_on_time_as_can_be(prefills):
-    assert weight(on_time(order(QueueOrder.ON_TIME_SET, prefills, 0.0))) == best_weight(prefills)
+    assert weight(on_time(order(QueueOrder.FEASIBLE_SET, prefills, 0.0))) == best_weight(prefills)
 
 
 @settings(max_examples=200)
@@ -89,11 +89,11 @@ def test_nobody_is_lost_or_repeated(prefills, kind):
 @settings(max_examples=200)
 @given(queues(due=st.integers(-5, 60).map(float)))
 def test_those_kept_on_time_lead_and_none_of_those_given_up_fits_between_them(prefills):
-    ordered = order(QueueOrder.ON_TIME_SET, prefills, 0.0)
+    ordered = order(QueueOrder.FEASIBLE_SET, prefills, 0.0)
     kept = [*itertools.takewhile(on_time(ordered).__contains__, ordered)]
     assert kept == sorted(kept, key=lambda p: p.deadline_s)
-    for given_up in ordered[len(kept) :]:
-        larger = sorted([*kept, given_up], key=lambda p: p.deadline_s)
+    for tardy in ordered[len(kept) :]:
+        larger = sorted([*kept, tardy], key=lambda p: p.deadline_s)
         assert len(on_time(larger)) < len(larger)
 
 
@@ -110,7 +110,7 @@ def test_with_weights_it_comes_close_to_the_optimum():
     rng = random.Random(SEED)
     queues = [crowded_queue(rng, 7) for _ in range(600)]
     best = [best_weight(queue) for queue in queues]
-    reached = [weight(on_time(order(QueueOrder.ON_TIME_SET, queue, 0.0))) for queue in queues]
+    reached = [weight(on_time(order(QueueOrder.FEASIBLE_SET, queue, 0.0))) for queue in queues]
     ratios = [ours / most for ours, most in zip(reached, best, strict=True) if most]
     assert sum(reached) >= 0.995 * sum(best)
     assert min(ratios) >= 0.6
@@ -120,18 +120,18 @@ def test_one_that_is_late_anyway_does_not_make_the_others_late():
     long = job("long", 10.0, work_s=9.5)
     short = [job(f"short{n}", 10.2 + 0.9 * n, work_s=1.0) for n in range(3)]
     assert names(QueueOrder.SEDF, [long, *short]) == ["long", "short0", "short1", "short2"]
-    assert names(QueueOrder.ON_TIME_SET, [long, *short]) == ["short0", "short1", "short2", "long"]
+    assert names(QueueOrder.FEASIBLE_SET, [long, *short]) == ["short0", "short1", "short2", "long"]
 
 
 def test_the_least_worth_per_second_is_given_up():
     premium, background = job("premium", 4.0, 3.0, weight=4.0), job("background", 3.0, 2.0, weight=1.0)
-    assert names(QueueOrder.ON_TIME_SET, [background, premium]) == ["premium", "background"]
+    assert names(QueueOrder.FEASIBLE_SET, [background, premium]) == ["premium", "background"]
 
 
 def test_little_worth_is_given_up_where_it_is_enough():
     """By worth per second alone, the valuable one would have to go."""
     valuable, modest = job("valuable", 10.0, 10.0, weight=4.0), job("modest", 10.5, 1.0, weight=1.0)
-    assert names(QueueOrder.ON_TIME_SET, [valuable, modest]) == ["valuable", "modest"]
+    assert names(QueueOrder.FEASIBLE_SET, [valuable, modest]) == ["valuable", "modest"]
 
 
 def test_then_those_given_up_then_the_lost_then_those_without_a_deadline():
@@ -143,7 +143,7 @@ def test_then_those_given_up_then_the_lost_then_those_without_a_deadline():
         job("kept", 3.0, 2.0),
         job("kept, later", 5.0, 2.5),
     ]
-    assert names(QueueOrder.ON_TIME_SET, queue) == [
+    assert names(QueueOrder.FEASIBLE_SET, queue) == [
         "kept",
         "kept, later",
         "given up",
@@ -155,14 +155,14 @@ def test_then_those_given_up_then_the_lost_then_those_without_a_deadline():
 
 def test_time_runs_from_when_the_replica_is_free():
     queue = [job("long", 14.0, 9.0), job("short", 14.5, 1.0), job("urgent", 1.0, 0.5)]
-    assert names(QueueOrder.ON_TIME_SET, queue, 3.0) == ["long", "short", "urgent"]
-    assert names(QueueOrder.ON_TIME_SET, queue, 3.0, free_at_s=4.8) == ["short", "long", "urgent"]
+    assert names(QueueOrder.FEASIBLE_SET, queue, 3.0) == ["long", "short", "urgent"]
+    assert names(QueueOrder.FEASIBLE_SET, queue, 3.0, free_at_s=4.8) == ["short", "long", "urgent"]
     assert names(QueueOrder.SEDF, queue, 0.0, free_at_s=0.6) == ["long", "short", "urgent"]
 
 
 def test_one_that_was_stopped_is_given_up_last():
     fresh, stopped = job("fresh", 5.0, 3.0, weight=1.5), job("stopped", 5.5, 3.0, preemptions=1)
-    assert names(QueueOrder.ON_TIME_SET, [fresh, stopped]) == ["stopped", "fresh"]
+    assert names(QueueOrder.FEASIBLE_SET, [fresh, stopped]) == ["stopped", "fresh"]
 
 
 @pytest.mark.parametrize("kind", QueueOrder)

@@ -42,24 +42,24 @@ def test_what_was_served_long_ago_counts_less():
 def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(Tier.PREMIUM, 1000.0, 99.0)
-    paced.served(Tier.BACKGROUND, 1.5, 101.5, led=1.0)
+    paced.served(Tier.BACKGROUND, 1.5, 101.5, boosted=1.0)
     assert not paced.is_paced(Tier.BACKGROUND, 109.9)
     assert paced.is_paced(Tier.BACKGROUND, 110.0)
     assert paced.is_paced(Tier.STANDARD, 101.5)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 9.0), st.floats(0.0, 20.0)), min_size=1, max_size=60))
-def test_leads_take_no_more_than_the_share_of_any_span_and_one_prefill(leads):
+def test_leads_take_no_more_than_the_share_of_any_span_and_one_prefill(boosts):
     """A class that leads whenever it may, with any prefills and pauses; all spans between two starts."""
-    paced, now_s, led = account(), 0.0, []
-    for work_s, pause_s in leads:
-        now_s = max(now_s + pause_s, paced._next_lead_s.get(Tier.BACKGROUND, 0.0))
-        led.append((now_s, work_s))
+    paced, now_s, boosted = account(), 0.0, []
+    for work_s, pause_s in boosts:
+        now_s = max(now_s + pause_s, paced._next_boost_s.get(Tier.BACKGROUND, 0.0))
+        boosted.append((now_s, work_s))
         now_s += work_s
-        paced.served(Tier.BACKGROUND, work_s, now_s, led=1.0)
+        paced.served(Tier.BACKGROUND, work_s, now_s, boosted=1.0)
     share = SHARES[Tier.BACKGROUND]
-    for first, (since_s, _) in enumerate(led):
+    for first, (since_s, _) in enumerate(boosted):
         taken_s = 0.0
-        for at_s, work_s in led[first:]:
+        for at_s, work_s in boosted[first:]:
             assert taken_s <= share * (at_s - since_s) * (1 + 1e-9) + 1e-9
             taken_s += work_s
