@@ -24,7 +24,7 @@ _KEY: Final = "slackserve"
 
 def shares_of(policies: Mapping[Tier, TierPolicy]) -> dict[str, tuple[float, float]]:
     """Weight and share by the name of the tier."""
-    return {tier.value: (policy.weight, policy.share) for tier, policy in policies.items()}
+    return {tier: (policy.weight, policy.share) for tier, policy in policies.items()}
 
 
 @dataclass(frozen=True, slots=True)

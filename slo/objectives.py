@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.errors import FieldError
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, Tier, rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ OBJECTIVE_HEADER_PREFIXES: Final = ("x-slo-", "x-llm-d-slo-", "x-flowprefill-slo
 
 SERVICE_TIER_FIELD: Final = "service_tier"
 _SERVICE_TIERS: Final[Mapping[str, Tier]] = {
-    "priority": Tier.PREMIUM,
-    "default": Tier.STANDARD,
-    "auto": Tier.STANDARD,
-    "flex": Tier.BACKGROUND,
+    "priority": PREMIUM,
+    "default": STANDARD,
+    "auto": STANDARD,
+    "flex": BACKGROUND,
 }
 _DECIMAL: Final = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -77,7 +77,7 @@ def resolve(
     headers: Iterable[tuple[str, str]],
     service_tier: str | None,
     policies: Mapping[Tier, TierPolicy],
-    highest_tier: Tier = Tier.PREMIUM,
+    highest_tier: Tier = PREMIUM,
 ) -> Objective:
     """Work out a request's objectives.
 
@@ -92,7 +92,7 @@ def resolve(
     """
     given = _objective_headers(headers)
     asked = _tier(given.get(TIER_HEADER), service_tier)
-    tier = asked if asked.rank <= highest_tier.rank else highest_tier
+    tier = asked if rank_of(asked) <= rank_of(highest_tier) else highest_tier
     policy = policies[tier]
     ttft_s = _one_of(given, TTFT_HEADERS)
     tpot_s = _one_of(given, TPOT_HEADERS)
@@ -101,7 +101,7 @@ def resolve(
         ttft_s=policy.ttft_s if ttft_s is None else ttft_s,
         ttft_scale=policy.ttft_scale if ttft_s is None else None,
         tpot_s=policy.tpot_s if tpot_s is None else tpot_s,
-        clamped_from=asked if tier is not asked else None,
+        clamped_from=asked if tier != asked else None,
     )
 
 
@@ -154,11 +154,11 @@ def _tier(header: str | None, service_tier: str | None) -> Tier:
     from_header = _tier_from_header(header) if header is not None else None
     from_body = _tier_from_body(service_tier) if service_tier is not None else None
     if from_header is None:
-        return from_body or Tier.STANDARD
-    if from_body is not None and service_tier != "auto" and from_body is not from_header:
+        return from_body or STANDARD
+    if from_body is not None and service_tier != "auto" and from_body != from_header:
         raise FieldError(
             TIER_HEADER,
-            f"{from_header.value!r} contradicts {SERVICE_TIER_FIELD}={service_tier!r}",
+            f"{from_header!r} contradicts {SERVICE_TIER_FIELD}={service_tier!r}",
             "give one of them, or the same tier in both",
         )
     return from_header

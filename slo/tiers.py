@@ -6,32 +6,30 @@ request's own objective (see `slo.objectives`).
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Tier(enum.StrEnum):
-    """How much a request's deadline is worth; the values are what clients and metrics see."""
+Tier = NewType("Tier", str)
+"""The name of a tier, as clients and metrics see it."""
 
-    PREMIUM = "premium"
-    STANDARD = "standard"
-    BACKGROUND = "background"
-    SYSTEM = "system"
-    """What the server does for itself, probes and warm-up; no client can ask for it."""
+PREMIUM: Final = Tier("premium")
+STANDARD: Final = Tier("standard")
+BACKGROUND: Final = Tier("background")
+SYSTEM: Final = Tier("system")
+"""What the server does for itself, probes and warm-up; no client can ask for it."""
 
-    @property
-    def rank(self) -> int:
-        """Position in the order of value: a larger rank is worth more."""
-        return _RANK[self]
-
-
-_RANK: Final[Mapping[Tier, int]] = {Tier.SYSTEM: 0, Tier.BACKGROUND: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
-CLIENT_TIERS: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
+_RANK: Final[Mapping[Tier, int]] = {SYSTEM: 0, BACKGROUND: 0, STANDARD: 1, PREMIUM: 2}
+CLIENT_TIERS: Final = (PREMIUM, STANDARD, BACKGROUND)
 """The tiers that a request can ask for, the most valuable first."""
+
+
+def rank_of(tier: Tier) -> int:
+    """Position in the order of value: a larger rank is worth more."""
+    return _RANK[tier]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,8 @@ class TierPolicy:
 
 
 DEFAULT_TIER_POLICIES: Final[Mapping[Tier, TierPolicy]] = {
-    Tier.PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0, share=0.50),
-    Tier.STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0, share=0.35),
-    Tier.BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0, share=0.15),
-    Tier.SYSTEM: TierPolicy(ttft_s=None, tpot_s=None, sheddable=False, weight=1.0),
+    PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0, share=0.50),
+    STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0, share=0.35),
+    BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0, share=0.15),
+    SYSTEM: TierPolicy(ttft_s=None, tpot_s=None, sheddable=False, weight=1.0),
 }

@@ -14,7 +14,7 @@ from deployments.bench.load import Asking, offer
 from deployments.bench.prompts import Prompts
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival, Kind, Mix
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD, rank_of
 
 if TYPE_CHECKING:
     from benchmarks.comparison.arms import Arm, Running
@@ -37,7 +37,7 @@ class PrioritisedAsking(Asking):
 
     def fields(self, arrival: Arrival) -> dict[str, Any]:
         """The body of a request."""
-        return {**super().fields(arrival), "priority": Tier.PREMIUM.rank - arrival.tier.rank}
+        return {**super().fields(arrival), "priority": rank_of(PREMIUM) - rank_of(arrival.tier)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def mix(urgent_ms: float, long_ms: float) -> Mix:
         URGENT_SHARE,
         mean_tokens=0,
         ttft_s=urgent_ms / 1e3,
-        tier=Tier.PREMIUM,
+        tier=PREMIUM,
         output_tokens=OUTPUT_TOKENS,
         range_tokens=URGENT_TOKENS,
         is_uniform=True,
@@ -93,7 +93,7 @@ def mix(urgent_ms: float, long_ms: float) -> Mix:
         urgent,
         share=1 - URGENT_SHARE,
         ttft_s=long_ms / 1e3,
-        tier=Tier.STANDARD,
+        tier=STANDARD,
         range_tokens=LONG_TOKENS,
     )
     return Mix({"urgent": urgent, "long": long})
@@ -135,7 +135,7 @@ def alone_ms(
     times = []
     for tokens in lengths:
         time.sleep(pause_s)
-        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, Tier.PREMIUM)
+        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, PREMIUM)
         answer = ask(arm, server, [request]).ended[0].answer
         if answer.ttft_s is None or answer.reason:
             raise RuntimeError(f"{arm.name} did not answer a prompt of {tokens} tokens: {answer.reason}")

@@ -27,7 +27,7 @@ from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import Kind, Mix
 from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import QueueOrder
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,9 @@ ARRIVALS = ((1, 0.5), (1, 0.9), (1, 1.5), (12, 0.3), (12, 0.7))
 SHOWN = ((1, 0.9), (1, 1.5), (12, 0.7))
 """Those under which margins and limits are compared."""
 KINDS = {
-    "short": Kind(0.7, 0, 0.25, Tier.PREMIUM, range_tokens=(200, 1500), is_uniform=True),
-    "medium": Kind(0.2, 0, 4.0, Tier.STANDARD, range_tokens=(2000, 8000), is_uniform=True),
-    "long": Kind(0.1, 0, 6.0, Tier.BACKGROUND, range_tokens=(8000, 30_000), is_uniform=True),
+    "short": Kind(0.7, 0, 0.25, PREMIUM, range_tokens=(200, 1500), is_uniform=True),
+    "medium": Kind(0.2, 0, 4.0, STANDARD, range_tokens=(2000, 8000), is_uniform=True),
+    "long": Kind(0.1, 0, 6.0, BACKGROUND, range_tokens=(8000, 30_000), is_uniform=True),
 }
 RULES = (
     PreemptionRules(PreemptionMode.OFF),

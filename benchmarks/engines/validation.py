@@ -32,7 +32,7 @@ from benchmarks.engines.local_server import environment
 from benchmarks.report import write
 from simulator.study.validation import Recorded, Recording, compare
 from simulator.workload.arrivals import Arrival, Kind, Mix
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 SEED = 5
 ARM = FIXED["slackserve"]
@@ -40,8 +40,8 @@ ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
 REPEATS = 3
 PAUSE_S = 2.5
 KINDS = {
-    "short": Kind(0.8, 0, 2.0, Tier.PREMIUM, output_tokens=4, range_tokens=(64, 512), is_uniform=True),
-    "long": Kind(0.2, 0, 20.0, Tier.STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),
+    "short": Kind(0.8, 0, 2.0, PREMIUM, output_tokens=4, range_tokens=(64, 512), is_uniform=True),
+    "long": Kind(0.2, 0, 20.0, STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),
 }
 
 

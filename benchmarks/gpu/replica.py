@@ -35,7 +35,7 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
 )
-from slo.tiers import Tier
+from slo.tiers import STANDARD, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -194,7 +194,7 @@ class Replica:
         arguments: dict[str, Any] = {
             JOB_XARG: job,
             WEIGHT_XARG: _WEIGHT,
-            TIER_XARG: Tier.STANDARD.value,
+            TIER_XARG: STANDARD,
             ARRIVED_XARG: arrived_s,
             PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
         }
@@ -202,7 +202,7 @@ class Replica:
 
     def _accept(self, job: JobId, tokens: int, deadline_s: float, now_s: float) -> None:
         if self.governor is not None and self._watch is not None and self._record is not None:
-            self.governor.arrived(Accepted(job, Tier.STANDARD, tokens, deadline_s, now_s))
+            self.governor.arrived(Accepted(job, STANDARD, tokens, deadline_s, now_s))
             self._record.follow(job)
             self._watch.changed()
 

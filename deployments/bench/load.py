@@ -44,7 +44,7 @@ class Asking:
         """The headers of a request."""
         if not self.slo_headers:
             return {}
-        headers = {"x-slo-tier": arrival.tier.value}
+        headers: dict[str, str] = {"x-slo-tier": arrival.tier}
         if arrival.ttft_s is not None:
             headers["x-slo-ttft-ms"] = f"{arrival.ttft_s * 1e3:.3f}"
         return headers

@@ -77,7 +77,7 @@ def score(run: Offered) -> Result:
     late_ms = _quantiles((max(0.0, value) * 1e3 for value in late_s), (*_POINTS, 100))
     return Result(
         overall=_score(run.ended, run.wall_s),
-        tiers=_by(run, lambda ended: ended.arrival.tier.value),
+        tiers=_by(run, lambda ended: ended.arrival.tier),
         kinds=_by(run, lambda ended: ended.arrival.kind),
         wall_s=run.wall_s,
         late_ms=late_ms,

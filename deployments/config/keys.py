@@ -16,7 +16,7 @@ from deployments.config.errors import ConfigError
 from slo.admission.tenant_limits import TenantLimit
 from slo.admission.tenants import KeyRing, Tenant
 from slo.files.strict_yaml import ClientTier, Section, explain, read_yaml
-from slo.tiers import Tier
+from slo.tiers import PREMIUM
 
 
 class KeyConfig(Section):
@@ -25,7 +25,7 @@ class KeyConfig(Section):
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
-    highest_tier: ClientTier = Tier.PREMIUM
+    highest_tier: ClientTier = PREMIUM
     limits: TenantLimitsConfig | None = Field(
         None, description="By default those of admission.default_limits."
     )

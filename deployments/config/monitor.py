@@ -12,7 +12,7 @@ from deployments.config.preemption import PreemptionConfig
 from slo.files.strict_yaml import Positive, Section
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteeringRules
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 
 _MONITOR = MonitorSettings()
 _STEERING = _MONITOR.rules
@@ -22,9 +22,9 @@ Target = Annotated[float, Field(gt=0, lt=1)]
 class TargetsConfig(Section):
     """By tier, the fraction of requests that shall meet their objectives."""
 
-    premium: Target = _MONITOR.targets[Tier.PREMIUM]
-    standard: Target = _MONITOR.targets[Tier.STANDARD]
-    background: Target = _MONITOR.targets[Tier.BACKGROUND]
+    premium: Target = _MONITOR.targets[PREMIUM]
+    standard: Target = _MONITOR.targets[STANDARD]
+    background: Target = _MONITOR.targets[BACKGROUND]
 
 
 class MonitorConfig(Section):
@@ -68,7 +68,7 @@ class MonitorConfig(Section):
         """The same in the vocabulary of the decision rules."""
         names = [field.name for field in dataclasses.fields(SteeringRules)]
         return MonitorSettings(
-            targets={tier: getattr(self.targets, tier.value) for tier in CLIENT_TIERS},
+            targets={tier: getattr(self.targets, tier) for tier in CLIENT_TIERS},
             window_s=self.window_s,
             rules=SteeringRules(**{name: getattr(self, name) for name in names}),
             steers=self.shed,

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from slo.files.strict_yaml import ObjectiveMs, Positive, Section
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import (
+    BACKGROUND,
+    CLIENT_TIERS,
+    DEFAULT_TIER_POLICIES,
+    PREMIUM,
+    STANDARD,
+    SYSTEM,
+    Tier,
+    TierPolicy,
+)
 
 
 class TierConfig(Section):
@@ -67,9 +76,9 @@ def _over_defaults(name: str, given: Any) -> Any:
 class TiersConfig(Section):
     """The three tiers that clients can ask for."""
 
-    premium: TierConfig = Field(default_factory=lambda: _default_tier(Tier.PREMIUM))
-    standard: TierConfig = Field(default_factory=lambda: _default_tier(Tier.STANDARD))
-    background: TierConfig = Field(default_factory=lambda: _default_tier(Tier.BACKGROUND))
+    premium: TierConfig = Field(default_factory=lambda: _default_tier(PREMIUM))
+    standard: TierConfig = Field(default_factory=lambda: _default_tier(STANDARD))
+    background: TierConfig = Field(default_factory=lambda: _default_tier(BACKGROUND))
 
     @model_validator(mode="before")
     @classmethod
@@ -89,5 +98,5 @@ class TiersConfig(Section):
 
     def policies(self) -> dict[Tier, TierPolicy]:
         """Policies by tier."""
-        system = DEFAULT_TIER_POLICIES[Tier.SYSTEM]
-        return {tier: getattr(self, tier.value).policy() for tier in CLIENT_TIERS} | {Tier.SYSTEM: system}
+        system = DEFAULT_TIER_POLICIES[SYSTEM]
+        return {tier: getattr(self, tier).policy() for tier in CLIENT_TIERS} | {SYSTEM: system}

@@ -117,7 +117,7 @@ class RequestRecord:
         if self._outcome is not None:
             return
         self._outcome = outcome
-        tier = self._objective.tier.value
+        tier = self._objective.tier
         self._instruments.count(REQUESTS, tier=tier, outcome=outcome.value)
         tpot_s = self._tpot_s()
         if tpot_s is not None:
@@ -160,7 +160,7 @@ class RequestRecord:
         return (self._last_token_s - self._first_s) / (self._tokens - 1)
 
     def _record_first_token(self, ttft_s: float) -> None:
-        tier = self._objective.tier.value
+        tier = self._objective.tier
         self._instruments.observe(TTFT, ttft_s, tier=tier)
         if self.ttft_budget_s is not None:
             self._instruments.observe(SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, tier=tier)
@@ -173,7 +173,7 @@ class RequestRecord:
     def _count_attained(self, objective: str, measured_s: float, budget_s: float | None) -> None:
         if budget_s is not None:
             attained = "yes" if measured_s <= budget_s else "no"
-            tier = self._objective.tier.value
+            tier = self._objective.tier
             self._instruments.count(ATTAINED, tier=tier, objective=objective, attained=attained)
 
 

@@ -118,7 +118,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             self._config.policies,
             state.tenant.highest_tier,
         )
-        state.tier = objective.tier.value
+        state.tier = objective.tier
         job_id = JobId(f"{state.request_id}-{time.monotonic_ns():x}")
         record = RequestRecord(
             self._instruments,
@@ -277,13 +277,13 @@ def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, 
     """Response headers that tell the client what it got."""
     budget_s = record.ttft_budget_s
     headers = {
-        "x-slo-tier": objective.tier.value,
+        "x-slo-tier": objective.tier,
         "x-slo-ttft-budget-ms": "none" if budget_s is None else f"{budget_s * 1e3:.1f}",
     }
     if record.predicted_ttft_s is not None:
         headers["x-slo-predicted-ttft-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
     if objective.clamped_from is not None:
-        headers["x-slo-tier-clamped-from"] = objective.clamped_from.value
+        headers["x-slo-tier-clamped-from"] = objective.clamped_from
     return headers
 
 

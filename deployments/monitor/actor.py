@@ -121,7 +121,7 @@ def shown(state: MonitorState, port: int) -> dict[str, Any]:
         "metrics_port": port,
         "policy": {
             "version": policy.version,
-            "shed": {tier.value: level for tier, level in policy.shed.items()},
+            "shed": dict(policy.shed.items()),
             "reserved": policy.reserved,
             "preemption": None if policy.preemption is None else policy.preemption.value,
             "margin": policy.margin,
@@ -129,7 +129,7 @@ def shown(state: MonitorState, port: int) -> dict[str, Any]:
         },
         "reason": state.reason.value,
         "tiers": {
-            tier.value: {
+            tier: {
                 "target": each.target,
                 "attained": each.long.ratio,
                 "judged": each.long.judged,

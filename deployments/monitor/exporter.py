@@ -94,8 +94,8 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
     yield catalogue.REPORTS_DROPPED, (), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
         for tier in CLIENT_TIERS:
-            total = sum(count for (each, _), count in counts.items() if each is tier)
-            yield catalogue.ROUTED, (tier.value, decision), total
+            total = sum(count for (each, _), count in counts.items() if each == tier)
+            yield catalogue.ROUTED, (tier, decision), total
     for steered, count in core.steered.items():
         yield catalogue.POLICY_CHANGES, (steered.value,), count
     for directed, count in core.directed.items():
@@ -104,12 +104,12 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
 
 def _tiers(state: MonitorState) -> Iterator[Sample]:
     for tier, each in state.tiers.items():
-        yield catalogue.SLO_TARGET, (tier.value,), each.target
+        yield catalogue.SLO_TARGET, (tier,), each.target
         for window, attainment, burn in (
             ("short", each.short, each.burn.short),
             ("long", each.long, each.burn.long),
         ):
-            labels = (tier.value, window)
+            labels = (tier, window)
             yield catalogue.SLO_BURN, labels, burn.rate
             yield catalogue.SLO_GOODPUT, labels, attainment.goodput_per_s
             if attainment.ratio is not None:
@@ -119,7 +119,7 @@ def _tiers(state: MonitorState) -> Iterator[Sample]:
 
 
 def _series(series: Series, attainment: Attainment) -> Iterator[Sample]:
-    labels = (series.model, series.tier.value, series.tenant)
+    labels = (series.model, series.tier, series.tenant)
     yield catalogue.SLO_REQUESTS, labels, attainment.requests
     if attainment.ratio is not None:
         yield catalogue.SLO_SERIES_ATTAINMENT, labels, attainment.ratio
@@ -134,6 +134,6 @@ def _policy(state: MonitorState) -> Iterator[Sample]:
     yield catalogue.POLICY_VERSION, (), policy.version
     yield catalogue.RESERVED, (), policy.reserved
     for tier in state.tiers:
-        yield catalogue.SHED_LEVEL, (tier.value,), policy.shed_level(tier)
+        yield catalogue.SHED_LEVEL, (tier,), policy.shed_level(tier)
     if policy.margin is not None:
         yield catalogue.POLICY_MARGIN, (), policy.margin

@@ -176,13 +176,13 @@ def _monitor(state: Mapping[str, Any] | None) -> RenderableType:
     table = _table("SLO", "target", "attained", "burn", "burn of late", "shed", "TTFT p50, p95, p99")
     for tier in CLIENT_TIERS:
         if state is None:
-            table.add_row(_tier(tier.value), *"-----", Text("-", style="dim"))
+            table.add_row(_tier(tier), *"-----", Text("-", style="dim"))
             continue
-        each, shed = state["tiers"][tier.value], state["policy"]["shed"].get(tier.value, 0.0)
+        each, shed = state["tiers"][tier], state["policy"]["shed"].get(tier, 0.0)
         attained, spread = each["attained"], each["ttft"]
         style = "red" if each["at_risk"] else "none"
         table.add_row(
-            _tier(tier.value),
+            _tier(tier),
             f"{each['target']:.1%}",
             Text("-", style="dim") if attained is None else Text(f"{attained:.1%}", style=style),
             f"{each['burn']['long']:.1f}",

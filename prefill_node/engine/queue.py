@@ -15,7 +15,7 @@ from slo.predict.prefill_time import attention_pairs
 from slo.preemption.decide import Prefill, as_one, must_wait
 from slo.queue.slack import NO_DEADLINE
 from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
-from slo.tiers import Tier
+from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _REMEMBER_DONE = 128
 _NO_ARGUMENTS: Mapping[str, Any] = {}
-_TIERS: Mapping[str | None, Tier] = {None: Tier.SYSTEM, **{tier.value: tier for tier in Tier}}
 
 
 class QueueView:
@@ -179,7 +178,7 @@ def argument(request: Request, name: str) -> Any:
 
 def tier_of(request: Request) -> Tier:
     """The class of a request; the server's own without one."""
-    return _TIERS[argument(request, TIER_XARG)]
+    return argument(request, TIER_XARG) or SYSTEM
 
 
 def _arguments(request: Request) -> Mapping[str, Any]:
@@ -216,5 +215,5 @@ def _prefill(
         request.arrival_time if arrived_s is None else float(arrived_s),
         0 if account is None else account.preemptions,
         open_s + (0.0 if account is None else account.suspended_s),
-        tier=_TIERS[given.get(TIER_XARG)],
+        tier=given.get(TIER_XARG) or SYSTEM,
     )

@@ -259,7 +259,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             JOB_XARG: job_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
             WEIGHT_XARG: self._node.weights[context.tier],
-            TIER_XARG: context.tier.value,
+            TIER_XARG: context.tier,
             ARRIVED_XARG: arrived_s,
         }
         if deadline_s != NO_DEADLINE:
@@ -316,7 +316,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             "prefill_accepted",
             request_id=context.request_id,
             job_id=context.job_id,
-            tier=context.tier.value,
+            tier=context.tier,
             tokens=tokens,
             budget_s=context.ttft_budget_s,
         )
@@ -326,7 +326,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._ledger.ended(context.job_id, abandoned=abandoned)
         self._watch.changed()
         self._record.leave(context.job_id)
-        self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier.value)
+        self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier)
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._reporter.changed()
         logs.event(

@@ -143,7 +143,7 @@ class SlackRouter:
 
     def _show_load(self, tier: Tier, now_s: float) -> None:
         self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
-        self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier.value)
+        self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier)
 
     def follow(self, policy: ClusterPolicy) -> None:
         """Shed and reserve by the cluster's policy from now on."""
@@ -204,9 +204,9 @@ class SlackRouter:
         match decision:
             case Placed():
                 event = "request_placed"
-                self._instruments.count(PLACEMENTS, tier=tier.value, reason=decision.reason.value)
+                self._instruments.count(PLACEMENTS, tier=tier, reason=decision.reason.value)
                 if decision.ttft_budget_s is not None:
-                    self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier.value)
+                    self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
             case Rejected():
                 event = "request_rejected"
             case Held():
@@ -217,7 +217,7 @@ class SlackRouter:
                 assert_never(decision)
         if self._monitor is not None and not isinstance(decision, Held):
             self._monitor.note((tier, decision))
-        logs.event(event, job_id=job_id, tier=tier.value, **asdict(decision))
+        logs.event(event, job_id=job_id, tier=tier, **asdict(decision))
 
     async def fleet(self) -> dict[str, Any]:
         """The state of the fleet as plain data: readiness, and each replica's load."""

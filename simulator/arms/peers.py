@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from simulator.findings import State
 from simulator.replica.prefix_cache import PrefixCache
 from slo.queue.slack import SlackRank, sedf_rank
+from slo.tiers import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,7 @@ class PeerReplica:
         if self._rules.order is PeerOrder.FCFS:
             return self._queue
         if self._rules.order is PeerOrder.TIER:
-            return sorted(self._queue, key=lambda job: (-job.arrival.tier.rank, job.arrival.at_s))
+            return sorted(self._queue, key=lambda job: (-rank_of(job.arrival.tier), job.arrival.at_s))
         now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
 
         def rank(job: Job) -> SlackRank:

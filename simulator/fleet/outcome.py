@@ -125,7 +125,7 @@ class FleetRun:
         for passage in self.passages:
             objective_s = policies[passage.arrival.tier].tpot_s
             if objective_s is not None and passage.tpot_s is not None:
-                met[passage.arrival.tier.value].append(passage.tpot_s <= objective_s)
+                met[passage.arrival.tier].append(passage.tpot_s <= objective_s)
         return {name: _share(flags) for name, flags in sorted(met.items())}
 
     def prediction_errors_s(self) -> list[float]:

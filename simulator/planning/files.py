@@ -116,7 +116,7 @@ class FleetConfig(Section):
     def _known_tiers(cls, values: Any) -> Any:
         if isinstance(values, dict):
             for name in values:
-                known_name("tier", name, [tier.value for tier in CLIENT_TIERS])
+                known_name("tier", name, list(CLIENT_TIERS))
         return values
 
     @field_validator("profile")

@@ -69,7 +69,7 @@ class Job:
         arguments: dict[str, Any] = {
             JOB_XARG: self.request_id,
             WEIGHT_XARG: self.weight,
-            TIER_XARG: self.arrival.tier.value,
+            TIER_XARG: self.arrival.tier,
             ARRIVED_XARG: self.arrival.at_s,
         }
         if self.deadline_s < NO_DEADLINE:

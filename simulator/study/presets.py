@@ -20,7 +20,7 @@ from simulator.cost.operators import (
 from simulator.cost.passes import CostModel
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, read_trace
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,8 +168,8 @@ def _flowprefill(size: str) -> Preset:
 def _blog() -> Preset:
     model = _MODELS["70b"]
     hardware = model.hardware()
-    urgent = Kind(0.2, 1400, None, Tier.PREMIUM, sigma=0.8, range_tokens=(256, 8000), ttft_scale=(1.0, 1.3))
-    relaxed = replace(urgent, share=0.8, tier=Tier.STANDARD, ttft_scale=(3.0, 10.0))
+    urgent = Kind(0.2, 1400, None, PREMIUM, sigma=0.8, range_tokens=(256, 8000), ttft_scale=(1.0, 1.3))
+    relaxed = replace(urgent, share=0.8, tier=STANDARD, ttft_scale=(3.0, 10.0))
     kinds = {"urgent": urgent, "relaxed": relaxed}
     return Preset(
         name="blog-70b",
@@ -203,9 +203,9 @@ def _blog() -> Preset:
 def _tiers() -> Preset:
     model = _MODELS["70b"]
     kinds = {
-        "premium": Kind(0.25, 300, 0.4, Tier.PREMIUM),
-        "standard": Kind(0.50, 800, 1.5, Tier.STANDARD),
-        "background": Kind(0.25, 2500, 10.0, Tier.BACKGROUND, sigma=0.8),
+        "premium": Kind(0.25, 300, 0.4, PREMIUM),
+        "standard": Kind(0.50, 800, 1.5, STANDARD),
+        "background": Kind(0.25, 2500, 10.0, BACKGROUND, sigma=0.8),
     }
     return Preset(
         name="tiers-70b",
@@ -247,9 +247,9 @@ def on_trace(preset: Preset, path: Path) -> Preset:
     assert file is not None
     prefill_s = preset.hardware.cost.prefill_s
     classes = (
-        LengthClass(2048, "text", text / 1e3, Tier.STANDARD),
-        LengthClass(8192, "search", search / 1e3, Tier.STANDARD),
-        LengthClass(float("inf"), "file", file / 1e3, Tier.STANDARD),
+        LengthClass(2048, "text", text / 1e3, STANDARD),
+        LengthClass(8192, "search", search / 1e3, STANDARD),
+        LengthClass(float("inf"), "file", file / 1e3, STANDARD),
     )
     return replace(
         preset,

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
 from slo.files.strict_yaml import ClientTier, ObjectiveMs, Positive, Section
-from slo.tiers import Tier
+from slo.tiers import STANDARD
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
@@ -31,7 +31,7 @@ class KindConfig(Section):
     ttft_scale: tuple[Positive, Positive] | None = Field(
         None, description="Instead of ttft_ms: bounds of a factor on the prompt's own prefill time."
     )
-    tier: ClientTier = Tier.STANDARD
+    tier: ClientTier = STANDARD
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -64,7 +64,7 @@ class ClassConfig(Section):
     kind: Annotated[str, Field(min_length=1)]
     max_prompt_tokens: Tokens | None = None
     ttft_ms: ObjectiveMs
-    tier: ClientTier = Tier.STANDARD
+    tier: ClientTier = STANDARD
 
     def length_class(self) -> LengthClass:
         """The same for the workload, seconds."""

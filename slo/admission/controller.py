@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from slo.admission.demand import MEMORY_S, Demand, divide
 from slo.errors import RejectionReason
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, SYSTEM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,7 @@ class AdmissionController:
         self._tenants = tenants
         self._dice = dice
         self._shares = {tier: max(policy.share, _LEAST) for tier, policy in policies.items()}
-        self._sheddable = {tier for tier, policy in policies.items() if policy.sheddable} - {Tier.PREMIUM}
+        self._sheddable = {tier for tier, policy in policies.items() if policy.sheddable} - {PREMIUM}
         self._capacity = 0.0
         self._demand = Demand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
@@ -165,7 +165,7 @@ class AdmissionController:
         if request.job_id in self._jobs:
             return ADMITTED
         tier = request.tier
-        if tier is not Tier.SYSTEM:
+        if tier != SYSTEM:
             gate = self._tenants.of(request.tenant)
             if (limit := gate.refusal(request.tokens, now_s)) is not None:
                 return self._refused(*limit)
@@ -189,7 +189,7 @@ class AdmissionController:
     def ended(self, job_id: JobId, now_s: float) -> None:
         """A request has ended, however it did; one that is not known is ignored."""
         self.served(job_id)
-        if (job := self._jobs.pop(job_id, None)) is not None and job.tier is not Tier.SYSTEM:
+        if (job := self._jobs.pop(job_id, None)) is not None and job.tier != SYSTEM:
             self._tenants.of(job.tenant).ended(now_s - job.admitted_s)
 
     def has_capacity(self, replicas: float) -> None:
@@ -267,7 +267,7 @@ class AdmissionController:
                 self._shares[tier],
                 1.0
                 - max(kept, self._reserved)
-                - math.fsum(demand for other, demand in shed.items() if other is not tier),
+                - math.fsum(demand for other, demand in shed.items() if other != tier),
             )
             for tier in self._sheddable
         }

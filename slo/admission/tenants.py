@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from slo.errors import AuthenticationError
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ class Tenant:
     highest_tier: Tier
 
 
-ANONYMOUS = Tenant("anonymous", Tier.PREMIUM)
+ANONYMOUS = Tenant("anonymous", PREMIUM)
 """The tenant of every request when no keys are configured."""
 
 

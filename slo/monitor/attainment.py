@@ -208,7 +208,7 @@ class RollingAttainment:
 
     def burn(self, tier: Tier, target: float, window_s: float, now_s: float) -> Burn:
         """How fast a tier uses up the misses that `target`, a fraction below 1, allows."""
-        tallies = [tally for _, series, tally in self._window(window_s, now_s) if series.tier is tier]
+        tallies = [tally for _, series, tally in self._window(window_s, now_s) if series.tier == tier]
         judged = sum(tally.judged for tally in tallies)
         missed = judged - sum(tally.met for tally in tallies)
         return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)
@@ -234,7 +234,7 @@ class RollingAttainment:
         tallies = [
             tally
             for _, each, tally in self._window(window_s, now_s)
-            if (tier is None or tier is each.tier) and (series is None or series == each)
+            if (tier is None or tier == each.tier) and (series is None or series == each)
         ]
         spent = _merged(tally.spent for tally in tallies)
         since_s = now_s if self._since_s is None else self._since_s

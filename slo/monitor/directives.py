@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.preemption.types import KeepReason
+from slo.tiers import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -102,15 +103,15 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective
     step = replica.step
     if step is None or step.preemptible_in_s is None or step.kept is None:
         return None
-    highest = max((tier.rank for tier in step.tiers), default=-1)
+    highest = max((rank_of(tier) for tier in step.tiers), default=-1)
     endangered = [
         waiter
         for waiter in replica.waiting
-        if waiter.tier.rank > highest
+        if rank_of(waiter.tier) > highest
         and waiter.slack_s is not None
         and step.preemptible_in_s <= waiter.slack_s < step.remaining_s
     ]
-    for waiter in sorted(endangered, key=lambda waiter: (-waiter.tier.rank, waiter.slack_s)):
+    for waiter in sorted(endangered, key=lambda waiter: (-rank_of(waiter.tier), waiter.slack_s)):
         if (reason := _reason(step, waiter, at_risk)) is not None:
             return PreemptDirective(replica.replica_id, step.step_id, waiter.job_id, reason)
     return None

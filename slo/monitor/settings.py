@@ -10,13 +10,13 @@ from slo.predict.prediction_error import (
     QUANTILE,
 )
 from slo.preemption.types import PreemptionPolicy
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-DEFAULT_TARGETS: Final = {Tier.PREMIUM: 0.99, Tier.STANDARD: 0.95, Tier.BACKGROUND: 0.9}
+DEFAULT_TARGETS: Final = {PREMIUM: 0.99, STANDARD: 0.95, BACKGROUND: 0.9}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,14 +129,14 @@ def _wanted(
     policy: ClusterPolicy, burns: Mapping[Tier, TierBurn], rules: SteeringRules
 ) -> tuple[dict[str, Any], SteerReason]:
     """What to change in the policy, if time allows, and why; nothing is an empty mapping."""
-    premium, standard = burns[Tier.PREMIUM], burns[Tier.STANDARD]
+    premium, standard = burns[PREMIUM], burns[STANDARD]
     if premium.at_risk(rules):
         changes = _more_for_premium(policy, rules)
         return changes, SteerReason.PREMIUM_AT_RISK if changes else SteerReason.EXHAUSTED
-    if premium.is_calm and policy.shed_level(Tier.STANDARD) > 0:
-        return {"shed": _shifted(policy, Tier.STANDARD, -rules.step)}, SteerReason.PREMIUM_CALM
+    if premium.is_calm and policy.shed_level(STANDARD) > 0:
+        return {"shed": _shifted(policy, STANDARD, -rules.step)}, SteerReason.PREMIUM_CALM
     if standard.at_risk(rules):
-        changes = _more_of(policy, Tier.BACKGROUND, rules.step, 1.0)
+        changes = _more_of(policy, BACKGROUND, rules.step, 1.0)
         return changes, SteerReason.STANDARD_AT_RISK if changes else SteerReason.EXHAUSTED
     if premium.is_calm and standard.is_calm:
         changes = _less_of_all(policy, rules)
@@ -145,8 +145,8 @@ def _wanted(
 
 
 def _more_for_premium(policy: ClusterPolicy, rules: SteeringRules) -> dict[str, Any]:
-    changes = _more_of(policy, Tier.BACKGROUND, rules.step, 1.0) or _more_of(
-        policy, Tier.STANDARD, rules.step, rules.max_shed_standard
+    changes = _more_of(policy, BACKGROUND, rules.step, 1.0) or _more_of(
+        policy, STANDARD, rules.step, rules.max_shed_standard
     )
     if policy.reserved < rules.max_reserved:
         changes["reserved"] = _tidy(min(rules.max_reserved, policy.reserved + rules.reserve_step))
@@ -161,8 +161,8 @@ def _more_of(policy: ClusterPolicy, tier: Tier, step: float, most: float) -> dic
 
 def _less_of_all(policy: ClusterPolicy, rules: SteeringRules) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    if policy.shed_level(Tier.BACKGROUND) > 0:
-        changes["shed"] = _shifted(policy, Tier.BACKGROUND, -rules.step)
+    if policy.shed_level(BACKGROUND) > 0:
+        changes["shed"] = _shifted(policy, BACKGROUND, -rules.step)
     if policy.reserved > 0:
         changes["reserved"] = _tidy(max(0.0, policy.reserved - rules.reserve_step))
     return changes

@@ -127,7 +127,7 @@ def _is_guarded(step: RunningStep, waiter: Prefill) -> bool:
     """Whether a step goes before a waiter by the right of its class, which the waiter does not share."""
     if waiter.weight > step.guard:
         return False
-    return step.guard > 0 and any(member.tier is not waiter.tier for member in step.members)
+    return step.guard > 0 and any(member.tier != waiter.tier for member in step.members)
 
 
 def must_wait(beneficiary: Prefill | None, now_s: float) -> bool:

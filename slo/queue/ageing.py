@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier, rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BELOW_PREMIUM: Final = Tier.PREMIUM.rank - 0.5
+BELOW_PREMIUM: Final = rank_of(PREMIUM) - 0.5
 """The highest effective tier of a request that is not premium: above all of standard as it arrives."""
 
 
@@ -44,8 +44,8 @@ class Ageing:
             deficit: What its class has had less than its share, as a fraction of all time served.
         """
         rise = self.per_s * max(0.0, waited_s) + self.deficit_gain * deficit
-        level = tier.rank + min(self.most, rise)
-        return level if tier is Tier.PREMIUM else min(level, BELOW_PREMIUM)
+        level = rank_of(tier) + min(self.most, rise)
+        return level if tier == PREMIUM else min(level, BELOW_PREMIUM)
 
 
 def weight_of(effective_tier: float, weights: Mapping[Tier, float]) -> float:
@@ -55,7 +55,7 @@ def weight_of(effective_tier: float, weights: Mapping[Tier, float]) -> float:
         effective_tier: At least 0.
         weights: Worth of a request on time by tier, each above 0.
     """
-    steps = (weights[Tier.BACKGROUND], weights[Tier.STANDARD], weights[Tier.PREMIUM])
+    steps = (weights[BACKGROUND], weights[STANDARD], weights[PREMIUM])
     below = int(effective_tier)
     if below >= len(steps) - 1:
         return steps[-1]

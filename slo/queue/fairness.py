@@ -102,7 +102,7 @@ class Fairness:
         """
         total = sum(tokens.values())
         for tier, count in tokens.items():
-            boosted = boost.counts if boost is not None and boost.tier is tier else 0.0
+            boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
             self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
 
     def boosts(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Boost]]:
@@ -173,6 +173,6 @@ def _behind_those_before(
     after: list[Prefill] = [boost]
     for prefill in queue:
         on_time = start_s + prefill.remaining_s <= prefill.deadline_s < math.inf
-        goes_before = on_time and (prefill.weight > guard or prefill.tier is boost.tier)
+        goes_before = on_time and (prefill.weight > guard or prefill.tier == boost.tier)
         (before if goes_before else after).append(prefill)
     return before + after

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from slo.request import JobId  # noqa: TC001 - likewise
-from slo.tiers import Tier
+from slo.tiers import SYSTEM, Tier
 
 
 class Prefill(msgspec.Struct, frozen=True):
@@ -32,4 +32,4 @@ class Prefill(msgspec.Struct, frozen=True):
     preemptions: int = 0
     suspended_s: float = 0.0
     preempted_by: JobId | None = None
-    tier: Tier = Tier.SYSTEM
+    tier: Tier = SYSTEM

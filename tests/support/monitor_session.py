@@ -20,12 +20,12 @@ from slo.monitor.shedding import SteeringRules
 from slo.outcomes import Outcome
 from slo.predict.prediction_error import PassMeasured
 from slo.request import ReplicaId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM
 from telemetry.catalogue import MONITOR_LOST
 from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor
 
 SLOW = ReplicaId("slow")
-LATE = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
+LATE = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
 PASS = PassMeasured(predicted_s=0.1, corrected_s=0.1, measured_s=0.2)
 SETTINGS = MonitorSettings(rules=SteeringRules(tighten_every_s=1.0))
 
@@ -59,7 +59,7 @@ async def run(port):
         policy = clients[0].policy
         line = {
             "version": policy.version,
-            "shed": policy.shed_level(Tier.BACKGROUND),
+            "shed": policy.shed_level(BACKGROUND),
             "correction": policy.correction(SLOW),
             "lost": clients[0]._instruments.lost,
             "uptime_s": await uptime_s(handle),

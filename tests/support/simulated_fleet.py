@@ -13,14 +13,14 @@ from simulator.fleet.setup import FleetSetup
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import Kind, Mix
 from slo.outcomes import Outcome
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 MIX = Mix(
     {
-        "chat": Kind(0.7, 640, 0.4, Tier.PREMIUM, output_tokens=60),
-        "search": Kind(0.2, 5000, 4.0, Tier.STANDARD, output_tokens=60),
-        "batch": Kind(0.1, 3000, None, Tier.BACKGROUND, output_tokens=60),
+        "chat": Kind(0.7, 640, 0.4, PREMIUM, output_tokens=60),
+        "search": Kind(0.2, 5000, 4.0, STANDARD, output_tokens=60),
+        "batch": Kind(0.1, 3000, None, BACKGROUND, output_tokens=60),
     }
 )
 CAPACITY_RPS = 6.5

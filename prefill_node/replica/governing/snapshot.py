@@ -116,7 +116,7 @@ def _job(governor: Governor, job_id: str, now_s: float) -> dict[str, Any]:
         return {"job": job_id, "tier": "", "tokens": 0, "budget_s": None}
     return {
         "job": job_id,
-        "tier": job.tier.value,
+        "tier": job.tier,
         "tokens": job.tokens,
         "budget_s": _finite(job.deadline_s - now_s),
     }

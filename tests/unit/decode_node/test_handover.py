@@ -19,7 +19,7 @@ from slo.replacement import (
     ReplacementRules,
 )
 from slo.request import JobId, ReplicaId, RequestContext
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
@@ -96,7 +96,7 @@ class Counts(dict):
 
 
 def context(**given):
-    values = {"tier": Tier.STANDARD, "ttft_budget_s": 2.0, "prefill_replica": A, "prompt_bytes": 400, **given}
+    values = {"tier": STANDARD, "ttft_budget_s": 2.0, "prefill_replica": A, "prompt_bytes": 400, **given}
     return RequestContext(JobId("job"), "request", **values)
 
 
@@ -105,7 +105,7 @@ async def serve(steps, counts=None, limit=2, ask=None, **given):
         return None
 
     watch = PrefillWatch(ask or nothing_wrong, 0.01, 0.05)
-    rules = ReplacementRules(limit, frozenset({Tier.STANDARD}))
+    rules = ReplacementRules(limit, frozenset({STANDARD}))
     handover = Handover(D, rules, watch, counts if counts is not None else Counts())
     async with aclosing(handover.run(steps.steps(), context(**given), 100)) as pieces:
         return [piece async for piece in pieces]
@@ -222,7 +222,7 @@ async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
     assert steps.asked == []
 
 
-@pytest.mark.parametrize("given", [{"tier": Tier.PREMIUM, "ttft_budget_s": -1.0}, {"ttft_budget_s": None}])
+@pytest.mark.parametrize("given", [{"tier": PREMIUM, "ttft_budget_s": -1.0}, {"ttft_budget_s": None}])
 async def test_those_who_may_not_be_shed_or_have_no_deadline_are_always_placed_again(given):
     steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Replaced(B, 0.1)])
     assert await serve(steps, explicit_deadline=True, **given) == [TEXT]

@@ -16,13 +16,13 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, ReplacementOutcome, ReplacementRequested, ReplacementRules
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId, RequestContext
-from slo.tiers import CLIENT_TIERS, Tier, TierPolicy
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
-    Tier.PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
-    Tier.STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
-    Tier.BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
+    PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
+    STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
+    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
 }
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 SILENT_S, STALE_S = 1.5, 10.0
@@ -41,7 +41,7 @@ def core(*prefill, decode=(D,)):
     return router
 
 
-def lost(*replicas, tier=Tier.STANDARD, budget_s=2.0, explicit=False, tokens=100):
+def lost(*replicas, tier=STANDARD, budget_s=2.0, explicit=False, tokens=100):
     return again(
         ReplacementRequested(
             JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), FailureCause.REPLICA_DIED
@@ -54,21 +54,21 @@ def context(tier, budget_s, explicit):
 
 
 class TestWhoMayBePlacedAgain:
-    RULES = ReplacementRules(2, frozenset({Tier.STANDARD, Tier.BACKGROUND}))
+    RULES = ReplacementRules(2, frozenset({STANDARD, BACKGROUND}))
 
     @given(st.sampled_from(CLIENT_TIERS), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5))
     def test_only_the_limit_and_an_impossible_deadline_stand_against_it(self, tier, budget_s, explicit, n):
         refusal = self.RULES.refusal(context(tier, budget_s, explicit), n)
         if n >= 2:
             assert refusal is ReplacementOutcome.LIMIT
-        elif budget_s is None or budget_s > 0 or tier is Tier.PREMIUM or not explicit:
+        elif budget_s is None or budget_s > 0 or tier == PREMIUM or not explicit:
             assert refusal is None
         else:
             assert refusal is ReplacementOutcome.DEADLINE
 
     def test_with_a_limit_of_none_nothing_is_placed_again(self):
         never = ReplacementRules(0, frozenset())
-        assert never.refusal(context(Tier.PREMIUM, None, explicit=False), 0) is ReplacementOutcome.LIMIT
+        assert never.refusal(context(PREMIUM, None, explicit=False), 0) is ReplacementOutcome.LIMIT
 
 
 class TestWhereItGoes:
@@ -92,8 +92,8 @@ class TestWhereItGoes:
     def test_an_impossible_deadline_is_refused_where_the_tier_may_be_shed(self):
         late = {"budget_s": 0.05, "explicit": True, "tokens": 1000}
         assert core(A).place(lost(B, **late), 0.0).reason is RejectionReason.DEADLINE_INFEASIBLE
-        assert isinstance(core(A).place(lost(B, tier=Tier.PREMIUM, **late), 0.0), Placed)
-        assert isinstance(core(A).place(lost(B, tier=Tier.BACKGROUND, budget_s=None), 0.0), Placed)
+        assert isinstance(core(A).place(lost(B, tier=PREMIUM, **late), 0.0), Placed)
+        assert isinstance(core(A).place(lost(B, tier=BACKGROUND, budget_s=None), 0.0), Placed)
 
     def test_a_budget_that_the_client_did_not_name_leaves_room_for_the_request_itself(self):
         assert isinstance(core(A).place(lost(B, budget_s=-1.0, tokens=1000), 0.0), Placed)
@@ -164,6 +164,6 @@ class TestWhoIsHeardOf:
 @pytest.mark.parametrize("field", ["explicit_deadline", "failed_replicas"])
 def test_the_context_carries_what_replacement_needs(field):
     sent = RequestContext(
-        JobId("job"), "request", Tier.PREMIUM, 1.0, explicit_deadline=True, failed_replicas=(A, B)
+        JobId("job"), "request", PREMIUM, 1.0, explicit_deadline=True, failed_replicas=(A, B)
     )
     assert getattr(RequestContext.decode(sent.encode()), field) == getattr(sent, field)

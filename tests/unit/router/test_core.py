@@ -13,13 +13,13 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import CLIENT_TIERS, Tier, TierPolicy
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
-    Tier.PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
-    Tier.STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
-    Tier.BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
+    PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
+    STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
+    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
 }
 
 
@@ -36,7 +36,7 @@ def report(replica, *jobs, **rest):
     return PrefillReported(ReplicaId(replica), LINE, tuple(jobs), rest.pop("running", None), 0.0, **rest)
 
 
-def request(number, tokens, tier=Tier.STANDARD, ttft_s=..., explicit=False, **rest):
+def request(number, tokens, tier=STANDARD, ttft_s=..., explicit=False, **rest):
     objective = Objective(tier, POLICIES[tier].ttft_s if ttft_s is ... else ttft_s, None)
     return PlacementRequested(JobId(f"job-{number}"), objective, explicit, tokens, 0, **rest)
 
@@ -59,24 +59,24 @@ def test_work_goes_where_it_ends_first():
 
 def test_an_urgent_request_is_predicted_to_overtake_waiting_ones():
     router = core(prefill=1)
-    router.place(request(1, 1500, Tier.BACKGROUND), 0.0)
-    router.place(request(2, 1500, Tier.BACKGROUND), 0.0)
-    urgent = router.place(request(3, 100, Tier.PREMIUM), 0.0)
+    router.place(request(1, 1500, BACKGROUND), 0.0)
+    router.place(request(2, 1500, BACKGROUND), 0.0)
+    urgent = router.place(request(3, 100, PREMIUM), 0.0)
     assert urgent.predicted_ttft_s == pytest.approx(0.1 + 0.1)
 
 
 def test_it_does_not_overtake_the_one_that_runs():
     router = core(prefill=1)
-    running = OutstandingJob(JobId("job-1"), Tier.BACKGROUND, 1500, None)
+    running = OutstandingJob(JobId("job-1"), BACKGROUND, 1500, None)
     router.prefill_reported(report("prefill-0", running, running=JobId("job-1")), 0.0)
-    urgent = router.place(request(3, 100, Tier.PREMIUM), 0.5)
+    urgent = router.place(request(3, 100, PREMIUM), 0.5)
     assert urgent.predicted_ttft_s == pytest.approx(1.0 + 0.1 + 0.1)
 
 
 def test_a_place_that_makes_others_late_is_avoided():
     router = core(prefill=2)
-    tight = OutstandingJob(JobId("tight"), Tier.PREMIUM, 1000, 1.05)
-    long = OutstandingJob(JobId("long"), Tier.BACKGROUND, 500, None)
+    tight = OutstandingJob(JobId("tight"), PREMIUM, 1000, 1.05)
+    long = OutstandingJob(JobId("long"), BACKGROUND, 500, None)
     router.prefill_reported(report("prefill-0", tight), 0.0)
     router.prefill_reported(report("prefill-1", long, running=JobId("long")), 0.0)
     placed = router.place(request(1, 300, ttft_s=1.0, explicit=True), 0.0)
@@ -86,8 +86,8 @@ def test_a_place_that_makes_others_late_is_avoided():
 
 def test_when_somebody_must_be_late_the_least_valuable_lateness_is_chosen():
     router = core(prefill=2)
-    premium = OutstandingJob(JobId("premium"), Tier.PREMIUM, 1000, 1.05)
-    standard = OutstandingJob(JobId("standard"), Tier.STANDARD, 1000, 1.05)
+    premium = OutstandingJob(JobId("premium"), PREMIUM, 1000, 1.05)
+    standard = OutstandingJob(JobId("standard"), STANDARD, 1000, 1.05)
     router.prefill_reported(report("prefill-0", premium), 0.0)
     router.prefill_reported(report("prefill-1", standard), 0.0)
     placed = router.place(request(1, 300, ttft_s=1.0, explicit=True), 0.0)
@@ -108,7 +108,7 @@ def test_a_deadline_that_cannot_be_met_even_alone_is_refused_behind_the_backlog(
 def test_lost_requests_do_not_stand_in_the_way_of_one_that_can_be_met():
     router = core(prefill=1)
     for n in range(5):
-        router.place(request(n, 1000, Tier.PREMIUM), 0.0)
+        router.place(request(n, 1000, PREMIUM), 0.0)
     placed = router.place(request(9, 500, ttft_s=2.0, explicit=True), 0.0)
     assert isinstance(placed, Placed)
     assert placed.predicted_ttft_s == pytest.approx(0.5 + 0.1)
@@ -122,7 +122,7 @@ def test_a_router_that_has_just_started_refuses_nobody():
 
 def test_retry_after_is_the_backlog_that_has_to_go_first():
     router = core(prefill=1)
-    running = OutstandingJob(JobId("long"), Tier.BACKGROUND, 30_000, None)
+    running = OutstandingJob(JobId("long"), BACKGROUND, 30_000, None)
     router.prefill_reported(report("prefill-0", running, running=JobId("long")), 0.0)
     decision = router.place(request(1, 1000, ttft_s=2.0, explicit=True), 0.0)
     assert decision.retry_after_s == pytest.approx(30.0 + 1.0 + 0.1 - 2.0)
@@ -131,9 +131,9 @@ def test_retry_after_is_the_backlog_that_has_to_go_first():
 
 def test_premium_is_never_shed():
     router = core(prefill=1)
-    running = OutstandingJob(JobId("long"), Tier.BACKGROUND, 30_000, None)
+    running = OutstandingJob(JobId("long"), BACKGROUND, 30_000, None)
     router.prefill_reported(report("prefill-0", running, running=JobId("long")), 0.0)
-    assert isinstance(router.place(request(1, 100, Tier.PREMIUM), 0.0), Placed)
+    assert isinstance(router.place(request(1, 100, PREMIUM), 0.0), Placed)
 
 
 def test_a_tiers_own_objective_does_not_forbid_long_prompts():
@@ -159,7 +159,7 @@ def test_a_budget_partly_spent_counts_from_arrival():
 
 def test_a_scaled_objective_resolves_to_the_idle_prefill_time():
     router = core()
-    objective = Objective(Tier.STANDARD, None, None, ttft_scale=1.3)
+    objective = Objective(STANDARD, None, None, ttft_scale=1.3)
     placed = router.place(PlacementRequested(JobId("a"), objective, False, 1000, 0), 0.0)
     assert placed.ttft_budget_s == pytest.approx(1.3)
 
@@ -169,7 +169,7 @@ def test_text_is_sized_by_the_learned_ratio():
     for _ in range(300):
         router.prefill_reported(report("prefill-0", learned=((2000, 1000),)), 0.0)
     placed = router.place(
-        PlacementRequested(JobId("a"), Objective(Tier.BACKGROUND, None, None), False, None, 500), 0
+        PlacementRequested(JobId("a"), Objective(BACKGROUND, None, None), False, None, 500), 0
     )
     assert placed.tokens == pytest.approx(250, rel=0.02)
     assert placed.slack_s == math.inf
@@ -194,7 +194,7 @@ def test_a_report_replaces_what_it_knows_and_keeps_what_is_on_its_way():
     router.place(request(1, 1000), 0.0)
     router.prefill_reported(report("prefill-0"), 0.1)
     assert set(router.prefill["prefill-0"].jobs) == {"job-1"}, "still on its way"
-    seen = OutstandingJob(JobId("job-1"), Tier.STANDARD, 900, 1.5)
+    seen = OutstandingJob(JobId("job-1"), STANDARD, 900, 1.5)
     router.prefill_reported(report("prefill-0", seen), 0.2)
     assert router.prefill["prefill-0"].outstanding_tokens == 900, "the exact length"
     router.prefill_reported(report("prefill-0"), 0.3)

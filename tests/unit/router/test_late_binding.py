@@ -17,13 +17,13 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier, TierPolicy
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 POLICIES = {
-    Tier.PREMIUM: TierPolicy(None, None, sheddable=False, weight=4.0),
-    Tier.STANDARD: TierPolicy(None, None, sheddable=True, weight=2.0),
-    Tier.BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
+    PREMIUM: TierPolicy(None, None, sheddable=False, weight=4.0),
+    STANDARD: TierPolicy(None, None, sheddable=True, weight=2.0),
+    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
 }
 AHEAD_S = 0.1
 
@@ -43,11 +43,11 @@ def report(name, *jobs, preemptible_in_s=0.0, **rest):
     return PrefillReported(ReplicaId(name), LINE, jobs, running, 0.0, preemptible_in_s, **rest)
 
 
-def runs(tokens, budget_s=None, tier=Tier.STANDARD, name="runs"):
+def runs(tokens, budget_s=None, tier=STANDARD, name="runs"):
     return OutstandingJob(JobId(name), tier, tokens, budget_s)
 
 
-def request(name, tokens=1000, ttft_s=10.0, tier=Tier.STANDARD):
+def request(name, tokens=1000, ttft_s=10.0, tier=STANDARD):
     return PlacementRequested(JobId(name), Objective(tier, ttft_s, None), True, tokens, 0)
 
 
@@ -108,11 +108,9 @@ def test_the_nearest_deadline_goes_first():
 def test_a_deadline_that_has_become_impossible_evicts_the_sheddable_only():
     router = core("a")
     router.prefill_reported(report("a", runs(2000)), 0.0)
-    for tier in (Tier.STANDARD, Tier.PREMIUM):
-        assert isinstance(router.place(request(tier.value, ttft_s=4.0, tier=tier), 0.0), Held)
-    router.prefill_reported(
-        report("a", runs(9000, 9.0, Tier.PREMIUM, name="next"), preemptible_in_s=None), 3.0
-    )
+    for tier in (STANDARD, PREMIUM):
+        assert isinstance(router.place(request(tier, ttft_s=4.0, tier=tier), 0.0), Held)
+    router.prefill_reported(report("a", runs(9000, 9.0, PREMIUM, name="next"), preemptible_in_s=None), 3.0)
     [(ticket, evicted)] = router.due(3.5)
     assert ticket == "standard"
     assert evicted == Evicted(EvictionReason.DEADLINE_PASSED, 4.0, pytest.approx(3.5))
@@ -144,7 +142,7 @@ def test_the_work_of_a_lost_replica_is_not_waited_for():
 def test_two_routers_that_hear_the_same_reports_count_each_job_once():
     ours, theirs = core("a", "b", late_binding=False), core("a", "b", late_binding=False)
     placed = ours.place(request("x"), 0.0)
-    seen = OutstandingJob(JobId("x"), Tier.STANDARD, 900, 9.5)
+    seen = OutstandingJob(JobId("x"), STANDARD, 900, 9.5)
     for router in (ours, theirs):
         router.prefill_reported(report(placed.prefill_replica, seen), 0.1)
     for router in (ours, theirs):
@@ -171,7 +169,7 @@ def test_a_router_started_anew_knows_the_fleet_from_the_reports():
 def test_a_shared_prefix_leads_to_the_replica_that_has_it():
     router = core("a", "b", late_binding=False)
     prefix = {"prefix_hashes": (1, 2, 3, 4), "hash_block": 200}
-    objective = Objective(Tier.STANDARD, 30.0, None)
+    objective = Objective(STANDARD, 30.0, None)
     first = router.place(PlacementRequested(JobId("1"), objective, True, 1000, 0, **prefix), 0.0)
     second = router.place(PlacementRequested(JobId("2"), objective, True, 1000, 0, **prefix), 0.0)
     assert (first.cached_tokens, second.cached_tokens) == (0, 800)
@@ -208,12 +206,12 @@ class HeldMachine(RuleBasedStateMachine):
 
     def put(self, job, placed):
         tokens, name = placed.tokens, str(placed.prefill_replica)
-        self.running[name].append(OutstandingJob(job, Tier.STANDARD, tokens, 5.0))
+        self.running[name].append(OutstandingJob(job, STANDARD, tokens, 5.0))
 
     @rule(
         tokens=st.integers(1, 3000),
         ttft_s=st.one_of(st.none(), st.floats(0.05, 8.0)),
-        tier=st.sampled_from([Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND]),
+        tier=st.sampled_from([PREMIUM, STANDARD, BACKGROUND]),
     )
     def ask(self, tokens, ttft_s, tier):
         self.number += 1

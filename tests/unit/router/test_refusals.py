@@ -18,7 +18,7 @@ from slo.outcomes import Outcome
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 LIMITS = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
@@ -60,7 +60,7 @@ def report(core, number=0, now_s=0.0, **about):
     )
 
 
-def ask(core, name, tier=Tier.BACKGROUND, tokens=100, tenant="a", now_s=0.0, **objective):
+def ask(core, name, tier=BACKGROUND, tokens=100, tenant="a", now_s=0.0, **objective):
     wanted = Objective(tier, objective.get("ttft_s"), None)
     return core.place(
         PlacementRequested(JobId(name), wanted, True, tokens, 0, tenant=tenant),
@@ -81,18 +81,18 @@ def test_a_tenant_at_its_limit_is_refused_until_one_of_its_requests_has_ended():
 
 def test_a_request_that_is_refused_for_its_deadline_takes_no_place_of_its_tenant():
     core, admission = router(a=TenantLimit(max_concurrent=1))
-    refused = ask(core, "late", Tier.STANDARD, tokens=10_000, ttft_s=0.1)
+    refused = ask(core, "late", STANDARD, tokens=10_000, ttft_s=0.1)
     assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
-    assert admission.backlog_s(Tier.STANDARD) == 0.0
+    assert admission.backlog_s(STANDARD) == 0.0
     assert isinstance(ask(core, "next"), Placed)
 
 
 def test_the_end_of_a_prefill_shortens_the_queue():
     core, admission = router()
     ask(core, "first", tokens=1000)
-    assert admission.backlog_s(Tier.BACKGROUND) == pytest.approx(1.0)
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(1.0)
     report(core, now_s=1.0, ended=(JobId("first"),))
-    assert admission.backlog_s(Tier.BACKGROUND) == 0.0
+    assert admission.backlog_s(BACKGROUND) == 0.0
 
 
 def test_load_is_relative_to_the_replicas_that_there_are():
@@ -100,7 +100,7 @@ def test_load_is_relative_to_the_replicas_that_there_are():
     for replicas in (1, 4):
         core, admission = router(replicas)
         for number in range(10):
-            ask(core, f"{number}", Tier.PREMIUM, tokens=1000, now_s=number / 10)
+            ask(core, f"{number}", PREMIUM, tokens=1000, now_s=number / 10)
         loads.append(admission.load(1.0))
     assert loads[0] == pytest.approx(4 * loads[1])
 

@@ -9,7 +9,7 @@ from router.messages import Placed, PlacementReason, PlacementRequested, Rejecte
 from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import STANDARD
 
 TIMEOUT_S = 0.05
 AT_ONCE = 300
@@ -54,7 +54,7 @@ async def dying(*_):
 
 
 def request():
-    return PlacementRequested(JobId("job"), Objective(Tier.STANDARD, 1.0, None), False, 10, 0)
+    return PlacementRequested(JobId("job"), Objective(STANDARD, 1.0, None), False, 10, 0)
 
 
 async def place(client):

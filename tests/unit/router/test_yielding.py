@@ -12,18 +12,18 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier, TierPolicy
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 POLICIES = {tier: TierPolicy(None, None, sheddable=True, weight=weight) for tier, weight in WEIGHTS.items()}
-LONG = OutstandingJob(JobId("long"), Tier.BACKGROUND, 10_000, None)
+LONG = OutstandingJob(JobId("long"), BACKGROUND, 10_000, None)
 
 
 def replica(*jobs, running="long", preemptible_in_s=0.1):
     """A replica that has been computing 10,000 tokens since 0 s, and has these (name, tokens, due, tier)."""
     known = PrefillReplica(ReplicaId("prefill-0"), LINE, 0.0, WEIGHTS)
-    placed = [PlacedJob(JobId("long"), Tier.BACKGROUND, 10_000, NO_DEADLINE, 0.0)]
+    placed = [PlacedJob(JobId("long"), BACKGROUND, 10_000, NO_DEADLINE, 0.0)]
     placed += [PlacedJob(JobId(name), tier, tokens, due_s, 0.0) for name, tokens, due_s, tier in jobs]
     known.preemptible_in_s = preemptible_in_s
     known.replace(placed, JobId(running) if running else None, 0.0, 0.0)
@@ -48,7 +48,7 @@ def report(router, name, preemptible_in_s, *jobs, now_s=0.0, running_for_s=0.0):
 
 
 def urgent(tokens=100, ttft_s=0.5, number=1):
-    return PlacementRequested(JobId(f"job-{number}"), Objective(Tier.PREMIUM, ttft_s, None), True, tokens, 0)
+    return PlacementRequested(JobId(f"job-{number}"), Objective(PREMIUM, ttft_s, None), True, tokens, 0)
 
 
 # One replica
@@ -88,7 +88,7 @@ def test_a_pass_that_ends_sooner_than_it_would_make_way_is_waited_for():
 
 
 def test_those_before_it_in_the_queue_run_before_it_too():
-    known = replica(("first", 200, 0.4, Tier.PREMIUM))
+    known = replica(("first", 200, 0.4, PREMIUM))
     assert known.end_s(100, 0.5, 0.0) == pytest.approx(0.1 + 0.2 + 0.1)
     assert known.end_s(100, 0.35, 0.0) == pytest.approx(0.1 + 0.1)
 
@@ -105,7 +105,7 @@ def test_an_idle_replica_has_nothing_that_would_make_way():
 )
 def test_the_harm_to_those_behind_it_counts_as_if_it_had_waited(due_s, harm):
     """The work is the same in whatever order: who waits behind the stopped pass ends later by the new one."""
-    known = replica(("behind", 200, due_s, Tier.STANDARD))
+    known = replica(("behind", 200, due_s, STANDARD))
     fit = known.fit(100, 0.5, 4.0, 0.0)
     assert fit.end_s == pytest.approx(0.2)
     assert fit.lateness_s == pytest.approx(harm)
@@ -113,7 +113,7 @@ def test_the_harm_to_those_behind_it_counts_as_if_it_had_waited(due_s, harm):
 
 def test_the_harm_to_the_pass_that_makes_way_counts_too():
     known = replica()
-    runner = PlacedJob(JobId("runner"), Tier.STANDARD, 1_000, 1.05, 0.0)
+    runner = PlacedJob(JobId("runner"), STANDARD, 1_000, 1.05, 0.0)
     known.replace([runner], runner.job_id, 0.0, 0.0)
     fit = known.fit(200, 0.5, 4.0, 0.0)
     assert fit.end_s == pytest.approx(0.3)

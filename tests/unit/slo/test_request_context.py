@@ -2,10 +2,10 @@ import msgspec
 import pytest
 
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM
 
 CONTEXT = RequestContext(
-    JobId("job"), "id", Tier.PREMIUM, 0.5, 0.05, ReplicaId("p"), ReplicaId("d"), prompt_bytes=7
+    JobId("job"), "id", PREMIUM, 0.5, 0.05, ReplicaId("p"), ReplicaId("d"), prompt_bytes=7
 )
 
 
@@ -19,7 +19,7 @@ def test_it_survives_a_header():
 def test_budgets_shrink_as_time_passes_and_prefill_leaves_room_for_the_handoff():
     assert CONTEXT.after(0.1).ttft_budget_s == 0.4
     assert CONTEXT.for_prefill().ttft_budget_s == pytest.approx(0.45)
-    undated = RequestContext(JobId("job"), "id", Tier.BACKGROUND, None)
+    undated = RequestContext(JobId("job"), "id", BACKGROUND, None)
     assert undated.after(9.0) is undated
 
 

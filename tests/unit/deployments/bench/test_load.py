@@ -12,10 +12,10 @@ from deployments.bench.load import Asking, offer
 from deployments.bench.prompts import Prompts
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM
 
 
-def arrivals(times, tokens=20, output=3, ttft_s=1.0, tier=Tier.PREMIUM):
+def arrivals(times, tokens=20, output=3, ttft_s=1.0, tier=PREMIUM):
     return [Arrival(number, at_s, "chat", tokens, output, ttft_s, tier) for number, at_s in enumerate(times)]
 
 
@@ -65,7 +65,7 @@ async def test_objectives_are_scored_also_if_the_server_is_not_told():
 
 async def test_a_request_without_objective_says_only_its_tier():
     with CompletionsServer() as server:
-        await load(server, arrivals([0.0], ttft_s=None, tier=Tier.BACKGROUND))
+        await load(server, arrivals([0.0], ttft_s=None, tier=BACKGROUND))
         (seen,) = server.seen
     assert seen.headers["x-slo-tier"] == "background"
     assert "x-slo-ttft-ms" not in seen.headers

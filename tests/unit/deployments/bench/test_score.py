@@ -6,12 +6,10 @@ from deployments.bench.answer import Answer, Ended, Fate, Offered
 from deployments.bench.score import score
 from deployments.bench.search import Goodput, bisection
 from simulator.workload.arrivals import Arrival
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 
-def ended(
-    ttft_s=0.5, due_s=1.0, *, fate=Fate.ANSWERED, reason="", kind="chat", tier=Tier.PREMIUM, late_s=0.0
-):
+def ended(ttft_s=0.5, due_s=1.0, *, fate=Fate.ANSWERED, reason="", kind="chat", tier=PREMIUM, late_s=0.0):
     arrival = Arrival(0, 0.0, kind, 100, 10, due_s, tier)
     return Ended(arrival, Answer(fate, 0.0, 1.0, reason, ttft_s, 0.01, 10), late_s)
 
@@ -50,9 +48,9 @@ def test_refused_and_failed_requests_are_missed_and_counted_by_reason():
 
 def test_scores_by_tier_and_kind():
     requests = [
-        ended(kind="chat", tier=Tier.PREMIUM),
-        ended(9.0, kind="chat", tier=Tier.STANDARD),
-        ended(kind="file", tier=Tier.STANDARD),
+        ended(kind="chat", tier=PREMIUM),
+        ended(9.0, kind="chat", tier=STANDARD),
+        ended(kind="file", tier=STANDARD),
     ]
     result = score(Offered(requests, wall_s=1.0))
     assert {name: part.attainment for name, part in result.tiers.items()} == {"premium": 1.0, "standard": 0.5}

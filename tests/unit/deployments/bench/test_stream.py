@@ -7,7 +7,7 @@ from deployments.bench.mixes import load_workload, presets
 from deployments.bench.prompts import Prompts
 from deployments.bench.stream import Extent, Shape, stream
 from simulator.workload.arrivals import Arrival
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 VOCABULARY = range(100, 200)
 
@@ -20,7 +20,7 @@ def arrival(**changes):
         "tokens": 100,
         "output_tokens": 10,
         "ttft_s": 1.0,
-        "tier": Tier.STANDARD,
+        "tier": STANDARD,
     }
     return Arrival(**{**fields, **changes})
 
@@ -52,7 +52,7 @@ def test_objectives_of_a_trace_follow_the_prefill_time():
 def test_a_users_own_mix(tmp_path):
     text = "kinds: {mail: {share: 1, is_uniform: true, range_tokens: [5, 9], ttft_ms: 250, tier: premium}}"
     (first,) = load_workload(written(tmp_path, text)).mix(None).stream(1.0, 1, seed=0)
-    assert (first.kind, first.tier, first.ttft_s) == ("mail", Tier.PREMIUM, 0.25)
+    assert (first.kind, first.tier, first.ttft_s) == ("mail", PREMIUM, 0.25)
     assert 5 <= first.tokens <= 9
 
 
@@ -143,10 +143,10 @@ def test_a_duration_in_which_nothing_arrives_is_refused():
 
 def test_tiers_can_be_drawn_whatever_the_kind():
     mix = load_workload("embedded").mix(None)
-    shape = Shape(tiers={Tier.PREMIUM: 1.0, Tier.BACKGROUND: 3.0})
+    shape = Shape(tiers={PREMIUM: 1.0, BACKGROUND: 3.0})
     drawn = [item.tier for item in stream(mix, 1.0, Extent(requests=2000), shape, seed=0)]
-    assert drawn.count(Tier.STANDARD) == 0
-    assert drawn.count(Tier.PREMIUM) / 2000 == pytest.approx(0.25, abs=0.04)
+    assert drawn.count(STANDARD) == 0
+    assert drawn.count(PREMIUM) / 2000 == pytest.approx(0.25, abs=0.04)
 
 
 def test_prompts_have_the_length_and_stay_in_the_vocabulary():

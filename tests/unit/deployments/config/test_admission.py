@@ -16,7 +16,7 @@ from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
 from slo.preemption.decide import Prefill
 from slo.queue.fairness import FairnessRules
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM
 
 PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
 
@@ -63,9 +63,9 @@ def test_shares_and_rules_reach_the_engine_as_plain_values():
     sent = EngineSetup(shares=shares_of(tiers), starvation_timeout_s=5.0).encode()
     received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
     fairness = received.fairness()
-    waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=Tier.BACKGROUND)
-    fairness.step_ended({Tier.PREMIUM: 10}, 1.0, 1.0)
-    assert fairness.account.deficit(Tier.BACKGROUND) == pytest.approx(0.1)
+    waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=BACKGROUND)
+    fairness.step_ended({PREMIUM: 10}, 1.0, 1.0)
+    assert fairness.account.deficit(BACKGROUND) == pytest.approx(0.1)
     assert fairness.boost_of(waiting, 4.9) is None
     assert fairness.boost_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
     assert fairness.boost_of(waiting, 10.1).guard == math.inf

@@ -10,7 +10,7 @@ from deployments.config.preemption import PreemptionConfig
 from deployments.config.settings import SlackServeConfig, parse
 from slo.monitor.settings import MonitorSettings
 from slo.preemption.decide import PreemptionPolicy
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 def monitor(**values):
@@ -38,7 +38,7 @@ def test_every_key_reaches_the_rules():
         tighten_every_s=5,
         relax_every_s=50,
     ).settings(PreemptionConfig(policy="rescue", margin=2.5))
-    assert settings.targets == {Tier.PREMIUM: 0.999, Tier.STANDARD: 0.95, Tier.BACKGROUND: 0.9}
+    assert settings.targets == {PREMIUM: 0.999, STANDARD: 0.95, BACKGROUND: 0.9}
     assert (settings.steers, settings.corrects, settings.directs) == (False, False, False)
     assert (settings.window_s, settings.quantile) == (60, 0.9)
     assert (settings.preemption, settings.margin) == (PreemptionPolicy.RESCUE, 2.5)

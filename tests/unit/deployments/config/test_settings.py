@@ -5,7 +5,7 @@ import pytest
 from deployments.config.errors import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from slo.errors import AuthenticationError
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM
 
 
 def refusal(values):
@@ -91,7 +91,7 @@ def test_keys_come_from_config_file_and_environment(tmp_path, monkeypatch):
     ring = config.key_ring()
     assert ring.tenant("key-of-acme").name == "acme"
     assert ring.tenant("key-of-umbra").name == "umbra"
-    assert ring.tenant("key-of-file").highest_tier is Tier.BACKGROUND
+    assert ring.tenant("key-of-file").highest_tier == BACKGROUND
     with pytest.raises(AuthenticationError):
         ring.tenant("key-of-nobody")
 
@@ -115,11 +115,11 @@ def test_a_key_is_not_shown():
 
 
 def test_a_tier_given_in_part_keeps_its_defaults_for_the_rest():
-    premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.policies()[Tier.PREMIUM]
-    assert premium == dataclasses.replace(DEFAULT_TIER_POLICIES[Tier.PREMIUM], ttft_s=0.3)
-    scaled = parse({"tiers": {"standard": {"ttft_scale": 1.3}}}).tiers.policies()[Tier.STANDARD]
+    premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.policies()[PREMIUM]
+    assert premium == dataclasses.replace(DEFAULT_TIER_POLICIES[PREMIUM], ttft_s=0.3)
+    scaled = parse({"tiers": {"standard": {"ttft_scale": 1.3}}}).tiers.policies()[STANDARD]
     assert (scaled.ttft_s, scaled.ttft_scale, scaled.tpot_s) == (None, 1.3, 0.08)
-    undated = parse({"tiers": {"standard": {"ttft_ms": None}}}).tiers.policies()[Tier.STANDARD]
+    undated = parse({"tiers": {"standard": {"ttft_ms": None}}}).tiers.policies()[STANDARD]
     assert undated.ttft_s is None
 
 
@@ -147,4 +147,4 @@ def test_shares_have_defaults_and_are_of_one_whole():
 def test_the_servers_own_tier_can_be_given_to_nobody(values):
     with pytest.raises(ConfigError, match="tier"):
         parse(values)
-    assert parse({}).tiers.policies()[Tier.SYSTEM] == DEFAULT_TIER_POLICIES[Tier.SYSTEM]
+    assert parse({}).tiers.policies()[SYSTEM] == DEFAULT_TIER_POLICIES[SYSTEM]

@@ -10,7 +10,7 @@ from slo.monitor.attainment import RequestEnded
 from slo.objectives import Objective
 from slo.outcomes import Outcome
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import PREMIUM
 
 
 class Instruments:
@@ -43,7 +43,7 @@ def record(clock):
     record = RequestRecord(
         instruments,
         Identity(JobId("j"), "r", "acme", "tiny", streams=True),
-        Objective(Tier.PREMIUM, ttft_s=0.2, tpot_s=0.05),
+        Objective(PREMIUM, ttft_s=0.2, tpot_s=0.05),
         clock.now_s,
         ended=lambda _: None,
         tell=told.append,
@@ -54,7 +54,7 @@ def record(clock):
 
 
 CHUNK = 'data: {"choices":[{"delta":{"content":"a"}}]}'
-TOLD = RequestEnded("tiny", Tier.PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
+TOLD = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
 
 
 def test_a_request_that_is_answered_is_told_once_with_all_that_was_measured(record, clock):

@@ -10,9 +10,9 @@ from router.messages import Evicted, Held, PlacementRequested
 from slo.errors import EvictionReason
 from slo.objectives import Objective
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import STANDARD
 
-REQUEST = PlacementRequested(JobId("x"), Objective(Tier.STANDARD, 1.0, None), False, 100, 0)
+REQUEST = PlacementRequested(JobId("x"), Objective(STANDARD, 1.0, None), False, 100, 0)
 EVICTED = Evicted(EvictionReason.DEADLINE_PASSED, 1.0, 2.0)
 
 

@@ -20,13 +20,13 @@ from slo.outcomes import Outcome
 from slo.predict.prediction_error import PassMeasured
 from slo.preemption.decide import KeepReason
 from slo.request import JobId, ReplicaId
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 from telemetry import catalogue
 
 R = ReplicaId("r")
 LATE = RequestEnded(
     "m",
-    Tier.PREMIUM,
+    PREMIUM,
     'a "quoted" tenant',
     Outcome.FINISHED,
     e2e_s=1.0,
@@ -42,14 +42,14 @@ LATE = RequestEnded(
 def core():
     """A monitor of which every part has something to show."""
     core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0)), 0.0)
-    ended = (LATE,) * 10, (replace(LATE, tier=Tier.STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
+    ended = (LATE,) * 10, (replace(LATE, tier=STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
     for requests in ended:
         core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=1), SETTLE_S)
-    step = StepSeen(7, (Tier.BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
-    work = ReplicaSeen(R, step, (WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0),))
+    step = StepSeen(7, (BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
+    work = ReplicaSeen(R, step, (WaiterSeen(JobId("urgent"), PREMIUM, 1.0),))
     measured = (PassMeasured(0.1, 0.1, 0.2),) * 20
     core.heard(MonitorReport(R, Role.PREFILL, 0, PrefillSeen(work, measured)), SETTLE_S)
-    placed, refused = {(Tier.PREMIUM, "only_replica"): 3}, {(Tier.BACKGROUND, "shed_by_policy"): 2}
+    placed, refused = {(PREMIUM, "only_replica"): 3}, {(BACKGROUND, "shed_by_policy"): 2}
     core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen(placed, refused)), SETTLE_S)
     core.look(SETTLE_S)
     return core
@@ -125,7 +125,7 @@ def test_port_0_exports_nothing(core):
 
 def test_the_state_for_people_is_plain_and_complete(core):
     state = shown(core.state(SETTLE_S), 9465)
-    assert list(state["tiers"]) == [tier.value for tier in CLIENT_TIERS]
+    assert list(state["tiers"]) == list(CLIENT_TIERS)
     assert state["policy"]["version"] == core.policy.version
     assert state["policy"]["shed"] == {"background": 0.25}
     assert state["tiers"]["premium"]["at_risk"] is True

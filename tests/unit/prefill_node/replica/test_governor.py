@@ -27,16 +27,16 @@ from slo.preemption.decide import (
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOTHING_REACHED = (0, 0)
 BOUNDARIES = 10
 BYTES_PER_TOKEN = 100
 
 
-def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=Tier.BACKGROUND, arrived_s=0.0):
+def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=BACKGROUND, arrived_s=0.0):
     return Accepted(JobId(name), tier, tokens, deadline_s, arrived_s)
 
 
@@ -63,7 +63,7 @@ def view(step=None, *stopped, **accounts):
 
 
 LONG = job("long", 1000)
-URGENT = job("urgent", 100, deadline_s=0.5, tier=Tier.PREMIUM)
+URGENT = job("urgent", 100, deadline_s=0.5, tier=PREMIUM)
 
 
 # Progress
@@ -176,8 +176,8 @@ def test_waiters_stand_in_the_order_of_the_queue():
 
 def test_a_suspended_step_waits_once_for_all_its_members():
     three = governor(
-        job("a", 400, deadline_s=9.0, tier=Tier.STANDARD),
-        job("b", 600, deadline_s=5.0, tier=Tier.PREMIUM),
+        job("a", 400, deadline_s=9.0, tier=STANDARD),
+        job("b", 600, deadline_s=5.0, tier=PREMIUM),
         job("c", 100, deadline_s=20.0),
     )
     stopped = suspended("a", "b", tokens=1000, boundary=4)
@@ -247,7 +247,7 @@ def test_the_forecast_orders_the_queue_and_decides():
     step = view(running("other", tokens=200))
     assert isinstance(two.decide(view(running("long")), NOTHING_REACHED, 0.0), Preempt)
     assert names(two.waiting(step, 0.0)) == ["urgent", "long"]
-    waiters = [job("near", 1200, deadline_s=1.9), job("far", 100, deadline_s=2.0, tier=Tier.PREMIUM)]
+    waiters = [job("near", 1200, deadline_s=1.9), job("far", 100, deadline_s=2.0, tier=PREMIUM)]
     calm, crowded = (governor(*waiters, order=QueueOrder.FEASIBLE_SET) for _ in range(2))
     for n in range(600):
         crowded.forecast.arrived(0.2, 4.0, n / 10)
@@ -312,7 +312,7 @@ def test_a_step_of_no_job_makes_way_for_anybody():
 def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for():
     """`long` has made way for `urgent`, so `urgent` is not stopped for `long`, however urgent that is."""
     urgent = job("urgent", 1000, deadline_s=60.0)
-    long = job("long", 100, deadline_s=0.5, tier=Tier.PREMIUM)
+    long = job("long", 100, deadline_s=0.5, tier=PREMIUM)
     stopped = suspended("long", tokens=100, preempted_by="urgent")
     decision = governor(urgent, long).decide(view(running("urgent"), stopped), NOTHING_REACHED, 0.0)
     assert isinstance(decision, Keep)
@@ -321,7 +321,7 @@ def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for(
 
 def test_a_suspended_step_can_itself_be_rescued():
     """Nobody whom it made way for is left, and its deadline comes close."""
-    rescued = job("rescued", 1000, deadline_s=0.7, tier=Tier.PREMIUM)
+    rescued = job("rescued", 1000, deadline_s=0.7, tier=PREMIUM)
     stopped = suspended("rescued", boundary=8)
     decision = governor(LONG, rescued).decide(view(running("long"), stopped), NOTHING_REACHED, 0.0)
     assert decision == Preempt(7, JobId("rescued"), PreemptReason.RESCUE)
@@ -393,7 +393,7 @@ def test_an_order_never_names_another_step_than_the_one_that_was_published(shown
 
 
 def test_a_waiter_with_time_to_spare_is_looked_at_again_before_it_is_too_late():
-    patient = job("patient", 100, deadline_s=3.0, tier=Tier.PREMIUM)
+    patient = job("patient", 100, deadline_s=3.0, tier=PREMIUM)
     two = governor(LONG, patient)
     step = view(running("long"))
     decision = two.decide(step, NOTHING_REACHED, 0.0)

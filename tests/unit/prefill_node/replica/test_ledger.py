@@ -2,13 +2,13 @@ from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import STANDARD
 
 LINE = PrefillPredictor(0.001, 0.0)
 
 
 def job(name, tokens=100, deadline_s=NO_DEADLINE):
-    return Accepted(JobId(name), Tier.STANDARD, tokens, deadline_s, 0.0)
+    return Accepted(JobId(name), STANDARD, tokens, deadline_s, 0.0)
 
 
 def ledger(*names):

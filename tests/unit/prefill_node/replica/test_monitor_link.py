@@ -26,22 +26,22 @@ from slo.preemption.decide import (
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 R = ReplicaId("r")
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.05)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 BOUNDARIES = 10
 NOW_S = 100.0
 NOTHING_REACHED = (0, 0)
 
 
-def job(name, tokens=1000, due_in_s=NO_DEADLINE, tier=Tier.BACKGROUND):
+def job(name, tokens=1000, due_in_s=NO_DEADLINE, tier=BACKGROUND):
     return Accepted(JobId(name), tier, tokens, NOW_S + due_in_s, NOW_S - 1.0)
 
 
 LONG = job("long", 2000)
-URGENT = job("urgent", 100, 1.1, Tier.PREMIUM)
+URGENT = job("urgent", 100, 1.1, PREMIUM)
 
 
 def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits):
@@ -70,11 +70,11 @@ def test_the_running_step_and_everybody_who_waits_are_told_with_their_slack():
     )
     assert told.replica_id == R
     assert told.step == StepSeen(
-        7, (Tier.BACKGROUND,), pytest.approx(1.0), pytest.approx(0.2), KeepReason.WAITERS_IN_TIME
+        7, (BACKGROUND,), pytest.approx(1.0), pytest.approx(0.2), KeepReason.WAITERS_IN_TIME
     )
     assert told.waiting == (
-        WaiterSeen(JobId("urgent"), Tier.PREMIUM, pytest.approx(1.0)),
-        WaiterSeen(JobId("idle"), Tier.BACKGROUND, None),
+        WaiterSeen(JobId("urgent"), PREMIUM, pytest.approx(1.0)),
+        WaiterSeen(JobId("idle"), BACKGROUND, None),
     )
 
 
@@ -123,7 +123,7 @@ POINTLESS = {
         KeepReason.NOBODY_WAITS,
     ),
     "it is too late for the beneficiary": (
-        governor(LONG, job("urgent", 100, 0.2, Tier.PREMIUM)),
+        governor(LONG, job("urgent", 100, 0.2, PREMIUM)),
         order(),
         view(),
         KeepReason.CANNOT_SAVE,

@@ -12,7 +12,7 @@ from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.decide import KeepReason
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import PREMIUM
 from telemetry.catalogue import Kind
 
 LINE = PrefillPredictor(per_token_s=0.0005, fixed_s=0.0, per_pair_s=5e-7)
@@ -69,7 +69,7 @@ class Board:
 @pytest.fixture
 def ledger():
     ledger = PrefillLedger(LINE)
-    ledger.arrived(Accepted(JobId("urgent"), Tier.PREMIUM, 100, 9.0, 4.0))
+    ledger.arrived(Accepted(JobId("urgent"), PREMIUM, 100, 9.0, 4.0))
     return ledger
 
 

@@ -14,16 +14,16 @@ from slo.preemption.decide import Limits, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOW_S = 100.0
 NOTHING_REACHED = (0, 0)
 BOUNDARIES = 10
 
 
-def job(name, tokens=1000, deadline_s=NO_DEADLINE, tier=Tier.BACKGROUND):
+def job(name, tokens=1000, deadline_s=NO_DEADLINE, tier=BACKGROUND):
     return Accepted(JobId(name), tier, tokens, deadline_s, 0.0)
 
 
@@ -117,7 +117,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
         governor(job("a", deadline_s=103.5), job("b"), job("c", deadline_s=99.0)), None, (0, 0), NOW_S
     )
     assert [each.budget_s for each in told.jobs] == [3.5, None, -1.0]
-    assert [each.tier for each in told.jobs] == [Tier.BACKGROUND] * 3
+    assert [each.tier for each in told.jobs] == [BACKGROUND] * 3
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_before_the_engine_has_published_anything():
 def test_the_step_the_queue_and_what_is_suspended():
     governed = governor(
         job("a", deadline_s=NO_DEADLINE),
-        job("b", 500, deadline_s=102.0, tier=Tier.PREMIUM),
-        job("c", 100, deadline_s=101.0, tier=Tier.STANDARD),
+        job("b", 500, deadline_s=102.0, tier=PREMIUM),
+        job("c", 100, deadline_s=101.0, tier=STANDARD),
     )
     shown = snapshot(
         governed, view(running("a"), suspended("b", tokens=500, preempted_by="c")), (7, 3), NOW_S

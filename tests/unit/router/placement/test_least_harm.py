@@ -23,10 +23,10 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.feasible_set import feasible_set, value
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId, ReplicaId
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 WAITING = st.tuples(
     st.integers(1, 3000),
     st.one_of(st.floats(0.05, 12.0), st.just(NO_DEADLINE)),
@@ -107,7 +107,7 @@ def test_rows_follow_the_work():
         else:
             number += 1
             due = rng.uniform(1, 60)
-            known.add(PlacedJob(JobId(f"n{number}"), Tier.STANDARD, rng.randint(1, 500), due, 0.0), 0.0)
+            known.add(PlacedJob(JobId(f"n{number}"), STANDARD, rng.randint(1, 500), due, 0.0), 0.0)
         new = prefill(rng.randint(1, 500), rng.uniform(0.1, 60))
         rows.update(fleet, 0.0)
         fresh = FleetRows()
@@ -119,21 +119,21 @@ def test_rows_follow_the_work():
 
 
 def test_the_running_pass_is_stopped_for_whom_it_would_make_late():
-    busy = replica((10_000, NO_DEADLINE, Tier.BACKGROUND), running=0, preemptible_in_s=0.1)
+    busy = replica((10_000, NO_DEADLINE, BACKGROUND), running=0, preemptible_in_s=0.1)
     choice = LeastHarm().choose(prefill(100, 0.5), [busy], 0.0)
     assert (choice.start_s, choice.end_s) == pytest.approx((0.1, 0.2))
     assert choice.is_on_time
 
 
 def test_a_pass_that_would_be_late_for_it_is_stopped_only_for_more_worth():
-    tight = replica((1000, 1.05, Tier.STANDARD), running=0, preemptible_in_s=0.0)
+    tight = replica((1000, 1.05, STANDARD), running=0, preemptible_in_s=0.0)
     assert not LeastHarm().choose(prefill(300, 0.5, weight=1.0), [tight], 0.0).is_on_time
     assert LeastHarm().choose(prefill(300, 0.5, weight=4.0), [tight], 0.0).is_on_time
 
 
 def test_when_somebody_must_give_way_the_least_worth_does():
-    premium = replica((1000, 1.05, Tier.PREMIUM), name="premium")
-    standard = replica((1000, 1.05, Tier.STANDARD), name="standard")
+    premium = replica((1000, 1.05, PREMIUM), name="premium")
+    standard = replica((1000, 1.05, STANDARD), name="standard")
     choice = LeastHarm().choose(prefill(300, 1.0, weight=4.0), [premium, standard], 0.0)
     assert choice.replica is standard
     assert choice.is_on_time
@@ -141,7 +141,7 @@ def test_when_somebody_must_give_way_the_least_worth_does():
 
 
 def test_what_is_late_everywhere_goes_where_there_is_least_to_do():
-    fleet = [replica((tokens, 99.0, Tier.PREMIUM), name=f"prefill-{tokens}") for tokens in (900, 500, 700)]
+    fleet = [replica((tokens, 99.0, PREMIUM), name=f"prefill-{tokens}") for tokens in (900, 500, 700)]
     choice = LeastHarm().choose(prefill(300, 0.2), fleet, 0.0)
     assert choice.replica is fleet[1]
     assert not choice.is_on_time
@@ -149,12 +149,12 @@ def test_what_is_late_everywhere_goes_where_there_is_least_to_do():
 
 
 def test_without_a_deadline_it_ends_behind_everybody():
-    choice = LeastHarm().choose(prefill(300, NO_DEADLINE), [replica((900, NO_DEADLINE, Tier.PREMIUM))], 0.0)
+    choice = LeastHarm().choose(prefill(300, NO_DEADLINE), [replica((900, NO_DEADLINE, PREMIUM))], 0.0)
     assert choice.end_s == pytest.approx(1.2)
 
 
 def test_a_cached_prefix_is_less_work():
-    fleet = [replica(name="cold"), replica((300, 5.0, Tier.STANDARD), name="warm")]
+    fleet = [replica(name="cold"), replica((300, 5.0, STANDARD), name="warm")]
     assert LeastHarm().choose(prefill(1000, 4.0), fleet, 0.0).replica is fleet[0]
     choice = LeastHarm().choose(prefill(1000, 4.0, warm=800), fleet, 0.0)
     assert choice.replica is fleet[1]
@@ -162,7 +162,7 @@ def test_a_cached_prefix_is_less_work():
 
 
 def test_prefix_affinity_takes_the_longest_prefix_then_the_fewest_tokens():
-    fleet = [replica((tokens, 99.0, Tier.STANDARD), name=f"r{tokens}") for tokens in (900, 500, 700)]
+    fleet = [replica((tokens, 99.0, STANDARD), name=f"r{tokens}") for tokens in (900, 500, 700)]
     policy = PrefixAffinity()
     assert policy.choose(prefill(1000, 9.0), fleet, 0.0).replica is fleet[1]
     chosen = policy.choose(prefill(1000, 9.0, r900=512, r700=512), fleet, 0.0)
@@ -171,7 +171,7 @@ def test_prefix_affinity_takes_the_longest_prefix_then_the_fewest_tokens():
 
 
 def test_power_of_two_choices_never_takes_the_busiest_and_leaves_nobody_out():
-    fleet = [replica((tokens, 99.0, Tier.STANDARD), name=f"r{tokens}") for tokens in (900, 500, 700)]
+    fleet = [replica((tokens, 99.0, STANDARD), name=f"r{tokens}") for tokens in (900, 500, 700)]
     policy = PowerOfTwoChoices(random.Random(1))
     taken = [policy.choose(prefill(10, 9.0), fleet, 0.0).replica for _ in range(60)]
     assert fleet[0] not in taken
@@ -180,5 +180,5 @@ def test_power_of_two_choices_never_takes_the_busiest_and_leaves_nobody_out():
 
 
 def test_least_tokens_counts_what_is_outstanding():
-    fleet = [replica((900, 99.0, Tier.STANDARD)), replica((500, math.inf, Tier.STANDARD))]
+    fleet = [replica((900, 99.0, STANDARD)), replica((500, math.inf, STANDARD))]
     assert LeastOutstandingTokens().choose(prefill(10, 9.0), fleet, 0.0).replica is fleet[1]

@@ -7,13 +7,13 @@ from router.core import RouterCore
 from router.placement.policies import LeastOutstandingTokens, LeastSlackLoss, RoundRobin
 from slo.predict.prefill_time import PrefillPredictor
 from slo.request import ReplicaId
-from slo.tiers import Tier, TierPolicy
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.0002, fixed_s=0.01)
 POLICIES = {
-    Tier.PREMIUM: TierPolicy(0.3, None, sheddable=False, weight=4.0),
-    Tier.STANDARD: TierPolicy(2.0, None, sheddable=False, weight=2.0),
-    Tier.BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
+    PREMIUM: TierPolicy(0.3, None, sheddable=False, weight=4.0),
+    STANDARD: TierPolicy(2.0, None, sheddable=False, weight=2.0),
+    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
 }
 
 
@@ -23,11 +23,11 @@ def trace(seed: int, requests: int = 1500, rate: float = 5.0) -> list[Arrival]:
     arrivals, now_s = [], 0.0
     for _ in range(requests):
         now_s += rng.expovariate(rate)
-        tier = rng.choices([Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND], [0.6, 0.3, 0.1])[0]
+        tier = rng.choices([PREMIUM, STANDARD, BACKGROUND], [0.6, 0.3, 0.1])[0]
         low, high = {
-            Tier.PREMIUM: (50, 500),
-            Tier.STANDARD: (500, 4000),
-            Tier.BACKGROUND: (3000, 8000),
+            PREMIUM: (50, 500),
+            STANDARD: (500, 4000),
+            BACKGROUND: (3000, 8000),
         }[tier]
         arrivals.append(Arrival(now_s, rng.randint(low, high), tier, POLICIES[tier].ttft_s))
     return arrivals
@@ -44,12 +44,12 @@ def test_slack_aware_placement_beats_round_robin_and_token_counts(seed):
     turns = attainment(RoundRobin(), seed)
     tokens = attainment(LeastOutstandingTokens(), seed)
     assert ours.attainment() > turns.attainment() + 0.05
-    assert ours.attainment(Tier.PREMIUM) > turns.attainment(Tier.PREMIUM) + 0.05
+    assert ours.attainment(PREMIUM) > turns.attainment(PREMIUM) + 0.05
     assert ours.attainment() >= tokens.attainment()
 
 
 def test_round_robin_takes_turns():
     core = RouterCore(POLICIES, RoundRobin())
     replicas = [Replica(ReplicaId(f"prefill-{n}"), LINE) for n in range(3)]
-    arrivals = [Arrival(100.0 * n, 10, Tier.PREMIUM, 0.3) for n in range(1, 7)]
+    arrivals = [Arrival(100.0 * n, 10, PREMIUM, 0.3) for n in range(1, 7)]
     assert run(arrivals, core, replicas, POLICIES).attainment() == 1.0

@@ -6,7 +6,7 @@ import pytest
 
 from router.serve.replica_pinning import PinnedPrefill
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
-from slo.tiers import Tier
+from slo.tiers import STANDARD
 
 A, B, C = (ReplicaId(name) for name in "abc")
 
@@ -25,7 +25,7 @@ def replicas(*names):
 
 def call(pin=None, lost=()):
     context = RequestContext(
-        JobId("job"), "request", Tier.STANDARD, None, prefill_replica=pin, failed_replicas=lost
+        JobId("job"), "request", STANDARD, None, prefill_replica=pin, failed_replicas=lost
     )
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     routing = SimpleNamespace(should_backoff=False)

@@ -21,7 +21,7 @@ from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
 from slo.preemption.decide import PreemptionRules
 from slo.queue.batching import STEP_TOKENS
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import CLIENT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 LONG_TOKENS = STEP_TOKENS  # one step
@@ -32,11 +32,11 @@ EVERY_ARM = sorted({*PAPER_ARMS, *ABORT_ARMS, *TIER_ARMS})
 MIX = PRESETS["flowprefill-8b"].workload
 
 
-def arrival(number, at_s, tokens, ttft_s, tier=Tier.STANDARD, blocks=()):
+def arrival(number, at_s, tokens, ttft_s, tier=STANDARD, blocks=()):
     return Arrival(number, at_s, "kind", tokens, 1, ttft_s, tier, blocks)
 
 
-OVERTAKING = [arrival(0, 0.0, LONG_TOKENS, 30.0), arrival(1, SOON_S, 200, 0.25, Tier.PREMIUM)]
+OVERTAKING = [arrival(0, 0.0, LONG_TOKENS, 30.0), arrival(1, SOON_S, 200, 0.25, PREMIUM)]
 
 
 def served(arm, arrivals=OVERTAKING, setting=None, **about):

@@ -9,7 +9,7 @@ from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import Failure
 from simulator.workload.arrivals import Arrival
 from slo.outcomes import Outcome
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 @pytest.mark.parametrize("arm", ["slackserve", "sedf-recompute", "fcfs"])
@@ -32,7 +32,7 @@ def test_a_death_is_deterministic():
 
 
 def test_a_request_is_placed_again_when_the_death_is_noticed():
-    arrivals = [Arrival(0, 1.0, "one", 8000, 5, None, Tier.BACKGROUND)]
+    arrivals = [Arrival(0, 1.0, "one", 8000, 5, None, BACKGROUND)]
     prefill_s = HARDWARE.cost.prefill_s(8000)
     result = simulate(fleet(replicas=2), arrivals, [Failure(0, 1.0 + prefill_s / 2, 100.0)])
     (passage,) = result.passages
@@ -43,13 +43,13 @@ def test_a_request_is_placed_again_when_the_death_is_noticed():
 
 
 def test_nothing_is_refused_because_of_a_death_without_deadlines():
-    arrivals = [Arrival(n, n * 0.5, "one", 2000, 20, None, Tier.BACKGROUND) for n in range(60)]
+    arrivals = [Arrival(n, n * 0.5, "one", 2000, 20, None, BACKGROUND) for n in range(60)]
     result = simulate(fleet(replicas=2), arrivals, [Failure(0, 3.2, 9.0), Failure(1, 12.2, 40.0)])
     assert result.outcomes == {Outcome.FINISHED: 60}
 
 
 def test_without_any_replica_requests_are_refused():
-    arrivals = [Arrival(n, n * 1.0, "one", 2000, 20, 2.0, Tier.PREMIUM) for n in range(20)]
+    arrivals = [Arrival(n, n * 1.0, "one", 2000, 20, 2.0, PREMIUM) for n in range(20)]
     result = simulate(fleet(replicas=1), arrivals, [Failure(0, 4.5, 15.5)])
     assert [job.refused for job in result.jobs].count("no_replica") == 11
     check_at_rest_but_for_the_dead(result)
@@ -57,7 +57,7 @@ def test_without_any_replica_requests_are_refused():
 
 def test_kv_on_its_way_is_lost_with_its_source():
     slow = fleet(replicas=2)
-    arrivals = [Arrival(0, 0.0, "one", 4000, 5, None, Tier.BACKGROUND)]
+    arrivals = [Arrival(0, 0.0, "one", 4000, 5, None, BACKGROUND)]
     prefilled_s = simulate(slow, arrivals).jobs[0].prefilled_s
     result = simulate(slow, arrivals, [Failure(0, prefilled_s + 0.001, 50.0)])
     assert result.passages[0].placements == 2
@@ -76,7 +76,7 @@ def test_only_a_replica_that_is_there_can_die():
 
 
 def test_a_request_that_is_late_already_is_not_placed_again_if_it_may_be_shed():
-    arrivals = [Arrival(0, 0.0, "one", 8000, 5, 2.0, Tier.STANDARD)]
+    arrivals = [Arrival(0, 0.0, "one", 8000, 5, 2.0, STANDARD)]
     result = simulate(fleet(replicas=2), arrivals, [Failure(0, 0.3, 50.0)])
     assert result.jobs[0].refused == "deadline_infeasible"
     assert result.passages[0].placements == 1

@@ -18,7 +18,7 @@ from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
 from slo.outcomes import Outcome
 from slo.predict.link import INSTANT_LINK, Link
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -88,8 +88,8 @@ def test_replicas_that_do_not_report_get_every_request():
 
 def test_what_cannot_be_in_time_is_refused_and_counts_as_missed():
     arrivals = [
-        Arrival(0, 0.0, "urgent", 20_000, 10, 0.2, Tier.STANDARD),
-        Arrival(1, 0.1, "urgent", 20_000, 10, 0.2, Tier.PREMIUM),
+        Arrival(0, 0.0, "urgent", 20_000, 10, 0.2, STANDARD),
+        Arrival(1, 0.1, "urgent", 20_000, 10, 0.2, PREMIUM),
     ]
     result = simulate(fleet(), arrivals)
     assert result.jobs[0].refused == "deadline_infeasible"
@@ -100,8 +100,8 @@ def test_what_cannot_be_in_time_is_refused_and_counts_as_missed():
 
 def test_what_no_memory_could_hold_is_refused():
     arrivals = [
-        Arrival(0, 0.0, "long", HARDWARE.kv_tokens + 1, 10, None, Tier.STANDARD),
-        Arrival(1, 0.0, "fits", 100, 10, None, Tier.STANDARD),
+        Arrival(0, 0.0, "long", HARDWARE.kv_tokens + 1, 10, None, STANDARD),
+        Arrival(1, 0.0, "fits", 100, 10, None, STANDARD),
     ]
     result = simulate(fleet(), arrivals)
     assert result.jobs[0].refused == TOO_LONG
@@ -110,7 +110,7 @@ def test_what_no_memory_could_hold_is_refused():
 
 
 def test_the_first_token_comes_after_transfer_and_first_step():
-    arrivals = [Arrival(0, 1.0, "one", 1000, 5, None, Tier.STANDARD)]
+    arrivals = [Arrival(0, 1.0, "one", 1000, 5, None, STANDARD)]
     link, model = Link(1e9, 0.01), DecodeModel(0.02, 0.0, 0.0, 0.0, UNLIMITED)
     setup = fleet(link=link, decode=model, decode_replicas=1)
     passage = simulate(setup, arrivals).passages[0]
@@ -124,7 +124,7 @@ def test_the_first_token_comes_after_transfer_and_first_step():
 def test_prefill_holds_kv_until_it_has_been_pulled():
     """With a slow link, memory of the prefill replica is what bounds the throughput."""
     hardware = replace(HARDWARE, kv_tokens=3008)
-    arrivals = [Arrival(n, 0.0, "one", 2000, 1, None, Tier.STANDARD) for n in range(4)]
+    arrivals = [Arrival(n, 0.0, "one", 2000, 1, None, STANDARD) for n in range(4)]
     link = Link(2000 * LLAMA_3_8B.kv_bytes_per_token / 10.0, 0.0)
     setup = replace(fleet(replicas=1, link=link, handoff_s=0.0), hardware=hardware)
     result = simulate(setup, arrivals)

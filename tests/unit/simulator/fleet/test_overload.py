@@ -17,16 +17,16 @@ from slo.admission.controller import AdmissionRules
 from slo.errors import RejectionReason
 from slo.outcomes import Outcome
 from slo.queue.fairness import STARVATION_TIMEOUT_S
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 HARDWARE = PRESETS["flowprefill-8b"].hardware
 SECONDS = 600.0
 OVERLOAD = 3.0
 REPLICAS = 2
 KINDS = {
-    "premium": Kind(0.30, 3000, 2.0, Tier.PREMIUM, sigma=0.3, range_tokens=(500, 6000)),
-    "standard": Kind(0.45, 8000, 10.0, Tier.STANDARD, sigma=0.4, range_tokens=(500, 20_000)),
-    "background": Kind(0.25, 12_000, None, Tier.BACKGROUND, sigma=0.4, range_tokens=(500, 30_000)),
+    "premium": Kind(0.30, 3000, 2.0, PREMIUM, sigma=0.3, range_tokens=(500, 6000)),
+    "standard": Kind(0.45, 8000, 10.0, STANDARD, sigma=0.4, range_tokens=(500, 20_000)),
+    "background": Kind(0.25, 12_000, None, BACKGROUND, sigma=0.4, range_tokens=(500, 30_000)),
 }
 MAX_BACKLOG_S = 60.0
 
@@ -65,36 +65,36 @@ def overload():
 
 
 def by_tier(run, tier):
-    return [passage for passage in run.passages if passage.arrival.tier is tier]
+    return [passage for passage in run.passages if passage.arrival.tier == tier]
 
 
 def test_it_is_an_overload_that_premium_alone_is_not(overload):
     _, _, arrivals = overload
     span_s = arrivals[-1].at_s * REPLICAS
-    premium = [arrival for arrival in arrivals if arrival.tier is Tier.PREMIUM]
+    premium = [arrival for arrival in arrivals if arrival.tier == PREMIUM]
     assert work_s(arrivals) / span_s == pytest.approx(OVERLOAD, rel=0.1)
     assert 0.2 < work_s(premium) / span_s < 0.6
 
 
 def test_premium_is_on_time(overload):
     run, _, _ = overload
-    premium = by_tier(run, Tier.PREMIUM)
+    premium = by_tier(run, PREMIUM)
     assert all(passage.outcome is Outcome.FINISHED for passage in premium)
     assert sum(passage.job.is_on_time for passage in premium) / len(premium) >= 0.99
 
 
 def test_standard_that_is_let_in_is_on_time(overload):
     run, _, _ = overload
-    served = [p for p in by_tier(run, Tier.STANDARD) if p.outcome is Outcome.FINISHED]
+    served = [p for p in by_tier(run, STANDARD) if p.outcome is Outcome.FINISHED]
     assert sum(p.job.is_on_time for p in served) / len(served) >= 0.95
 
 
 def test_nobody_starves(overload):
     """Each tier is served in every minute; everybody who was let in is, background in bounded time."""
     run, _, arrivals = overload
-    background = [p for p in by_tier(run, Tier.BACKGROUND) if p.outcome is Outcome.FINISHED]
+    background = [p for p in by_tier(run, BACKGROUND) if p.outcome is Outcome.FINISHED]
     assert max(p.job.ttft_s for p in background) < 2 * STARVATION_TIMEOUT_S + MAX_BACKLOG_S
-    for tier in (Tier.STANDARD, Tier.BACKGROUND):
+    for tier in (STANDARD, BACKGROUND):
         served = [p for p in by_tier(run, tier) if p.outcome is Outcome.FINISHED]
         minutes = Counter(int(p.job.first_token_s // 60) for p in served)
         assert all(minutes[minute] for minute in range(1, int(arrivals[-1].at_s // 60)))

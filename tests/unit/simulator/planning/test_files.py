@@ -15,7 +15,7 @@ from slo.files.profile import read_profile
 from slo.files.strict_yaml import FleetConfigError
 from slo.predict.handoff import HandoffSample
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 CHAT = {"share": 1, "mean_tokens": 600, "ttft_ms": 500, "tier": "premium"}
 LEAST = {"rate_rps": 2, "workload": {"kinds": {"chat": CHAT}}}
@@ -62,10 +62,10 @@ seed: 7
     config = load_fleet(path)
     setup = config.setup()
     assert setup.hardware.cost.shape == LLAMA_3_70B
-    assert setup.hardware.weights[Tier.PREMIUM] == 8
-    assert setup.policies[Tier.PREMIUM].tpot_s == 0.06
-    assert setup.policies[Tier.PREMIUM].ttft_s == 0.2, "what is not given stays"
-    assert not setup.policies[Tier.STANDARD].sheddable
+    assert setup.hardware.weights[PREMIUM] == 8
+    assert setup.policies[PREMIUM].tpot_s == 0.06
+    assert setup.policies[PREMIUM].ttft_s == 0.2, "what is not given stays"
+    assert not setup.policies[STANDARD].sheddable
     assert setup.decode.max_batch == 128
     assert setup.link.bytes_ps == 50e9
     found = plan(setup, config.demand())

@@ -15,7 +15,7 @@ from simulator.planning.replica_search import fewest, most
 from simulator.report import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
 from slo.predict.link import INSTANT_LINK
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM
 
 
 @given(st.integers(1, 300), st.floats(0.1, 40))
@@ -56,12 +56,12 @@ def test_a_plan_is_a_document_and_a_plot():
 
 def test_without_slack_the_plan_is_the_arithmetic_one():
     """One kind, no objective but to be served: any number of replicas will do, so one is chosen."""
-    mix = Mix({"batch": Kind(1.0, 2000, None, Tier.BACKGROUND)})
+    mix = Mix({"batch": Kind(1.0, 2000, None, BACKGROUND)})
     assert plan(fleet(), Demand(mix, 5.0, 100)).chosen == 1
 
 
 def test_a_load_needs_at_least_as_many_replicas_as_its_work():
-    mix = Mix({"only": Kind(1.0, 2000, 3.0, Tier.PREMIUM, range_tokens=(2000, 2000), output_tokens=10)})
+    mix = Mix({"only": Kind(1.0, 2000, 3.0, PREMIUM, range_tokens=(2000, 2000), output_tokens=10)})
     setup = FleetSetup(fleet().arm, fleet().hardware, 1, decode=INSTANT_DECODE, link=INSTANT_LINK)
     rate_rps = 2.5 / setup.hardware.cost.prefill_s(2000)
     found = plan(setup, Demand(mix, rate_rps, 1500, target=0.9))
@@ -70,7 +70,7 @@ def test_a_load_needs_at_least_as_many_replicas_as_its_work():
 
 
 def test_an_objective_below_the_prefill_time_is_out_of_reach():
-    mix = Mix({"only": Kind(1.0, 8000, 0.05, Tier.PREMIUM)})
+    mix = Mix({"only": Kind(1.0, 8000, 0.05, PREMIUM)})
     found = plan(fleet(), Demand(mix, 1.0, 60))
     assert found.chosen is None
     assert found.best is found.points[-1]
@@ -78,9 +78,9 @@ def test_an_objective_below_the_prefill_time_is_out_of_reach():
 
 def test_decode_replicas_keep_the_pace():
     slow = DecodeModel(0.004, 0.002, 1e-8, 0.001, kv_tokens=1 << 30)
-    mix = Mix({"only": Kind(1.0, 500, None, Tier.PREMIUM, output_tokens=100)})
+    mix = Mix({"only": Kind(1.0, 500, None, PREMIUM, output_tokens=100)})
     found = plan(fleet(decode=slow), Demand(mix, 8.0, 300))
-    assert DEFAULT_TIER_POLICIES[Tier.PREMIUM].tpot_s == 0.03
+    assert DEFAULT_TIER_POLICIES[PREMIUM].tpot_s == 0.03
     # 14 requests in a batch keep 30 ms; 800 tokens a second need two such batches
     assert found.decode_replicas in {2, 3}
     never = plan(fleet(decode=DecodeModel(0.05, 0.0, 0.0, 0.0, kv_tokens=1 << 30)), Demand(mix, 8.0, 100))
@@ -91,6 +91,6 @@ def test_decode_replicas_have_room():
     small = DecodeModel(
         DECODE.weights_s, DECODE.request_s, DECODE.kv_token_s, DECODE.fixed_s, kv_tokens=20_000
     )
-    mix = Mix({"only": Kind(1.0, 4000, None, Tier.PREMIUM, output_tokens=200, range_tokens=(4000, 4000))})
+    mix = Mix({"only": Kind(1.0, 4000, None, PREMIUM, output_tokens=200, range_tokens=(4000, 4000))})
     found = plan(fleet(decode=small), Demand(mix, 4.0, 200))
     assert found.decode_replicas >= 2, "each holds four requests"

@@ -12,12 +12,12 @@ from simulator.study.run import run
 from simulator.workload.arrivals import Kind, Mix
 from slo.queue.fairness import STARVATION_TIMEOUT_S
 from slo.queue.order import DEFAULT_ORDER
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 HARDWARE = replace(PRESETS["flowprefill-8b"].hardware, weights=TIER_WEIGHTS)
-LOADS = {Tier.PREMIUM: 0.4, Tier.STANDARD: 1.0, Tier.BACKGROUND: 0.1}
-TOKENS = {Tier.PREMIUM: 4000, Tier.STANDARD: 9000, Tier.BACKGROUND: 9000}
-TTFT_S = {Tier.PREMIUM: 2.0, Tier.STANDARD: 8.0, Tier.BACKGROUND: None}
+LOADS = {PREMIUM: 0.4, STANDARD: 1.0, BACKGROUND: 0.1}
+TOKENS = {PREMIUM: 4000, STANDARD: 9000, BACKGROUND: 9000}
+TTFT_S = {PREMIUM: 2.0, STANDARD: 8.0, BACKGROUND: None}
 SECONDS = 260.0
 UNFAIR = Arm(
     "unfair",
@@ -35,12 +35,12 @@ def served(name):
     work_s = {tier: HARDWARE.cost.prefill_s(tokens) for tier, tokens in TOKENS.items()}
     rates = {tier: load / work_s[tier] for tier, load in LOADS.items()}
     kinds = {
-        tier.value: Kind(rates[tier], TOKENS[tier], TTFT_S[tier], tier, sigma=0.01, range_tokens=(16, 32_000))
+        tier: Kind(rates[tier], TOKENS[tier], TTFT_S[tier], tier, sigma=0.01, range_tokens=(16, 32_000))
         for tier in LOADS
     }
     rate_rps = sum(rates.values())
     jobs = run(ARM_NAMED[name], HARDWARE, Mix(kinds).stream(rate_rps, int(rate_rps * SECONDS), 1)).jobs
-    return {tier: [job for job in jobs if job.arrival.tier is tier] for tier in LOADS}
+    return {tier: [job for job in jobs if job.arrival.tier == tier] for tier in LOADS}
 
 
 def early(jobs):
@@ -54,27 +54,27 @@ def on_time(jobs):
 
 def test_background_starts_in_bounded_time():
     """Its load is below its share, so that nothing piles up: each waits for its own two patiences at most."""
-    work_s = HARDWARE.cost.prefill_s(TOKENS[Tier.BACKGROUND])
-    between_s = work_s / DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share
-    waits = [job.ttft_s for job in early(served("slackserve")[Tier.BACKGROUND])]
+    work_s = HARDWARE.cost.prefill_s(TOKENS[BACKGROUND])
+    between_s = work_s / DEFAULT_TIER_POLICIES[BACKGROUND].share
+    waits = [job.ttft_s for job in early(served("slackserve")[BACKGROUND])]
     assert len(waits) > 10
     assert max(waits) < 2 * STARVATION_TIMEOUT_S + 3 * between_s
 
 
 def test_without_fairness_it_would_not():
-    waits = [job.ttft_s for job in early(served("unfair")[Tier.BACKGROUND])]
+    waits = [job.ttft_s for job in early(served("unfair")[BACKGROUND])]
     assert max(waits) > 4 * STARVATION_TIMEOUT_S
 
 
 def test_premium_pays_next_to_nothing_as_long_as_it_leaves_any_time():
-    fair, unfair = served("slackserve")[Tier.PREMIUM], served("unfair")[Tier.PREMIUM]
+    fair, unfair = served("slackserve")[PREMIUM], served("unfair")[PREMIUM]
     assert on_time(fair) >= on_time(unfair) - 0.02
 
 
 def test_standard_pays_no_more_than_the_share():
-    fair, unfair = served("slackserve")[Tier.STANDARD], served("unfair")[Tier.STANDARD]
-    paid = (on_time(unfair) - on_time(fair)) * LOADS[Tier.STANDARD]
-    assert paid < DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share + 0.05
+    fair, unfair = served("slackserve")[STANDARD], served("unfair")[STANDARD]
+    paid = (on_time(unfair) - on_time(fair)) * LOADS[STANDARD]
+    assert paid < DEFAULT_TIER_POLICIES[BACKGROUND].share + 0.05
 
 
 @cache

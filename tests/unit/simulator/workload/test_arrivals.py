@@ -16,9 +16,9 @@ from simulator.workload.arrivals import (
     read_mooncake,
     read_trace,
 )
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
-CHAT = Kind(3.0, 640, 0.25, Tier.PREMIUM)
+CHAT = Kind(3.0, 640, 0.25, PREMIUM)
 SEARCH = Kind(1.0, 5000, 4.0, sigma=0.5)
 MIX = Mix({"chat": CHAT, "search": SEARCH})
 
@@ -29,7 +29,7 @@ def test_a_mix_has_the_rate_the_shares_and_the_mean_lengths_that_were_asked_for(
     chat = [arrival.tokens for arrival in stream if arrival.kind == "chat"]
     assert len(chat) / len(stream) == pytest.approx(0.75, abs=0.02)
     assert statistics.mean(chat) == pytest.approx(640, rel=0.05)
-    assert {arrival.tier for arrival in stream if arrival.kind == "chat"} == {Tier.PREMIUM}
+    assert {arrival.tier for arrival in stream if arrival.kind == "chat"} == {PREMIUM}
 
 
 def test_a_stream_follows_from_its_seed():
@@ -67,8 +67,8 @@ def test_objectives_relative_to_the_prefill_time():
 
 
 CLASSES = (
-    LengthClass(2048, "text", 0.25, Tier.PREMIUM),
-    LengthClass(float("inf"), "file", 6.0, Tier.STANDARD),
+    LengthClass(2048, "text", 0.25, PREMIUM),
+    LengthClass(float("inf"), "file", 6.0, STANDARD),
 )
 RECORDS = [(0.0, 100, 10, (1,)), (1.0, 5000, 20, (1, 2)), (3.0, 90_000, 30, ()), (4.0, 500, 5, (3,))]
 
@@ -140,7 +140,7 @@ def test_a_trace_that_is_not_there_is_named(tmp_path):
 
 def test_tiers_by_share():
     stream = MIX.stream(1.0, 4000, 1)
-    shares = {Tier.PREMIUM: 0.2, Tier.STANDARD: 0.5, Tier.BACKGROUND: 0.3}
+    shares = {PREMIUM: 0.2, STANDARD: 0.5, BACKGROUND: 0.3}
     tiers = [arrival.tier for arrival in assign_tiers(stream, shares, 1)]
     for tier, share in shares.items():
         assert tiers.count(tier) / len(tiers) == pytest.approx(share, abs=0.03)

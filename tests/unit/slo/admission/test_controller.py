@@ -19,7 +19,7 @@ from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM, Tier
 
 WORK_S = 0.1
 SHARES = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
@@ -35,8 +35,8 @@ def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
     return made
 
 
-def request(number, tier=Tier.BACKGROUND, tenant="a", work_s=WORK_S, tokens=100):
-    return AdmissionRequest(JobId(f"{tier.value}-{tenant}-{number}"), tier, tenant, tokens, work_s)
+def request(number, tier=BACKGROUND, tenant="a", work_s=WORK_S, tokens=100):
+    return AdmissionRequest(JobId(f"{tier}-{tenant}-{number}"), tier, tenant, tokens, work_s)
 
 
 def offer(admission, loads, seconds=120.0, warm_s=60.0, serve=True):
@@ -82,7 +82,7 @@ def test_under_pressure_the_class_over_its_share_is_refused_and_no_other():
 
 def test_the_chance_grows_with_the_excess_up_to_its_limit():
     admitted = [
-        part_admitted(offer(controller(), offered(premium=0.5, background=load))[Tier.BACKGROUND, "a"])
+        part_admitted(offer(controller(), offered(premium=0.5, background=load))[BACKGROUND, "a"])
         for load in (0.3, 0.45, 0.9, 2.0, 9.0)
     ]
     assert admitted == sorted(admitted, reverse=True)
@@ -92,21 +92,21 @@ def test_the_chance_grows_with_the_excess_up_to_its_limit():
 
 def test_premium_is_admitted_whatever_the_load():
     fates = offer(controller(), offered(premium=1.5, standard=2.0, background=2.0))
-    assert set(fates[Tier.PREMIUM, "a"]) == {"admitted"}
+    assert set(fates[PREMIUM, "a"]) == {"admitted"}
 
 
 def test_time_is_kept_for_premium_that_does_not_ask_for_it():
     half = AdmissionRules(reserved=0.5, max_backlog_s=1e9, calm_s=0.0)
     without = AdmissionRules(reserved=0.0, max_backlog_s=1e9, calm_s=0.0)
     kept, free = (offer(controller(rules), offered(background=0.9)) for rules in (half, without))
-    kept, free = kept[Tier.BACKGROUND, "a"], free[Tier.BACKGROUND, "a"]
+    kept, free = kept[BACKGROUND, "a"], free[BACKGROUND, "a"]
     assert part_admitted(free) > 0.9
     assert kept[RejectionReason.RESERVED] > 0
     assert part_admitted(kept) == pytest.approx(0.5 / 0.9, abs=0.12)
 
 
 def test_a_tenant_that_asks_for_less_than_its_part_is_not_refused_for_another():
-    loads = {(Tier.BACKGROUND, "greedy"): 2.0, (Tier.BACKGROUND, "modest"): 0.2}
+    loads = {(BACKGROUND, "greedy"): 2.0, (BACKGROUND, "modest"): 0.2}
     greedy, modest = offer(controller(), loads).values()
     assert set(modest) == {"admitted"}
     assert greedy[RejectionReason.TENANT_SHARE] + greedy[RejectionReason.OVER_SHARE] > 0
@@ -114,7 +114,7 @@ def test_a_tenant_that_asks_for_less_than_its_part_is_not_refused_for_another():
 
 def test_a_heavier_tenant_gets_more_of_a_busy_class():
     tenants = TenantGates({"heavy": TenantLimit(weight=3.0)})
-    loads = {(Tier.BACKGROUND, "heavy"): 1.2, (Tier.BACKGROUND, "light"): 1.2}
+    loads = {(BACKGROUND, "heavy"): 1.2, (BACKGROUND, "light"): 1.2}
     heavy, light = offer(controller(tenants=tenants), loads).values()
     assert part_admitted(heavy) == pytest.approx(3 * part_admitted(light), rel=0.35)
 
@@ -134,7 +134,7 @@ def test_nobody_within_their_share_is_refused_for_lack_of_capacity(loads, replic
         refused = sum(count for reason, count in fate.items() if reason in LACK)
         # The account starts with a whole request where half of one is the mean.
         within = loads[tier] + WORK_S / 20 <= SHARES[tier]
-        assert not (within or tier is Tier.PREMIUM) or refused == 0
+        assert not (within or tier == PREMIUM) or refused == 0
         assert fate["admitted"] > 0
     if sum(loads.values()) + 3 * WORK_S / 20 <= 0.8:
         assert all(set(fate) == {"admitted"} for fate in fates.values())
@@ -153,8 +153,8 @@ def test_what_is_let_in_leaves_the_reservation_unless_the_share_or_the_limit_is_
     loads = offered(**({"premium": premium} if premium > 0.01 else {}), background=background)
     rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9, calm_s=0.0)
     fates = offer(controller(rules, seed=seed), loads, seconds=200.0)
-    let_in = part_admitted(fates[Tier.BACKGROUND, "a"]) * background
-    share = SHARES[Tier.BACKGROUND]
+    let_in = part_admitted(fates[BACKGROUND, "a"]) * background
+    share = SHARES[BACKGROUND]
     pressed = premium + background > 0.8
     allowed = max(1.0 - max(premium, reserved), share, 0.2 * background, 0.0 if pressed else background)
     assert let_in <= allowed * 1.2 + 0.1
@@ -166,10 +166,10 @@ def test_a_queue_that_would_take_too_long_is_not_lengthened():
     backlog = [d for d in decisions if getattr(d, "reason", None) is RejectionReason.BACKLOG]
     assert backlog
     assert all(1.0 <= d.retry_after_s <= 60.0 for d in backlog)
-    assert admission.backlog_s(Tier.BACKGROUND) <= 12.0
+    assert admission.backlog_s(BACKGROUND) <= 12.0
     for n in range(200):
         admission.served(JobId(f"background-a-{n}"))
-    assert admission.backlog_s(Tier.BACKGROUND) == 0.0
+    assert admission.backlog_s(BACKGROUND) == 0.0
     assert admission.decide(request(999), 60.0) is ADMITTED
 
 
@@ -216,20 +216,20 @@ def test_a_request_that_is_placed_again_is_not_counted_again():
     admission = controller(a=TenantLimit(max_concurrent=1, requests_per_s=0.001))
     for now_s in (0.0, 1.0, 2.0):
         assert admission.decide(request(0), now_s) is ADMITTED
-    assert admission.backlog_s(Tier.BACKGROUND) == pytest.approx(WORK_S)
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(WORK_S)
 
 
 def test_the_servers_own_requests_know_no_limits():
     admission = controller(a=TenantLimit(max_concurrent=1))
-    admission.follow(dict.fromkeys(Tier, 1.0), 1.0)
+    admission.follow(dict.fromkeys((*CLIENT_TIERS, SYSTEM), 1.0), 1.0)
     for n in range(50):
-        assert admission.decide(request(n, Tier.SYSTEM), 0.0) is ADMITTED
+        assert admission.decide(request(n, SYSTEM), 0.0) is ADMITTED
     assert admission.load(0.0) == 0.0
 
 
 def test_a_policy_sheds_what_may_be_shed_until_another_comes():
     admission = controller()
-    admission.follow({Tier.BACKGROUND: 1.0, Tier.STANDARD: 0.5, Tier.PREMIUM: 1.0}, 0.1)
+    admission.follow({BACKGROUND: 1.0, STANDARD: 0.5, PREMIUM: 1.0}, 0.1)
     fates = offer(admission, offered(premium=0.1, standard=0.1, background=0.1))
     premium, standard, background = fates.values()
     assert set(premium) == {"admitted"}
@@ -243,13 +243,13 @@ def test_a_policy_sheds_what_may_be_shed_until_another_comes():
 def test_the_larger_of_the_two_reservations_holds(configured, from_outside):
     admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9, calm_s=0.0))
     admission.follow({}, from_outside)
-    fates = offer(admission, offered(background=0.9))[Tier.BACKGROUND, "a"]
+    fates = offer(admission, offered(background=0.9))[BACKGROUND, "a"]
     assert fates[RejectionReason.RESERVED] > 0
 
 
 def test_without_a_replica_nobody_is_refused_here():
     admission = controller(replicas=0.0)
-    assert set(offer(admission, offered(background=5.0))[Tier.BACKGROUND, "a"]) == {"admitted"}
+    assert set(offer(admission, offered(background=5.0))[BACKGROUND, "a"]) == {"admitted"}
 
 
 def test_retry_after_grows_with_the_load_and_is_bounded():

@@ -7,32 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo.admission.demand import Demand, divide
-from slo.tiers import Tier
+from slo.tiers import PREMIUM, STANDARD
 
 
 def test_a_steady_stream_is_seen_as_what_it_is():
     demand = Demand(memory_s=20.0)
     for tenth in range(4000):
-        demand.arrived(Tier.PREMIUM, "a", 0.05, tenth / 10)
-        demand.arrived(Tier.STANDARD, "b", 0.02, tenth / 10)
+        demand.arrived(PREMIUM, "a", 0.05, tenth / 10)
+        demand.arrived(STANDARD, "b", 0.02, tenth / 10)
     seen = demand.by_tenant(400.0)
-    assert seen[Tier.PREMIUM]["a"] == pytest.approx(0.5, rel=0.01)
-    assert seen[Tier.STANDARD]["b"] == pytest.approx(0.2, rel=0.01)
+    assert seen[PREMIUM]["a"] == pytest.approx(0.5, rel=0.01)
+    assert seen[STANDARD]["b"] == pytest.approx(0.2, rel=0.01)
 
 
 @given(st.floats(0.1, 500))
 def test_what_arrived_is_forgotten_at_one_rate(pause_s):
     demand = Demand(memory_s=10.0)
-    demand.arrived(Tier.PREMIUM, "a", 1.0, 5.0)
-    assert demand.by_tenant(5.0 + pause_s)[Tier.PREMIUM]["a"] == pytest.approx(0.1 * math.exp(-pause_s / 10))
+    demand.arrived(PREMIUM, "a", 1.0, 5.0)
+    assert demand.by_tenant(5.0 + pause_s)[PREMIUM]["a"] == pytest.approx(0.1 * math.exp(-pause_s / 10))
 
 
 def test_the_account_goes_on_for_ever():
     demand = Demand(memory_s=1.0)
-    demand.arrived(Tier.PREMIUM, "gone", 1.0, 0.0)
+    demand.arrived(PREMIUM, "gone", 1.0, 0.0)
     for second in range(1, 2000):
-        demand.arrived(Tier.PREMIUM, "here", 1.0, float(second))
-    seen = demand.by_tenant(1999.0)[Tier.PREMIUM]
+        demand.arrived(PREMIUM, "here", 1.0, float(second))
+    seen = demand.by_tenant(1999.0)[PREMIUM]
     assert seen["here"] == pytest.approx(1 / (1 - math.exp(-1)), rel=1e-6)
     assert "gone" not in seen
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from slo.monitor.attainment import MOST_SERIES, OTHER_TENANTS, RequestEnded, RollingAttainment, Series
 from slo.outcomes import Outcome
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 
 OK = RequestEnded(
     model="m",
-    tier=Tier.PREMIUM,
+    tier=PREMIUM,
     tenant="acme",
     outcome=Outcome.FINISHED,
     e2e_s=1.0,
@@ -61,18 +61,18 @@ def filled(*requests, at_s=1000.0, long_s=300.0):
 
 def test_a_tier_that_misses_as_much_as_it_may_burns_at_one():
     windows = filled(*[OK] * 99, LATE)
-    burn = windows.burn(Tier.PREMIUM, 0.99, windows.short_s, 1000.0)
+    burn = windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0)
     assert (burn.missed, burn.judged) == (1, 100)
     assert burn.rate == pytest.approx(1.0)
-    assert windows.burn(Tier.PREMIUM, 0.999, windows.short_s, 1000.0).rate == pytest.approx(10.0)
-    assert windows.burn(Tier.STANDARD, 0.99, windows.short_s, 1000.0).rate == 0.0
+    assert windows.burn(PREMIUM, 0.999, windows.short_s, 1000.0).rate == pytest.approx(10.0)
+    assert windows.burn(STANDARD, 0.99, windows.short_s, 1000.0).rate == 0.0
 
 
 def test_the_short_window_forgets_before_the_long_one_does():
     windows = filled(LATE)
 
     def missed(window_s, after_s):
-        return windows.burn(Tier.PREMIUM, 0.99, window_s, 1000.0 + after_s).missed
+        return windows.burn(PREMIUM, 0.99, window_s, 1000.0 + after_s).missed
 
     assert windows.short_s == 25.0
     assert (missed(windows.short_s, 20.0), missed(windows.long_s, 20.0)) == (1, 1)
@@ -103,36 +103,32 @@ def test_goodput_counts_finished_requests_that_missed_nothing():
     for second in range(100):
         windows.add(OK, 1000.0 + second)
         windows.add(LATE, 1000.0 + second)
-        windows.add(
-            replace(OK, tier=Tier.BACKGROUND, ttft_budget_s=None, tpot_budget_s=None), 1000.0 + second
-        )
+        windows.add(replace(OK, tier=BACKGROUND, ttft_budget_s=None, tpot_budget_s=None), 1000.0 + second)
         windows.add(replace(OK, outcome=Outcome.CANCELLED), 1000.0 + second)
     assert windows.over(300.0, 1100.0, 0.99).goodput_per_s == pytest.approx(2.0, rel=0.02)
-    assert windows.over(300.0, 1100.0, 0.99, tier=Tier.BACKGROUND).goodput_per_s == pytest.approx(
-        1.0, rel=0.02
-    )
+    assert windows.over(300.0, 1100.0, 0.99, tier=BACKGROUND).goodput_per_s == pytest.approx(1.0, rel=0.02)
     assert windows.over(25.0, 1100.0, 0.99).goodput_per_s == pytest.approx(2.0, rel=0.05)
 
 
 def test_models_tiers_and_tenants_are_counted_apart():
-    windows = filled(OK, LATE, replace(OK, tenant="batch"), replace(OK, tier=Tier.STANDARD, model="n"))
+    windows = filled(OK, LATE, replace(OK, tenant="batch"), replace(OK, tier=STANDARD, model="n"))
     assert windows.series(1000.0) == sorted(
         [
-            Series("m", Tier.PREMIUM, "acme"),
-            Series("m", Tier.PREMIUM, "batch"),
-            Series("n", Tier.STANDARD, "acme"),
+            Series("m", PREMIUM, "acme"),
+            Series("m", PREMIUM, "batch"),
+            Series("n", STANDARD, "acme"),
         ]
     )
-    one = windows.over(300.0, 1000.0, 0.99, series=Series("m", Tier.PREMIUM, "acme"))
+    one = windows.over(300.0, 1000.0, 0.99, series=Series("m", PREMIUM, "acme"))
     assert (one.requests, one.ratio) == (2, 0.5)
-    assert windows.over(300.0, 1000.0, 0.99, tier=Tier.PREMIUM).requests == 3
+    assert windows.over(300.0, 1000.0, 0.99, tier=PREMIUM).requests == 3
     assert windows.over(300.0, 1000.0, 0.99).requests == 4
 
 
 def test_no_number_of_tenants_fills_the_memory():
     windows = filled(*(replace(OK, tenant=f"tenant {number}") for number in range(2 * MOST_SERIES)))
     assert len(windows.series(1000.0)) == MOST_SERIES + 1
-    assert Series("m", Tier.PREMIUM, OTHER_TENANTS) in windows.series(1000.0)
+    assert Series("m", PREMIUM, OTHER_TENANTS) in windows.series(1000.0)
     assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MOST_SERIES
 
 

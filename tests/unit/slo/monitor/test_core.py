@@ -25,12 +25,12 @@ from slo.outcomes import Outcome
 from slo.predict.prediction_error import PassMeasured
 from slo.preemption.decide import KeepReason, PreemptionPolicy
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 R = ReplicaId("r")
-OK = RequestEnded("m", Tier.PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.1, ttft_budget_s=0.2)
+OK = RequestEnded("m", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.1, ttft_budget_s=0.2)
 LATE = replace(OK, ttft_s=0.3)
-SHED = ClusterPolicy(17, {Tier.BACKGROUND: 0.5})
+SHED = ClusterPolicy(17, {BACKGROUND: 0.5})
 SETTINGS = MonitorSettings(margin=2.0, preemption=PreemptionPolicy.RESCUE)
 
 
@@ -69,13 +69,13 @@ def test_the_configured_preemption_goes_with_the_policy(core):
 def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
     core.heard(ingress(*[OK] * 50, *[LATE] * 10), 100.0)
     assert core.look(101.0) is SteerReason.PREMIUM_AT_RISK
-    assert core.policy.shed_level(Tier.BACKGROUND) == 0.25
+    assert core.policy.shed_level(BACKGROUND) == 0.25
     assert core.policy.reserved == 0.15
     assert core.look(102.0) is SteerReason.TOO_SOON
     for second in range(110, 400):
         core.heard(ingress(*[OK] * 5), float(second))
         core.look(float(second))
-    assert core.policy.shed_level(Tier.BACKGROUND) == 0.0
+    assert core.policy.shed_level(BACKGROUND) == 0.0
     assert core.policy.reserved == 0.0
 
 
@@ -84,7 +84,7 @@ def test_a_monitor_that_does_not_steer_sheds_nothing():
     core.heard(ingress(*[LATE] * 50), 100.0)
     core.look(101.0)
     assert not any(core.policy.shed.values())
-    assert core.state(101.0).tiers[Tier.PREMIUM].at_risk
+    assert core.state(101.0).tiers[PREMIUM].at_risk
 
 
 def test_a_replica_that_is_slower_than_it_says_is_corrected(core):
@@ -119,8 +119,8 @@ def test_a_replica_that_is_gone_leaves_nothing_behind(core):
 
 
 def test_a_directive_goes_to_its_replica_once_for_each_step(core):
-    step = StepSeen(7, (Tier.BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
-    urgent = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
+    step = StepSeen(7, (BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
+    urgent = WaiterSeen(JobId("urgent"), PREMIUM, 1.0)
     (directive,) = core.heard(prefill(step=step, waiting=[urgent]), 0.0).directives
     assert (directive.replica_id, directive.step_id, directive.beneficiary) == (R, 7, "urgent")
     assert core.heard(prefill(step=step, waiting=[urgent]), 0.5).directives == ()
@@ -132,8 +132,8 @@ def test_a_directive_goes_to_its_replica_once_for_each_step(core):
 
 
 def test_a_tier_that_burns_across_the_cluster_is_heeded_on_every_replica(core):
-    step = StepSeen(7, (Tier.STANDARD,), 2.0, 0.1, KeepReason.WOULD_HARM)
-    urgent = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
+    step = StepSeen(7, (STANDARD,), 2.0, 0.1, KeepReason.WOULD_HARM)
+    urgent = WaiterSeen(JobId("urgent"), PREMIUM, 1.0)
     assert core.heard(prefill(step=step, waiting=[urgent]), 99.0).directives == ()
     core.heard(ingress(*[LATE] * 20), 100.0)
     core.look(101.0)
@@ -145,31 +145,31 @@ def test_the_state_tells_it_all(core):
     core.heard(ingress(*[OK] * 30, *[LATE] * 10, dropped=2), 100.0)
     core.heard(prefill(*slow(1.5)), 100.0)
     core.heard(MonitorReport("d", Role.DECODE, 9, DecodeSeen(ReplicaId("d"), 0.5, 3)), 100.0)
-    placed = {(Tier.PREMIUM, "only_replica"): 3}
+    placed = {(PREMIUM, "only_replica"): 3}
     core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.0)
     core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.5)
     state = core.state(101.0)
-    premium = state.tiers[Tier.PREMIUM]
+    premium = state.tiers[PREMIUM]
     assert premium.long.ratio == 0.75
     assert premium.burn.short.rate == pytest.approx(25.0)
     assert premium.at_risk
-    assert state.tiers[Tier.STANDARD].long.ratio is None
+    assert state.tiers[STANDARD].long.ratio is None
     assert [series.tenant for series in state.series] == ["acme"]
     assert state.error.mape == pytest.approx(1 / 3)
     assert state.subscribers == dict.fromkeys(Role, 1)
     assert state.behind == 2
-    assert core.placed[Tier.PREMIUM, "only_replica"] == 6
+    assert core.placed[PREMIUM, "only_replica"] == 6
     assert core.dropped == 2
 
 
 def test_other_settings_hold_from_the_report_on_that_brings_them(core):
     core.heard(ingress(LATE), 0.0)
-    strict = replace(SETTINGS, targets={**SETTINGS.targets, Tier.PREMIUM: 0.999})
+    strict = replace(SETTINGS, targets={**SETTINGS.targets, PREMIUM: 0.999})
     core.heard(ingress(settings=strict), 0.0)
-    assert core.state(1.0).tiers[Tier.PREMIUM].target == 0.999
-    assert core.state(1.0).tiers[Tier.PREMIUM].long.judged == 1
+    assert core.state(1.0).tiers[PREMIUM].target == 0.999
+    assert core.state(1.0).tiers[PREMIUM].long.judged == 1
     core.heard(ingress(settings=replace(strict, window_s=60.0)), 0.0)
-    assert core.state(1.0).tiers[Tier.PREMIUM].long.judged == 0
+    assert core.state(1.0).tiers[PREMIUM].long.judged == 0
 
 
 # After a restart
@@ -185,7 +185,7 @@ def test_a_new_monitor_asks_for_the_policy_that_is_followed_and_goes_on_with_it(
     assert core.heard(ingress(reporter="j", follows=15), 0.6).policy == SHED
     core.look(SETTLE_S)
     assert core.policy.version == 18
-    assert core.policy.shed_level(Tier.BACKGROUND) == 0.5, "nothing is let in on the strength of no news"
+    assert core.policy.shed_level(BACKGROUND) == 0.5, "nothing is let in on the strength of no news"
 
 
 def test_a_policy_that_nobody_can_tell_any_more_is_replaced_under_a_higher_number(core):

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen, direct
 from slo.preemption.decide import KeepReason
 from slo.request import JobId, ReplicaId
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, rank_of
 
 R = ReplicaId("r")
-STEP = StepSeen(7, (Tier.BACKGROUND,), remaining_s=2.0, preemptible_in_s=0.1, kept=KeepReason.WAITERS_IN_TIME)
+STEP = StepSeen(7, (BACKGROUND,), remaining_s=2.0, preemptible_in_s=0.1, kept=KeepReason.WAITERS_IN_TIME)
 HARM = replace(STEP, kept=KeepReason.WOULD_HARM)
-URGENT = WaiterSeen(JobId("urgent"), Tier.PREMIUM, 1.0)
-NOBODY, PREMIUM = frozenset(), frozenset({Tier.PREMIUM})
+URGENT = WaiterSeen(JobId("urgent"), PREMIUM, 1.0)
+NOBODY, AT_RISK_PREMIUM = frozenset(), frozenset({PREMIUM})
 
 
 def ordered(step, *waiting, at_risk=NOBODY):
@@ -33,26 +33,31 @@ TABLE = {
     "in time behind the step": (STEP, [replace(URGENT, slack_s=2.0)], NOBODY, None),
     "late in any case": (STEP, [replace(URGENT, slack_s=0.05)], NOBODY, None),
     "no deadline": (STEP, [replace(URGENT, slack_s=None)], NOBODY, None),
-    "a limit is in the way": (replace(STEP, preemptible_in_s=None), [URGENT], PREMIUM, None),
-    "the governor has not decided yet": (replace(STEP, kept=None), [URGENT], PREMIUM, None),
-    "the same tier": (replace(STEP, tiers=(Tier.BACKGROUND, Tier.PREMIUM)), [URGENT], NOBODY, None),
+    "a limit is in the way": (replace(STEP, preemptible_in_s=None), [URGENT], AT_RISK_PREMIUM, None),
+    "the governor has not decided yet": (replace(STEP, kept=None), [URGENT], AT_RISK_PREMIUM, None),
+    "the same tier": (replace(STEP, tiers=(BACKGROUND, PREMIUM)), [URGENT], NOBODY, None),
     "a warm-up makes way for anybody": (replace(STEP, tiers=()), [URGENT], NOBODY, OUT_OF_TIME),
     "stopping would harm as much": (HARM, [URGENT], NOBODY, None),
-    "but the waiter's tier is at risk": (HARM, [URGENT], PREMIUM, AT_RISK),
-    "or the margin forbade it": (replace(STEP, kept=KeepReason.MARGIN), [URGENT], PREMIUM, AT_RISK),
-    "the step's tier is at risk too": (HARM, [URGENT], frozenset({Tier.PREMIUM, Tier.BACKGROUND}), None),
-    "the governor cannot save it": (replace(STEP, kept=KeepReason.CANNOT_SAVE), [URGENT], PREMIUM, None),
-    "the step is owed its turn": (replace(STEP, kept=KeepReason.PROTECTED), [URGENT], PREMIUM, None),
+    "but the waiter's tier is at risk": (HARM, [URGENT], AT_RISK_PREMIUM, AT_RISK),
+    "or the margin forbade it": (replace(STEP, kept=KeepReason.MARGIN), [URGENT], AT_RISK_PREMIUM, AT_RISK),
+    "the step's tier is at risk too": (HARM, [URGENT], frozenset({PREMIUM, BACKGROUND}), None),
+    "the governor cannot save it": (
+        replace(STEP, kept=KeepReason.CANNOT_SAVE),
+        [URGENT],
+        AT_RISK_PREMIUM,
+        None,
+    ),
+    "the step is owed its turn": (replace(STEP, kept=KeepReason.PROTECTED), [URGENT], AT_RISK_PREMIUM, None),
     "the most valuable first": (
         STEP,
-        [WaiterSeen(JobId("standard"), Tier.STANDARD, 0.2), URGENT, replace(URGENT, slack_s=1.5)],
+        [WaiterSeen(JobId("standard"), STANDARD, 0.2), URGENT, replace(URGENT, slack_s=1.5)],
         NOBODY,
         OUT_OF_TIME,
     ),
     "the next one when the first is none": (
         HARM,
-        [replace(URGENT, slack_s=3.0), WaiterSeen(JobId("urgent"), Tier.STANDARD, 0.2)],
-        frozenset({Tier.STANDARD}),
+        [replace(URGENT, slack_s=3.0), WaiterSeen(JobId("urgent"), STANDARD, 0.2)],
+        frozenset({STANDARD}),
         AT_RISK,
     ),
 }
@@ -79,6 +84,6 @@ def test_nobody_is_stopped_for_an_equal_or_for_one_who_is_not_saved_by_it(member
     found = direct(ReplicaSeen(R, step, tuple(waiters)), at_risk)
     if found is not None:
         waiter = waiters[int(found.beneficiary)]
-        assert all(waiter.tier.rank > tier.rank for tier in members)
+        assert all(rank_of(waiter.tier) > rank_of(tier) for tier in members)
         assert step.preemptible_in_s <= waiter.slack_s < step.remaining_s
         assert kept in {KeepReason.WAITERS_IN_TIME, KeepReason.WOULD_HARM, KeepReason.MARGIN}

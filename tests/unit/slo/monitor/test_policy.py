@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.request import ReplicaId
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS
 
 A = ReplicaId("a")
 
@@ -28,9 +28,9 @@ def test_what_is_not_said_is_as_configured():
 
 
 def test_a_change_makes_the_next_version_and_no_change_makes_none():
-    shed = UNSTEERED.revised(shed={Tier.BACKGROUND: 0.5})
-    assert (shed.version, shed.shed_level(Tier.BACKGROUND)) == (1, 0.5)
-    assert shed.revised(shed={Tier.BACKGROUND: 0.5}) is shed
+    shed = UNSTEERED.revised(shed={BACKGROUND: 0.5})
+    assert (shed.version, shed.shed_level(BACKGROUND)) == (1, 0.5)
+    assert shed.revised(shed={BACKGROUND: 0.5}) is shed
     assert shed.revised(reserved=0.1).version == 2
 
 
@@ -38,7 +38,7 @@ def test_a_change_makes_the_next_version_and_no_change_makes_none():
     "wrong",
     [
         {"version": -1},
-        {"shed": {Tier.BACKGROUND: 1.1}},
+        {"shed": {BACKGROUND: 1.1}},
         {"reserved": -0.1},
         {"margin": 0.9},
         {"margin": float("nan")},

@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from slo.monitor.attainment import Burn
 from slo.monitor.policy import UNSTEERED, ClusterPolicy
 from slo.monitor.shedding import SteeringRules, SteerReason, TierBurn, steer
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 RULES = SteeringRules()
 LONG_AGO_S = 1000.0
 CALM = TierBurn(Burn(0.5, 1, 200), Burn(0.5, 1, 200))
 BETWEEN = TierBurn(Burn(1.5, 30, 200), Burn(1.5, 3, 20))
 AT_RISK = TierBurn(Burn(5.0, 100, 200), Burn(5.0, 10, 20))
-BACKGROUND_OUT = {Tier.BACKGROUND: 1.0}
+BACKGROUND_OUT = {BACKGROUND: 1.0}
 
 
 def burns(premium=CALM, standard=CALM):
-    return {Tier.PREMIUM: premium, Tier.STANDARD: standard, Tier.BACKGROUND: CALM}
+    return {PREMIUM: premium, STANDARD: standard, BACKGROUND: CALM}
 
 
 def levels(policy):
-    return policy.shed_level(Tier.BACKGROUND), policy.shed_level(Tier.STANDARD), policy.reserved
+    return policy.shed_level(BACKGROUND), policy.shed_level(STANDARD), policy.reserved
 
 
 TABLE = {
@@ -52,7 +52,7 @@ TABLE = {
 @pytest.mark.parametrize(("before", "how", "after", "reason"), TABLE.values(), ids=TABLE)
 def test_one_step(before, how, after, reason):
     background, standard, reserved = before
-    policy = ClusterPolicy(7, {Tier.BACKGROUND: background, Tier.STANDARD: standard}, reserved)
+    policy = ClusterPolicy(7, {BACKGROUND: background, STANDARD: standard}, reserved)
     steered = steer(policy, how, LONG_AGO_S, RULES)
     assert levels(steered.policy) == pytest.approx(after)
     assert steered.reason is reason
@@ -77,7 +77,7 @@ def test_tightening_waits_for_its_effect_and_relaxing_waits_longer():
     def reason(how, since_s, policy=UNSTEERED):
         return steer(policy, how, since_s, RULES).reason
 
-    shed = UNSTEERED.revised(shed={Tier.BACKGROUND: 0.5})
+    shed = UNSTEERED.revised(shed={BACKGROUND: 0.5})
     assert reason(burns(AT_RISK), RULES.tighten_every_s - 1) is SteerReason.TOO_SOON
     assert reason(burns(AT_RISK), RULES.tighten_every_s) is SteerReason.PREMIUM_AT_RISK
     assert reason(burns(), RULES.relax_every_s - 1, shed) is SteerReason.TOO_SOON
@@ -110,7 +110,7 @@ def test_whatever_happens_premium_is_served_and_standard_is_shed_only_behind_bac
         steered = steer(policy, how, since_s, rules)
         policy = steered.policy
         background_level, standard_level, reserved = levels(policy)
-        assert policy.shed_level(Tier.PREMIUM) == 0.0
+        assert policy.shed_level(PREMIUM) == 0.0
         assert standard_level <= rules.max_shed_standard
         assert standard_level == 0.0 or background_level == 1.0
         assert reserved <= rules.max_reserved

@@ -18,11 +18,11 @@ from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.decide import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.request import ReplicaId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 R = ReplicaId("r")
 TRUTH = PrefillPredictor(per_token_s=2e-4, fixed_s=0.01, handoff_s=0.05, per_pair_s=1e-8)
-WEIGHTS = {Tier.PREMIUM: 4.0, Tier.STANDARD: 2.0, Tier.BACKGROUND: 1.0}
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOISE = 0.05
 
 

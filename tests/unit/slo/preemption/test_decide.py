@@ -23,7 +23,7 @@ from slo.preemption.decide import (
     must_wait,
 )
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND
 
 CONSERVATIVE, AGGRESSIVE, RESCUE, FEASIBLE_SET = PreemptionPolicy
 RESUME, RECOMPUTE, OFF = PreemptionMode
@@ -50,7 +50,7 @@ def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
 
 RELAXED = job("relaxed", due_s=9.0)
 URGENT = job("urgent", due_s=2.0, weight=4.0)
-STARVED = replace(RELAXED, tier=Tier.BACKGROUND)
+STARVED = replace(RELAXED, tier=BACKGROUND)
 LIMITS = Limits(max_preemptions=2, max_suspended_s=5.0, max_suspended_steps=3, max_suspended_bytes=100)
 
 KEPT = [

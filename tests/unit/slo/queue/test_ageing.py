@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo.queue.ageing import BELOW_PREMIUM, Ageing, weight_of
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 WEIGHTS = {tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()}
 AGEING = Ageing()
@@ -17,16 +17,16 @@ DEFICIT = st.floats(0, 1)
 @pytest.mark.parametrize(
     ("tier", "waited_s", "deficit", "level"),
     [
-        (Tier.BACKGROUND, 0.0, 0.0, 0.0),
-        (Tier.BACKGROUND, 10.0, 0.0, 0.5),
-        (Tier.BACKGROUND, 10.0, 0.1, 0.7),
-        (Tier.BACKGROUND, 29.0, 0.0, 1.45),
-        (Tier.BACKGROUND, 100.0, 0.15, 1.5),
-        (Tier.STANDARD, 4.0, 0.0, 1.2),
-        (Tier.STANDARD, 100.0, 0.0, BELOW_PREMIUM),
-        (Tier.PREMIUM, 10.0, 0.0, 2.5),
-        (Tier.PREMIUM, 100.0, 0.0, 3.5),
-        (Tier.BACKGROUND, -3.0, 0.0, 0.0),
+        (BACKGROUND, 0.0, 0.0, 0.0),
+        (BACKGROUND, 10.0, 0.0, 0.5),
+        (BACKGROUND, 10.0, 0.1, 0.7),
+        (BACKGROUND, 29.0, 0.0, 1.45),
+        (BACKGROUND, 100.0, 0.15, 1.5),
+        (STANDARD, 4.0, 0.0, 1.2),
+        (STANDARD, 100.0, 0.0, BELOW_PREMIUM),
+        (PREMIUM, 10.0, 0.0, 2.5),
+        (PREMIUM, 100.0, 0.0, 3.5),
+        (BACKGROUND, -3.0, 0.0, 0.0),
     ],
 )
 def test_the_effective_tier_rises_with_waiting_and_deficit(tier, waited_s, deficit, level):
@@ -35,17 +35,15 @@ def test_the_effective_tier_rises_with_waiting_and_deficit(tier, waited_s, defic
 
 def test_background_passes_standard_that_comes_after_it_in_time():
     waited_s = 21.0
-    assert AGEING.effective_tier(Tier.BACKGROUND, waited_s) > AGEING.effective_tier(Tier.STANDARD, 0.0)
+    assert AGEING.effective_tier(BACKGROUND, waited_s) > AGEING.effective_tier(STANDARD, 0.0)
 
 
-@given(
-    st.sampled_from([Tier.BACKGROUND, Tier.STANDARD]), WAITED, DEFICIT, st.floats(0.05, 0.1), st.floats(0, 9)
-)
+@given(st.sampled_from([BACKGROUND, STANDARD]), WAITED, DEFICIT, st.floats(0.05, 0.1), st.floats(0, 9))
 def test_premium_is_never_passed(tier, waited_s, deficit, per_s, most):
     ageing = Ageing(per_s, most)
     level = ageing.effective_tier(tier, waited_s, deficit)
-    assert level < ageing.effective_tier(Tier.PREMIUM, 0.0)
-    assert weight_of(level, WEIGHTS) < WEIGHTS[Tier.PREMIUM]
+    assert level < ageing.effective_tier(PREMIUM, 0.0)
+    assert weight_of(level, WEIGHTS) < WEIGHTS[PREMIUM]
 
 
 @given(TIERS, WAITED, WAITED, DEFICIT)

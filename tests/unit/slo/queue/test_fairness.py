@@ -11,7 +11,7 @@ from slo.queue.ageing import Ageing
 from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
 from slo.queue.order import QueueOrder, order
 from slo.request import JobId
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 
 NEVER = math.inf
 STARVATION_TIMEOUT_S = 30.0
@@ -21,7 +21,7 @@ def fair(**rules):
     return Fairness(DEFAULT_TIER_POLICIES, FairnessRules(**rules))
 
 
-def busy(fairness, tier=Tier.PREMIUM, until_s=0.0):
+def busy(fairness, tier=PREMIUM, until_s=0.0):
     """The replica has served nothing but one class."""
     fairness.account.served(tier, 100.0, until_s)
     return fairness
@@ -41,38 +41,38 @@ def names(prefills, now_s, fairness, kind=QueueOrder.FEASIBLE_SET):
 
 def test_what_is_late_goes_by_tier_and_age():
     queue = [
-        job("background", Tier.BACKGROUND, arrived_s=90.0),
-        job("late standard", Tier.STANDARD, due_s=99.0, arrived_s=98.0),
-        job("late premium", Tier.PREMIUM, due_s=99.0, arrived_s=98.0),
-        job("on time", Tier.BACKGROUND, due_s=200.0, arrived_s=99.0),
+        job("background", BACKGROUND, arrived_s=90.0),
+        job("late standard", STANDARD, due_s=99.0, arrived_s=98.0),
+        job("late premium", PREMIUM, due_s=99.0, arrived_s=98.0),
+        job("on time", BACKGROUND, due_s=200.0, arrived_s=99.0),
     ]
     assert names(queue, 100.0, busy(fair())) == ["on time", "late premium", "late standard", "background"]
 
 
 def test_background_that_has_waited_passes_standard_but_not_premium():
     queue = [
-        job("late standard", Tier.STANDARD, due_s=99.0, arrived_s=98.0),
-        job("late premium", Tier.PREMIUM, due_s=99.0, arrived_s=98.0),
-        job("background", Tier.BACKGROUND, arrived_s=75.0),
+        job("late standard", STANDARD, due_s=99.0, arrived_s=98.0),
+        job("late premium", PREMIUM, due_s=99.0, arrived_s=98.0),
+        job("background", BACKGROUND, arrived_s=75.0),
     ]
     assert names(queue, 100.0, busy(fair())) == ["late premium", "background", "late standard"]
 
 
 def test_a_class_below_its_share_counts_for_more():
     queue = [
-        job("standard", Tier.STANDARD, arrived_s=100.0),
-        job("background", Tier.BACKGROUND, arrived_s=84.0),
+        job("standard", STANDARD, arrived_s=100.0),
+        job("background", BACKGROUND, arrived_s=84.0),
     ]
     served = fair()
-    served.account.served(Tier.STANDARD, 50.0, 0.0)
-    served.account.served(Tier.BACKGROUND, 50.0, 0.0)
+    served.account.served(STANDARD, 50.0, 0.0)
+    served.account.served(BACKGROUND, 50.0, 0.0)
     assert names(queue, 100.0, served) == ["standard", "background"]  # 1.0, and 16 s * 0.05 = 0.8
-    served.account.served(Tier.STANDARD, 1000.0, 0.0)
+    served.account.served(STANDARD, 1000.0, 0.0)
     assert names(queue, 100.0, served) == ["background", "standard"]  # 1.0, and 0.8 + 2 * (0.15 - 0.045)
 
 
 def test_the_stopped_go_first_among_the_late():
-    queue = [job("late", Tier.PREMIUM, due_s=1.0), job("stopped", Tier.BACKGROUND, preemptions=1)]
+    queue = [job("late", PREMIUM, due_s=1.0), job("stopped", BACKGROUND, preemptions=1)]
     assert names(queue, 9.0, busy(fair())) == ["stopped", "late"]
 
 
@@ -83,10 +83,10 @@ def waiting_behind(waited_s, **premium):
     """A background prefill that has waited so long, with premium and standard that are on time."""
     now_s = 1000.0
     return [
-        job("standard", Tier.STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
-        job("premium", Tier.PREMIUM, due_s=now_s + 9, arrived_s=now_s - 1),
-        job("background", Tier.BACKGROUND, arrived_s=now_s - waited_s),
-        job("behind it", Tier.BACKGROUND, arrived_s=now_s - waited_s + 0.5),
+        job("standard", STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
+        job("premium", PREMIUM, due_s=now_s + 9, arrived_s=now_s - 1),
+        job("background", BACKGROUND, arrived_s=now_s - waited_s),
+        job("behind it", BACKGROUND, arrived_s=now_s - waited_s + 0.5),
     ]
 
 
@@ -107,7 +107,7 @@ def test_the_head_of_a_class_below_its_share_leads(kind, waited_s, order_of_queu
 
 
 def test_a_class_that_has_its_share_does_not_lead():
-    fairness, queue = busy(fair(), Tier.BACKGROUND), waiting_behind(2 * STARVATION_TIMEOUT_S + 1)
+    fairness, queue = busy(fair(), BACKGROUND), waiting_behind(2 * STARVATION_TIMEOUT_S + 1)
     assert names(queue, 1000.0, fairness) == ["standard", "premium", "background", "behind it"]
     assert fairness.boost_of(queue[2], 1000.0) is None
 
@@ -117,23 +117,23 @@ def test_a_class_that_has_its_share_does_not_lead():
 def test_what_is_on_time_uses_the_right_of_its_class_first(kind, waited_s):
     now_s = 1000.0
     queue = [
-        job("standard", Tier.STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
-        job("late", Tier.PREMIUM, due_s=now_s - waited_s + 1, arrived_s=now_s - waited_s),
-        job("premium", Tier.PREMIUM, due_s=now_s + 1.5, arrived_s=now_s - 1),
+        job("standard", STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
+        job("late", PREMIUM, due_s=now_s - waited_s + 1, arrived_s=now_s - waited_s),
+        job("premium", PREMIUM, due_s=now_s + 1.5, arrived_s=now_s - 1),
     ]
-    fairness = busy(fair(), Tier.STANDARD)
+    fairness = busy(fair(), STANDARD)
     assert names(queue, now_s, fairness, kind) == ["premium", "late", "standard"]
     assert names(queue[:2], now_s, fairness, kind) == ["late", "standard"]
 
 
 def test_a_class_leads_less_with_what_is_late_anyway():
-    fairness, share = busy(fair()), DEFAULT_TIER_POLICIES[Tier.BACKGROUND].share
-    late = job("late", Tier.BACKGROUND, due_s=20.0)
-    for head, counts in ((job("not late", Tier.BACKGROUND), 1.0), (late, 1.0 / TARDY_PART)):
+    fairness, share = busy(fair()), DEFAULT_TIER_POLICIES[BACKGROUND].share
+    late = job("late", BACKGROUND, due_s=20.0)
+    for head, counts in ((job("not late", BACKGROUND), 1.0), (late, 1.0 / TARDY_PART)):
         now_s = 1000.0 * counts
         boost = fairness.boost_of(head, now_s)
-        fairness.step_ended({Tier.BACKGROUND: 10}, 1.0, now_s + 1.0, boost)
-        fairness.account.served(Tier.PREMIUM, 1e6, now_s + 1.0)
+        fairness.step_ended({BACKGROUND: 10}, 1.0, now_s + 1.0, boost)
+        fairness.account.served(PREMIUM, 1e6, now_s + 1.0)
         next_s = now_s + counts / share
         assert fairness.boost_of(late, next_s - 0.01) is None
         assert fairness.boost_of(late, next_s + 0.01) is not None
@@ -177,22 +177,22 @@ def test_fairness_neither_loses_nor_invents_anybody(drawn, kind):
 def test_premium_on_time_goes_before_what_has_aged_but_not_twice_the_patience(drawn, kind):
     """The order among the others aside: without deadlines of their own, they are behind."""
     queue, fairness, now_s = drawn
-    queue = [p for p in queue if p.tier is Tier.PREMIUM or p.deadline_s == NEVER]
+    queue = [p for p in queue if p.tier == PREMIUM or p.deadline_s == NEVER]
     queue = [p for p in queue if now_s - p.arrived_s <= 2 * STARVATION_TIMEOUT_S]
     for position, ahead in enumerate(ordered := order(kind, queue, now_s, fairness=fairness)):
         for behind in ordered[position + 1 :]:
-            if behind.tier is Tier.PREMIUM and now_s + behind.remaining_s <= behind.deadline_s < NEVER:
-                alone = order(kind, [p for p in queue if p.tier is Tier.PREMIUM], now_s)
+            if behind.tier == PREMIUM and now_s + behind.remaining_s <= behind.deadline_s < NEVER:
+                alone = order(kind, [p for p in queue if p.tier == PREMIUM], now_s)
                 on_time_ahead = sum(p.remaining_s for p in alone[: alone.index(behind) + 1])
                 is_kept = now_s + on_time_ahead <= behind.deadline_s
-                assert ahead.tier is Tier.PREMIUM or not is_kept
+                assert ahead.tier == PREMIUM or not is_kept
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     works=st.lists(st.floats(0.05, 6.0), min_size=2, max_size=12),
     premium_s=st.floats(0.05, 1.0),
-    tiers=st.lists(st.sampled_from([Tier.BACKGROUND, Tier.STANDARD]), min_size=12, max_size=12),
+    tiers=st.lists(st.sampled_from([BACKGROUND, STANDARD]), min_size=12, max_size=12),
     lateness=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s, tiers, lateness):
@@ -204,13 +204,12 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
         for number, (work_s, tier, is_late) in enumerate(zip(works, tiers, lateness, strict=False))
     }
     longest_s = max([*works, premium_s])
-    started = dict.fromkeys((Tier.BACKGROUND, Tier.STANDARD), (0.0, 0.0))
+    started = dict.fromkeys((BACKGROUND, STANDARD), (0.0, 0.0))
     count, now_s = 0, 0.0
     led_s = premium_served_s = 0.0
     while left:
         stream = [
-            job(f"premium {count + n}", Tier.PREMIUM, now_s + 50 * premium_s, now_s, premium_s)
-            for n in (0, 1)
+            job(f"premium {count + n}", PREMIUM, now_s + 50 * premium_s, now_s, premium_s) for n in (0, 1)
         ]
         count += 2
         first = order(QueueOrder.FEASIBLE_SET, [*left.values(), *stream], now_s, fairness=fairness)[0]
@@ -232,5 +231,5 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
 
 def test_a_step_is_charged_to_its_members_by_their_tokens():
     fairness = fair(ageing=Ageing())
-    fairness.step_ended({Tier.PREMIUM: 300, Tier.BACKGROUND: 100}, 4.0, 4.0)
-    assert fairness.account.achieved(Tier.PREMIUM) == pytest.approx(0.75)
+    fairness.step_ended({PREMIUM: 300, BACKGROUND: 100}, 4.0, 4.0)
+    assert fairness.account.achieved(PREMIUM) == pytest.approx(0.75)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo.queue.shares import ShareAccount
-from slo.tiers import Tier
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, SYSTEM
 
-SHARES = {Tier.PREMIUM: 0.5, Tier.STANDARD: 0.35, Tier.BACKGROUND: 0.15}
+SHARES = {PREMIUM: 0.5, STANDARD: 0.35, BACKGROUND: 0.15}
 
 
 def account(memory_s=60.0):
@@ -19,33 +19,33 @@ def account(memory_s=60.0):
 def test_before_anything_was_served_everybody_lacks_their_share():
     fresh = account()
     assert {tier: fresh.deficit(tier) for tier in SHARES} == SHARES
-    assert fresh.deficit(Tier.SYSTEM) == 0.0
+    assert fresh.deficit(SYSTEM) == 0.0
 
 
 def test_what_was_served_counts_by_time():
     served = account()
-    served.served(Tier.PREMIUM, 3.0, 3.0)
-    served.served(Tier.BACKGROUND, 1.0, 3.0)
-    assert served.achieved(Tier.PREMIUM) == pytest.approx(0.75)
-    assert served.deficit(Tier.PREMIUM) == 0.0
-    assert served.deficit(Tier.BACKGROUND) == 0.0
-    assert served.deficit(Tier.STANDARD) == pytest.approx(0.35)
+    served.served(PREMIUM, 3.0, 3.0)
+    served.served(BACKGROUND, 1.0, 3.0)
+    assert served.achieved(PREMIUM) == pytest.approx(0.75)
+    assert served.deficit(PREMIUM) == 0.0
+    assert served.deficit(BACKGROUND) == 0.0
+    assert served.deficit(STANDARD) == pytest.approx(0.35)
 
 
 def test_what_was_served_long_ago_counts_less():
     served = account(memory_s=10.0)
-    served.served(Tier.BACKGROUND, 1.0, 0.0)
-    served.served(Tier.PREMIUM, 1.0, 20.0)
-    assert served.achieved(Tier.BACKGROUND) == pytest.approx(math.exp(-2) / (1 + math.exp(-2)))
+    served.served(BACKGROUND, 1.0, 0.0)
+    served.served(PREMIUM, 1.0, 20.0)
+    assert served.achieved(BACKGROUND) == pytest.approx(math.exp(-2) / (1 + math.exp(-2)))
 
 
 def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
-    paced.served(Tier.PREMIUM, 1000.0, 99.0)
-    paced.served(Tier.BACKGROUND, 1.5, 101.5, boosted=1.0)
-    assert not paced.is_paced(Tier.BACKGROUND, 109.9)
-    assert paced.is_paced(Tier.BACKGROUND, 110.0)
-    assert paced.is_paced(Tier.STANDARD, 101.5)
+    paced.served(PREMIUM, 1000.0, 99.0)
+    paced.served(BACKGROUND, 1.5, 101.5, boosted=1.0)
+    assert not paced.is_paced(BACKGROUND, 109.9)
+    assert paced.is_paced(BACKGROUND, 110.0)
+    assert paced.is_paced(STANDARD, 101.5)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 9.0), st.floats(0.0, 20.0)), min_size=1, max_size=60))
@@ -53,11 +53,11 @@ def test_leads_take_no_more_than_the_share_of_any_span_and_one_prefill(boosts):
     """A class that leads whenever it may, with any prefills and pauses; all spans between two starts."""
     paced, now_s, boosted = account(), 0.0, []
     for work_s, pause_s in boosts:
-        now_s = max(now_s + pause_s, paced._next_boost_s.get(Tier.BACKGROUND, 0.0))
+        now_s = max(now_s + pause_s, paced._next_boost_s.get(BACKGROUND, 0.0))
         boosted.append((now_s, work_s))
         now_s += work_s
-        paced.served(Tier.BACKGROUND, work_s, now_s, boosted=1.0)
-    share = SHARES[Tier.BACKGROUND]
+        paced.served(BACKGROUND, work_s, now_s, boosted=1.0)
+    share = SHARES[BACKGROUND]
     for first, (since_s, _) in enumerate(boosted):
         taken_s = 0.0
         for at_s, work_s in boosted[first:]:
