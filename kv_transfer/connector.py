@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 
 from kv_transfer.cores import transfer_threads_apart
 from kv_transfer.engine_lifetime import end_with_parent
+from kv_transfer.nixl_agent import sleeping_progress_threads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,8 +43,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, *args: Any, **kwargs: Any) -> None:
-        is_computing_here = role is KVConnectorRole.WORKER and current_platform.is_cpu()
-        with transfer_threads_apart() if is_computing_here else nullcontext():
+        with ExitStack() as made:
+            if role is KVConnectorRole.WORKER:
+                made.enter_context(sleeping_progress_threads())
+                if current_platform.is_cpu():
+                    made.enter_context(transfer_threads_apart())
             super().__init__(vllm_config, role, *args, **kwargs)
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
