@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.predict.handoff import HandoffFit
-from slo.predict.link import Link
+from slo.predict.handoff import HandoffFit, Link
 from slo.predict.measured_on import UNKNOWN, Subject
 from slo.predict.prefill_time import PrefillPredictor
 

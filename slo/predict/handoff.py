@@ -1,7 +1,7 @@
 """How long it takes from the end of a prefill to the first token: KV transfer, then the first decode step.
 
-Owns the model of both and its fit. Does not measure anything; what KV moves over is the business of
-`kv_transfer`.
+Owns the model of both and its fit, and that of the link that KV moves over. Does not measure or move
+anything.
 """
 
 from __future__ import annotations
@@ -100,3 +100,24 @@ def _line(points: dict[int, float]) -> tuple[float, float]:
     slopes = [(points[b] - points[a]) / (b - a) for a, b in combinations(sorted(points), 2)]
     slope = max(0.0, statistics.median(slopes))
     return max(0.0, statistics.median(value - slope * n for n, value in points.items())), slope
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What moves KV cache into one decode replica.
+
+    Attributes:
+        bytes_ps: Bytes per second, infinite for no limit.
+        latency_s: From the last byte sent to the news of it; transfers do not wait for each other's.
+    """
+
+    bytes_ps: float = 25e9
+    latency_s: float = 0.002
+
+    def alone_s(self, size_bytes: float) -> float:
+        """Seconds of a transfer that waits for no other."""
+        return size_bytes / self.bytes_ps + self.latency_s
+
+
+INSTANT_LINK = Link(float("inf"), 0.0)
+"""Takes no time."""

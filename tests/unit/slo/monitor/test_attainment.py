@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.monitor.attainment import MOST_SERIES, OTHER_TENANTS, RequestEnded, RollingAttainment, Series
-from slo.outcomes import Outcome
+from slo.monitor.attainment import MAX_SERIES, OTHER_TENANTS, RollingAttainment, Series
+from slo.outcomes import Outcome, RequestEnded
 from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 
 OK = RequestEnded(
@@ -126,10 +126,10 @@ def test_models_tiers_and_tenants_are_counted_apart():
 
 
 def test_no_number_of_tenants_fills_the_memory():
-    windows = filled(*(replace(OK, tenant=f"tenant {number}") for number in range(2 * MOST_SERIES)))
-    assert len(windows.series(1000.0)) == MOST_SERIES + 1
+    windows = filled(*(replace(OK, tenant=f"tenant {number}") for number in range(2 * MAX_SERIES)))
+    assert len(windows.series(1000.0)) == MAX_SERIES + 1
     assert Series("m", PREMIUM, OTHER_TENANTS) in windows.series(1000.0)
-    assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MOST_SERIES
+    assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MAX_SERIES
 
 
 @settings(deadline=None)

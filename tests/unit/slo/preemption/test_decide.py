@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slo.preemption.decide import (
+from slo.preemption.decide import decide, limit_reached, must_wait
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,
@@ -15,13 +16,10 @@ from slo.preemption.decide import (
     PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
-    Prefill,
     ReplicaState,
     RunningStep,
-    decide,
-    limit_reached,
-    must_wait,
 )
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND
 

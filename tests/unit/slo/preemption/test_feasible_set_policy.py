@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slo.preemption.decide import (
+from slo.preemption.decide import decide
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,
@@ -18,13 +19,12 @@ from slo.preemption.decide import (
     PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
-    Prefill,
     ReplicaState,
     RunningStep,
-    decide,
 )
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.feasible_set import feasible_set, value
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 RESUME, RECOMPUTE, _ = PreemptionMode
@@ -309,8 +309,8 @@ def test_more_is_on_time_with_the_stop_than_without(state, rules):
         first = min(on_time, key=lambda m: m.deadline_s)
         again_s = state.running.restart_s if rules.mode is RECOMPUTE else state.running.remaining_s
         runner = [replace(first, weight=sum(m.weight for m in on_time), remaining_s=again_s)]
-    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).kept
-    without = feasible_set(pool(state), ended_at_s(state, rules)).kept
+    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).feasible
+    without = feasible_set(pool(state), ended_at_s(state, rules)).feasible
     assert sum(map(value, with_stop)) > sum(map(value, without)) + sum(map(value, runner))
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.preemption.decide import Prefill
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.queue.slack import sedf_rank
 from slo.request import JobId
 
