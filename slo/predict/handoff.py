@@ -74,9 +74,9 @@ class HandoffFit:
 
 
 def fit_handoff(samples: Sequence[HandoffSample]) -> HandoffFit:
-    """Lines through the medians at each length by the median slope (Theil and Sen), which one outlier spares.
+    """Fit lines through the medians at each length by the median slope (Theil and Sen), robust to outliers.
 
-    What is left of a handoff without its decode step is the transfer; together they are what was measured.
+    The transfer is what a handoff takes besides its decode step; both lines together give the handoff.
 
     Raises:
         ValueError: with fewer than two different prompt lengths.
@@ -108,7 +108,7 @@ class Link:
 
     Attributes:
         bytes_ps: Bytes per second, infinite for no limit.
-        latency_s: From the last byte sent to the news of it; transfers do not wait for each other's.
+        latency_s: From the last byte sent to the receiver's notice; those of several transfers overlap.
     """
 
     bytes_ps: float = 25e9

@@ -75,16 +75,16 @@ def test_everybody_is_kept_where_everybody_can_be():
 
 
 def test_late_ones_and_those_without_a_deadline_are_left_out():
-    found = feasible_set([job("lost", 0.5), job("undated"), job("met", 2.0)], 0.0)
-    assert (names(found.feasible), found.tardy, names(found.rest)) == (["met"], [], ["lost", "undated"])
+    found = feasible_set([job("infeasible", 0.5), job("undated"), job("met", 2.0)], 0.0)
+    assert (names(found.feasible), found.tardy, names(found.rest)) == (["met"], [], ["infeasible", "undated"])
 
 
-def test_what_was_stopped_is_worth_more():
+def test_what_was_stopped_has_more_value():
     assert value(job("stopped", weight=3.0, preemptions=2)) == 3.0 * PREEMPTED_FACTOR
     assert value(job("fresh", weight=3.0)) == 3.0
 
 
-def test_the_least_dense_is_given_up_first_when_more_is_expected_than_can_be_done():
+def test_the_least_dense_is_tardy_first_when_more_is_expected_than_can_be_done():
     """All three fit, if nothing as dense as `dense` arrives."""
     queue = [job("sparse", 3.0, 1.5), job("middle", 2.9, 0.7, weight=2.0), job("dense", 2.8, 0.1, weight=4.0)]
     assert names(feasible_set(queue, 0.0).feasible) == ["dense", "middle", "sparse"]
@@ -116,7 +116,7 @@ def test_a_forecast_of_what_can_be_done_changes_nothing(load, prefills):
 
 @settings(max_examples=300)
 @given(queues(), st.floats(0, 10), FORECASTS)
-def test_all_that_are_kept_end_in_time_and_nobody_is_lost_or_repeated(prefills, start_s, forecast):
+def test_all_that_are_kept_end_in_time_and_nobody_is_dropped_or_repeated(prefills, start_s, forecast):
     kept, tardy, rest = feasible_set(prefills, start_s, forecast)
     assert is_feasible(kept, start_s)
     assert [p.deadline_s for p in kept] == sorted(p.deadline_s for p in kept)
