@@ -46,7 +46,7 @@ def test_the_margin_counts_from_now():
     margin=st.floats(1, 10),
 )
 def test_no_margin_lets_the_less_urgent_pass(policy, waiter_due_s, runner_due_s, work_s, margin):
-    """As a factor on S-EDF's signed priority, a margin would let the later of two late ones stop the other."""
+    """As a factor on S-EDF's signed priority, a margin would let one of two late ones stop the other."""
     running = step(job("r", runner_due_s), remaining_s=work_s)
     decision = asked(running, job("w", waiter_due_s, work_s), policy=policy, margin=margin)
     if waiter_due_s >= runner_due_s >= work_s or waiter_due_s < work_s:
