@@ -162,7 +162,7 @@ class Handover:
                 explicit_deadline=context.explicit_deadline,
                 tokens=tokens,
                 decode_replica=self._decode_replica,
-                lost=lost,
+                failed_replicas=lost,
                 cause=loss.cause,
             )
             started_s = time.monotonic()

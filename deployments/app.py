@@ -40,7 +40,7 @@ from router.serve.deployment import RouterConfig, SlackRouter
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.files.profile import Profile
 from slo.predict.measured_on import UNKNOWN, Subject
-from slo.preemption.decide import PreemptionMode
+from slo.preemption.types import PreemptionMode
 from slo.queue.batching import STEP_TOKENS
 from slo.replacement import ReplacementRules
 

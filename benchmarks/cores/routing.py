@@ -28,7 +28,7 @@ from simulator.fleet.setup import FleetSetup
 from simulator.report.canvas import blank, theme
 from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS, on_trace
-from slo.predict.link import INSTANT_LINK
+from slo.predict.handoff import INSTANT_LINK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from starlette.datastructures import State
 
-    from slo.monitor.attainment import RequestEnded
     from slo.objectives import Objective
+    from slo.outcomes import RequestEnded
     from slo.tiers import Tier, TierPolicy
 
 _SSE = "text/event-stream"

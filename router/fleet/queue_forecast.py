@@ -98,8 +98,8 @@ def plan(work: Workload) -> QueuePlan:
         stopped = feasible_set([runner, *work.waiting], work.stops_at_s)
         if (saved := _value(stopped)) > best_value:
             best_value, chosen, waits = saved, stopped, False
-    kept = [prefill for prefill in chosen.kept if prefill is not runner]
-    is_runner_kept = _at_stake(work) > 0 if waits else len(kept) < len(chosen.kept)
+    kept = [prefill for prefill in chosen.feasible if prefill is not runner]
+    is_runner_kept = _at_stake(work) > 0 if waits else len(kept) < len(chosen.feasible)
     deadlines_s = [prefill.deadline_s for prefill in kept]
     work_before_s = [0.0, *accumulate(prefill.remaining_s for prefill in kept)]
     place, runner_room_s = len(kept), math.inf
@@ -131,7 +131,7 @@ def prospect(work: Workload, new: Prefill, value_before: float) -> Prospect:
         if (saved := _value(stopped)) > best_value:
             best_value, chosen, start_s = saved, stopped, work.stops_at_s
     gain = best_value - value_before
-    for prefill in chosen.kept:
+    for prefill in chosen.feasible:
         if prefill is new:
             return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=True)
         start_s += prefill.remaining_s
@@ -142,7 +142,7 @@ def prospect(work: Workload, new: Prefill, value_before: float) -> Prospect:
 
 
 def _value(chosen: FeasibleSet) -> float:
-    return sum(map(value, chosen.kept))
+    return sum(map(value, chosen.feasible))
 
 
 def _at_stake(work: Workload) -> float:

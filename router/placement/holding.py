@@ -108,7 +108,7 @@ class HeldQueue:
         """Whether one more could be on time besides those held, if all replicas were free now."""
         new = self._as_prefill(_Waiting(terms, own_s, 0.0), replicas)
         pool = [self._as_prefill(one, replicas) for one in self._waiting.values()]
-        return any(one is new for one in feasible_set([*pool, new], now_s).kept)
+        return any(one is new for one in feasible_set([*pool, new], now_s).feasible)
 
     def next_look_s(self, now_s: float) -> float:
         """When the next becomes urgent or impossible, infinite for never."""

@@ -154,7 +154,7 @@ class SlackRouter:
 
         A replica that is not lost after all says so with its next report.
         """
-        for replica_id in request.lost:
+        for replica_id in request.failed_replicas:
             self._core.replica_gone(ReplicaGone(replica_id))
         decision = await self.place(again(request))
         assert not isinstance(decision, Held), "what has had a place before is not held"

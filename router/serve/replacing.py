@@ -19,7 +19,7 @@ def again(request: ReplacementRequested) -> PlacementRequested:
         explicit_deadline=request.explicit_deadline,
         prompt_tokens=request.tokens,
         prompt_bytes=0,
-        failed_replicas=request.lost,
+        failed_replicas=request.failed_replicas,
         decode_replica=request.decode_replica,
         is_admitted=True,
     )

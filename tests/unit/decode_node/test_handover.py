@@ -127,7 +127,7 @@ async def test_before_or_during_the_prefill_the_router_finds_another_place(piece
     assert [one.prefill_replica for one in steps.contexts] == [A, B]
     assert counts == {(lost.value, "router"): 1}
     (asked,) = steps.asked
-    assert (asked.lost, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
+    assert (asked.failed_replicas, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
     assert asked.ttft_budget_s == pytest.approx(2.0, abs=0.2)
     again = steps.contexts[1]
     assert (again.handoff_s, again.failed_replicas, again.prompt_bytes) == (0.3, (A,), 0)
@@ -198,7 +198,7 @@ async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
     assert tardy.value.outcome is ReplacementOutcome.LIMIT
     assert len(steps.contexts) == limit + 1
     assert counts[("replica_died", "limit")] == 1
-    assert [request.lost for request in steps.asked] == [(A,), (A, B)][:limit]
+    assert [request.failed_replicas for request in steps.asked] == [(A,), (A, B)][:limit]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_no_other_placement_is_predicted_to_have_more_on_time(fleet, tokens, due
 @given(st.lists(WAITING, max_size=8))
 def test_the_plan_keeps_what_the_replica_would_keep(jobs):
     work = replica(*jobs).workload(0.0)
-    kept = feasible_set(work.waiting, 0.0).kept
+    kept = feasible_set(work.waiting, 0.0).feasible
     laid = plan(work)
     assert laid.value == pytest.approx(sum(map(value, kept)))
     assert laid.deadlines_s == [one.deadline_s for one in kept]

@@ -17,7 +17,7 @@ from simulator.fleet.setup import NO_DELAYS, FleetSetup
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
 from slo.outcomes import Outcome
-from slo.predict.link import INSTANT_LINK, Link
+from slo.predict.handoff import INSTANT_LINK, Link
 from slo.tiers import PREMIUM, STANDARD
 
 
