@@ -1,8 +1,8 @@
 """What NIXL's progress threads cost when they spin, as NIXL's Python API has them, and when they sleep.
 
-Serves the embedded model in turns with either, and takes in each turn: the time to first token of a short and of a
-long prompt alone, the time per output token of four streams, and the cores that the idle deployment keeps busy.
-Prompts are random tokens, so nothing comes from the prefix cache.
+Serves the embedded model in turns with either, and takes in each turn: the time to first token of a short
+and of a long prompt alone, the time per output token of four streams, and the cores that the idle deployment
+keeps busy. Prompts are random tokens, so nothing comes from the prefix cache.
 
     python -m benchmarks.engines.progress_thread [--turns 2] [--rounds 8]
 """
@@ -41,15 +41,15 @@ async def stream(http: httpx.AsyncClient, model: str, prompt: list[int], tokens:
     """Seconds from the request to each of its pieces."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     started_s = time.perf_counter()
-    times = []
     async with http.stream(
         "POST", "/v1/completions", json=body, headers={"x-slo-tier": "premium"}
     ) as response:
         response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                times.append(time.perf_counter() - started_s)
-    return times
+        return [
+            time.perf_counter() - started_s
+            async for line in response.aiter_lines()
+            if line.startswith("data: {")
+        ]
 
 
 async def turn(rounds: int, rng: random.Random) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Python runs this at start where this folder is on its path: NIXL's progress threads spin, as NIXL has them."""
+"""Python runs this at start where this folder is on its path: NIXL's progress threads spin."""
 
 import importlib.util
 import sys
