@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from slo.request import ReplicaId
 
@@ -77,17 +77,6 @@ class PrefixIndex:
         for block in reversed(hashes):  # the first blocks are used by most, and go last
             self._add(replica_id, account, block, block_tokens)
         self._trim(replica_id, account)
-
-    def stored(self, replica_id: ReplicaId, hashes: Iterable[int], block_tokens: float) -> None:
-        """A replica says that it holds blocks."""
-        self.placed(replica_id, [*hashes], block_tokens)
-
-    def evicted(self, replica_id: ReplicaId, hashes: Iterable[int]) -> None:
-        """A replica says that it holds blocks no longer."""
-        account = self._account(replica_id)
-        for block in hashes:
-            if block in account.blocks:
-                self._drop(replica_id, account, block)
 
     def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """A prefill has found so many tokens cached where so many were expected.

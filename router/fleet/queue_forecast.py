@@ -25,7 +25,7 @@ _EPSILON_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class OutstandingWork:
     """The outstanding work of one replica at one moment.
 
     Attributes:
@@ -88,7 +88,7 @@ class QueuePlan:
     total_s: float
 
 
-def plan(work: Workload) -> QueuePlan:
+def plan(work: OutstandingWork) -> QueuePlan:
     """Predict whom the replica keeps on time."""
     runner = work.runner
     total_s = sum(prefill.remaining_s for prefill in work.waiting)
@@ -116,7 +116,7 @@ def plan(work: Workload) -> QueuePlan:
     )
 
 
-def prospect(work: Workload, new: Prefill, value_before: float) -> Prospect:
+def prospect(work: OutstandingWork, new: Prefill, value_before: float) -> Prospect:
     """Predict what becomes of everybody with one more, in full.
 
     Args:
@@ -145,7 +145,7 @@ def _value(chosen: FeasibleSet) -> float:
     return sum(map(value, chosen.kept))
 
 
-def _at_stake(work: Workload) -> float:
+def _at_stake(work: OutstandingWork) -> float:
     """What the running pass is worth if it is let to its end and is then on time."""
     runner = work.runner
     if runner is None or runner.deadline_s == math.inf or work.free_at_s > runner.deadline_s + _EPSILON_S:

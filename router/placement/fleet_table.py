@@ -17,8 +17,8 @@ from router.fleet.queue_forecast import plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.fleet.prefill_replica import PrefillReplica
-    from router.placement.policies import Prefill
+    from router.fleet.prefill_replica import PrefillView
+    from router.placement.policies import NewPrefill
 
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Flags: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
@@ -51,7 +51,7 @@ class FleetRows:
     """Rows of arrays for a changing set of replicas."""
 
     def __init__(self) -> None:
-        self._replicas: list[PrefillReplica] = []
+        self._replicas: list[PrefillView] = []
         self._resize(0, _FEWEST_PLACES)
 
     def _resize(self, rows: int, places: int) -> None:
@@ -72,7 +72,7 @@ class FleetRows:
         self._index = np.arange(rows)
         self._places = places
 
-    def update(self, replicas: Sequence[PrefillReplica], now_s: float) -> None:
+    def update(self, replicas: Sequence[PrefillView], now_s: float) -> None:
         """Lay out what has changed since the last call; row i is replica i."""
         if len(replicas) != len(self._replicas) or any(
             mine is not theirs for mine, theirs in zip(self._replicas, replicas, strict=True)
@@ -89,8 +89,8 @@ class FleetRows:
         if now_s - self._planned_s[row] > _FRESH_S:
             self._lay_out(row, self._replicas[row], now_s)
 
-    def _lay_out(self, row: int, replica: PrefillReplica, now_s: float) -> None:
-        work = replica.workload(now_s)
+    def _lay_out(self, row: int, replica: PrefillView, now_s: float) -> None:
+        work = replica.outstanding(now_s)
         laid = plan(work)
         kept = len(laid.deadlines_s)
         if kept > self._places:
@@ -118,7 +118,7 @@ class FleetRows:
         predictor = replica.predictor
         self._coefficients[row] = predictor.fixed_s, predictor.per_token_s, predictor.per_pair_s
 
-    def own_s(self, prefill: Prefill) -> Floats:
+    def own_s(self, prefill: NewPrefill) -> Floats:
         """Work of a prefill on each replica, a cached prefix credited."""
         fixed, per_token, per_pair = self._coefficients.T
         tokens = prefill.tokens
@@ -129,7 +129,7 @@ class FleetRows:
                     own[row] = replica.predictor.prefill_s(tokens - cached, cached)
         return own
 
-    def trial(self, prefill: Prefill, now_s: float) -> Trial:
+    def trial(self, prefill: NewPrefill, now_s: float) -> Trial:
         """Try a prefill on every replica at its place by deadline, nobody else moved but by its work."""
         own = self.own_s(prefill)
         due_s = prefill.deadline_s

@@ -15,9 +15,9 @@ from router.placement.policies import Choice, queued
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.fleet.prefill_replica import PrefillReplica
+    from router.fleet.prefill_replica import PrefillView
     from router.placement.fleet_table import Trial
-    from router.placement.policies import Prefill
+    from router.placement.policies import NewPrefill
 
 CANDIDATES: Final = 8
 CANDIDATES_OF_MANY: Final = 4
@@ -47,7 +47,7 @@ class LeastHarm:
     def __init__(self) -> None:
         self._rows = FleetRows()
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `router.placement.policies.PlacementPolicy`."""
         rows = self._rows
         rows.update(replicas, now_s)
@@ -61,7 +61,7 @@ class LeastHarm:
         return self._least_harm(prefill, replicas, trial, now_s)
 
     def _least_harm(
-        self, prefill: Prefill, replicas: Sequence[PrefillReplica], trial: Trial, now_s: float
+        self, prefill: NewPrefill, replicas: Sequence[PrefillView], trial: Trial, now_s: float
     ) -> Choice:
         """Of the replicas that are the least time short, the one with the largest gain."""
         hopeful = np.nonzero(trial.short_s < math.inf)[0]
@@ -75,7 +75,7 @@ class LeastHarm:
         for row in sorted(map(int, hopeful)):
             self._rows.refresh(row, now_s)
             new = queued(prefill, float(trial.own_s[row]), now_s)
-            found = prospect(replicas[row].workload(now_s), new, float(self._rows.value[row]))
+            found = prospect(replicas[row].outstanding(now_s), new, float(self._rows.value[row]))
             key = (-found.gain, found.end_s, float(trial.backlog_s[row]))
             if found.is_on_time and (best is None or key < best):
                 best = key
