@@ -1,4 +1,4 @@
-"""The fleet's admission as the router asks it.
+"""Admission at the router.
 
 Owns what the router knows that `slo.admission.controller` needs: how much the fleet can do, and how long a
 request would take. Pure, like `router.core`.

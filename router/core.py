@@ -41,7 +41,7 @@ class RouterLimits:
         stale_after_s: A replica that has not reported for this long is not used.
         settle_s: For so long after its start the router may not have heard of every replica.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
-        silent_after_s: One that has not for this long is used only if the others have not, either.
+        silent_after_s: One that has not reported for this long is used only if all others have not, either.
         stretch: A budget that the client did not ask for itself is not held against it below this
             multiple of what the request takes on an idle replica.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slo.reports import DecodeReported
     from slo.request import ReplicaId
 
-MOST_KV: Final = 0.95
+MAX_KV_USAGE: Final = 0.95
 """A decode replica whose KV use would exceed this has no headroom: requests that outgrow it are
 recomputed."""
 _KV_STEP: Final = 0.05
@@ -141,7 +141,7 @@ def choose_decode(
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
-        return usage > MOST_KV, too_slow, way, int(usage / _KV_STEP), running, usage
+        return usage > MAX_KV_USAGE, too_slow, way, int(usage / _KV_STEP), running, usage
 
     return min(replicas, key=key, default=None)
 

@@ -1,7 +1,7 @@
-"""The router's view of the replicas: what each one has to do and how fast it does it.
+"""The router's view of one prefill replica: what it has to do and how fast it does it.
 
-Owns the bookkeeping of outstanding prefills and the arithmetic on one replica's queue. Does not choose
-between replicas (see `router.placement.policies`). All times are seconds on the router's monotonic clock.
+Owns the bookkeeping of outstanding prefills; what the replica makes of them is predicted by
+`router.fleet.queue_forecast`. All times are seconds on the router's monotonic clock.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ class PlacedJob(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class PrefillView:
-    """One prefill replica as its outstanding work.
-
-    The replica runs one forward pass at a time. What it makes of its work is predicted by
-    `router.fleet.queue_forecast` from `outstanding`.
+    """One prefill replica, which runs one forward pass at a time.
 
     Attributes:
         confirmed: The jobs that its last report named; any other is still on its way there.
-        preemptible_in_s: How soon the running pass would make way for a prefill that would otherwise be late;
-            None when it would not.
+        preemptible_in_s: How soon the running pass could be preempted for a prefill that would otherwise be
+            late; None when it could not.
         draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
     """

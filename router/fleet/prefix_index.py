@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
 """Of a replica that has not said how much its KV memory holds."""
-_LEAST_TRUST: Final = 0.25
-_LESS: Final = 0.95
-_MORE: Final = 1.01
+_MIN_TRUST: Final = 0.25
+_TRUST_SHRINKS: Final = 0.95
+_TRUST_GROWS: Final = 1.01
 
 
 @dataclass(slots=True)
@@ -86,10 +86,10 @@ class PrefixIndex:
         """
         account = self._account(replica_id)
         if cached_tokens < expected_tokens:
-            account.trust = max(_LEAST_TRUST, account.trust * _LESS)
+            account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
         else:
-            account.trust = min(1.0, account.trust * _MORE)
+            account.trust = min(1.0, account.trust * _TRUST_GROWS)
 
     def resize(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
         """A replica says how much its KV memory holds."""

@@ -31,7 +31,7 @@ class NewPrefill:
     Attributes:
         tokens: Its length.
         deadline_s: When it must end; infinite for never.
-        weight: Its worth on time.
+        weight: Value of its being on time.
         cached_tokens: Of its leading tokens, those that a replica's prefix cache is expected to hold;
             replicas with none are left out.
     """
@@ -82,7 +82,7 @@ class RoundRobin:
         """See `PlacementPolicy`."""
         replica = replicas[self._next % len(replicas)]
         self._next += 1
-        return on(replica, prefill, now_s, PlacementReason.ROUND_ROBIN)
+        return _choice(replica, prefill, now_s, PlacementReason.ROUND_ROBIN)
 
 
 class LeastOutstandingTokens:
@@ -91,7 +91,7 @@ class LeastOutstandingTokens:
     def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         replica = min(replicas, key=lambda candidate: candidate.outstanding_tokens)
-        return on(replica, prefill, now_s, PlacementReason.LEAST_TOKENS)
+        return _choice(replica, prefill, now_s, PlacementReason.LEAST_TOKENS)
 
 
 class Drawing(Protocol):
@@ -115,12 +115,12 @@ class PowerOfTwoChoices:
     def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         if len(replicas) == 1:
-            return on(replicas[0], prefill, now_s, PlacementReason.ONLY_REPLICA)
+            return _choice(replicas[0], prefill, now_s, PlacementReason.ONLY_REPLICA)
         first = self._drawing.randrange(len(replicas))
         second = self._drawing.randrange(len(replicas) - 1)
         pair = replicas[first], replicas[second + (second >= first)]
         replica = min(pair, key=lambda candidate: candidate.outstanding_tokens)
-        return on(replica, prefill, now_s, PlacementReason.TWO_CHOICES)
+        return _choice(replica, prefill, now_s, PlacementReason.TWO_CHOICES)
 
 
 class PrefixAffinity:
@@ -134,16 +134,16 @@ class PrefixAffinity:
         )
         has_prefix = replica.replica_id in cached
         reason = PlacementReason.LONGEST_PREFIX if has_prefix else PlacementReason.LEAST_TOKENS
-        return on(replica, prefill, now_s, reason)
+        return _choice(replica, prefill, now_s, reason)
 
 
-def on(replica: PrefillView, prefill: NewPrefill, now_s: float, reason: PlacementReason) -> Choice:
-    """A choice with what is predicted of it."""
+def _choice(replica: PrefillView, prefill: NewPrefill, now_s: float, reason: PlacementReason) -> Choice:
+    """A choice of `replica`, with what is predicted there."""
     work = replica.outstanding(now_s)
     found = prospect(work, queued(prefill, prefill.own_s(replica), now_s), plan(work).value)
     return Choice(replica, found.start_s, found.end_s, found.is_on_time, reason)
 
 
 def queued(prefill: NewPrefill, own_s: float, now_s: float) -> Prefill:
-    """A prefill as the replica's rules would see it."""
+    """A new prefill as one of a replica's queue."""
     return Prefill(_NEW, prefill.weight, prefill.deadline_s, own_s, now_s)

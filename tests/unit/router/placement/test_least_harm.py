@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.queue_forecast import plan, prospect
 from router.messages import PlacementReason
-from router.placement.fleet_table import FleetRows
+from router.placement.fleet_table import FleetTable
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import (
     LeastOutstandingTokens,
@@ -59,7 +59,7 @@ replicas_of_any_kind = st.builds(
 def test_free_means_that_everybody_on_time_remains_so(known, tokens, due_s, now_s):
     """And where nobody is given up, it means nothing else."""
     new = prefill(tokens, due_s)
-    rows = FleetRows()
+    rows = FleetTable()
     rows.update([known], now_s)
     trial = rows.trial(new, now_s)
     work = known.outstanding(now_s)
@@ -99,7 +99,7 @@ def test_rows_follow_the_work():
     """A row laid out anew equals one laid out once; more work than there are places makes room."""
     rng = random.Random(3)
     fleet = [replica(name=f"prefill-{n}") for n in range(3)]
-    rows, number = FleetRows(), 0
+    rows, number = FleetTable(), 0
     for _ in range(120):
         known = rng.choice(fleet)
         if known.jobs and rng.random() < 0.35:
@@ -110,10 +110,10 @@ def test_rows_follow_the_work():
             known.add(PlacedJob(JobId(f"n{number}"), STANDARD, rng.randint(1, 500), due, 0.0))
         new = prefill(rng.randint(1, 500), rng.uniform(0.1, 60))
         rows.update(fleet, 0.0)
-        fresh = FleetRows()
+        fresh = FleetTable()
         fresh.update(fleet, 0.0)
         ours, theirs = rows.trial(new, 0.0), fresh.trial(new, 0.0)
-        for name in ("own_s", "is_free", "end_s", "short_s", "backlog_s"):
+        for name in ("own_s", "is_free", "end_s", "shortfall_s", "backlog_s"):
             assert list(getattr(ours, name)) == list(getattr(theirs, name))
     assert max(len(known.jobs) for known in fleet) > 8
 
