@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CANDIDATES: Final = 8
 CANDIDATES_OF_MANY: Final = 4
 MANY: Final = 32
-"""Replicas that are predicted in full where the prefill is free nowhere; fewer if there are more than `MANY`."""
+"""Replicas that are predicted in full where the prefill is free nowhere; fewer of more than `MANY`."""
 OWN_WORK: Final = 2.0
 """Where the prefill is free, a second of its own work counts like this many seconds until its end: work that
 a cached prefix saves is time for later requests."""
