@@ -42,13 +42,7 @@ class Dispatch:
             and rejects nothing, as it cannot know what could be in time.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        setup: FleetSetup,
-        *,
-        informs: bool,
-    ) -> None:
+    def __init__(self, loop: EventLoop, setup: FleetSetup, *, informs: bool) -> None:
         policies = setup.policies_as_weighed()
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
