@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from decode_node.answers import error_in, is_answer, is_preamble
 from decode_node.prefill_health import PULLED_S, PrefillLostError, PrefillWatch
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
-    NotReplaced,
     Replaced,
     ReplacementOutcome,
     ReplacementRequested,
@@ -189,11 +188,11 @@ def _by(
         case Replaced():
             placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
             return ReplacementOutcome.ROUTER, placed
-        case NotReplaced(reason=RejectionReason.DEADLINE_INFEASIBLE):
+        case Rejected(reason=RejectionReason.DEADLINE_INFEASIBLE):
             return ReplacementOutcome.DEADLINE, context
-        case NotReplaced(reason=RejectionReason.NO_REPLICA):
+        case Rejected(reason=RejectionReason.NO_REPLICA):
             return ReplacementOutcome.NO_REPLICA, context
-        case NotReplaced() | None:  # it was let in before; whatever else the router has against it now
+        case Rejected() | None:  # it was let in before; whatever else the router has against it now
             if cause is FailureCause.NO_REPLICA:
                 return ReplacementOutcome.NO_REPLICA, context
             return ReplacementOutcome.SERVE, context

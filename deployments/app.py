@@ -143,8 +143,6 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
         stale_after_s=given.stale_after_s,
         silent_after_s=given.silent_after_s,
         stretch=given.stretch,
-        late_binding=given.late_binding,
-        bind_ahead_s=given.bind_ahead_ms / 1e3,
     )
     return deployment.bind(
         RouterConfig(

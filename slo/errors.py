@@ -6,6 +6,7 @@ Does not know HTTP; how an error becomes an answer is `deployments.http.errors`'
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 
 class FieldError(Exception):
@@ -46,8 +47,25 @@ class RejectionReason(enum.StrEnum):
     """The router has just started and has not heard of the replicas; nobody is refused for this."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request is refused before it is queued.
+
+    Attributes:
+        retry_after_s: When trying again has a chance.
+        predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
+            request is refused whatever they could do.
+        ttft_budget_s: The budget that could not be met.
+    """
+
+    reason: RejectionReason
+    retry_after_s: float
+    predicted_ttft_s: float | None = None
+    ttft_budget_s: float | None = None
+
+
 class EvictionReason(enum.StrEnum):
-    """Why a request was evicted after it was queued in the router; the values label metrics."""
+    """Why a request was evicted after it was queued; the values label metrics."""
 
     DEADLINE_PASSED = "deadline_passed"
     """It cannot be in time any more."""

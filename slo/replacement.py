@@ -9,8 +9,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from slo.errors import Rejected
+
 if TYPE_CHECKING:
-    from slo.errors import RejectionReason
     from slo.request import JobId, ReplicaId, RequestContext
     from slo.tiers import Tier
 
@@ -76,15 +77,7 @@ class Replaced:
     handoff_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NotReplaced:
-    """There is no new place; `retry_after_s` is when trying again has a chance."""
-
-    reason: RejectionReason
-    retry_after_s: float
-
-
-ReplacementDecision: TypeAlias = Replaced | NotReplaced
+ReplacementDecision: TypeAlias = Replaced | Rejected
 
 
 @dataclass(frozen=True, slots=True)

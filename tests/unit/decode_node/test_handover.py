@@ -10,10 +10,9 @@ import pytest
 
 from decode_node.handover import GivenUpError, Handover, Steps
 from decode_node.prefill_health import PrefillLostError, PrefillWatch
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
-    NotReplaced,
     Replaced,
     ReplacementOutcome,
     ReplacementRules,
@@ -184,7 +183,7 @@ async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica():
 
 async def test_a_router_that_has_just_started_or_would_let_nobody_in_does_not_end_an_admitted_request():
     for reason in (RejectionReason.NOT_SETTLED, RejectionReason.OVER_SHARE):
-        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [NotReplaced(reason, 1.0)])
+        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Rejected(reason, 1.0)])
         assert await serve(steps) == [TEXT]
 
 
@@ -209,7 +208,7 @@ async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
     ],
 )
 async def test_it_is_given_up_for_what_the_router_says(reason, outcome):
-    steps = Play({A: FailureCause.REPLICA_DIED}, [NotReplaced(reason, 1.0)])
+    steps = Play({A: FailureCause.REPLICA_DIED}, [Rejected(reason, 1.0)])
     with pytest.raises(GivenUpError) as tardy:
         await serve(steps)
     assert tardy.value.outcome is outcome
