@@ -10,7 +10,7 @@ from rich.table import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.comparison.load import Run
+    from benchmarks.comparison.load import ArmRun
 
 OURS = "slackserve"
 STOCK = "stock"
@@ -20,7 +20,7 @@ TARGET_THROUGHPUT = 0.05
 _MEASURED = ("urgent", "long", "overall", "prompt_tokens_ps", "preemptions")
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
     """Median, least and most over the rounds, by load and arm."""
     found = []
     for load in sorted({run.load for run in runs}):

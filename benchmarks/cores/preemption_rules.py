@@ -70,7 +70,7 @@ VARIATIONS = {
 }
 
 
-class Case(NamedTuple):
+class RulesCase(NamedTuple):
     """One way to decide, under one kind of arrivals."""
 
     burst: int
@@ -79,7 +79,7 @@ class Case(NamedTuple):
     rules: PreemptionRules
 
 
-def serve(case: Case) -> dict[str, float]:
+def serve(case: RulesCase) -> dict[str, float]:
     """Percentages on time, stops per request, and the percentage of the work that was done again.
 
     `weighted` is by worth, and `error` its standard error over the streams.
@@ -105,7 +105,7 @@ def _weighted(run: Run) -> float:
     return 100 * met / sum(job.weight for job in run.jobs)
 
 
-def described(case: Case) -> dict[str, Any]:
+def described(case: RulesCase) -> dict[str, Any]:
     """The columns that say what was simulated."""
     rules = case.rules
     policy = "-" if rules.mode is PreemptionMode.OFF else rules.policy.value
@@ -129,13 +129,13 @@ def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Simulate everything, print two tables, write JSON."""
     rules = [
-        Case(burst, load, kind, preemption)
+        RulesCase(burst, load, kind, preemption)
         for burst, load in ARRIVALS
         for kind in QueueOrder
         for preemption in RULES
     ]
     varied = [
-        (name, Case(burst, load, SERVERS.order, preemption))
+        (name, RulesCase(burst, load, SERVERS.order, preemption))
         for burst, load in SHOWN
         for name, preemption in VARIATIONS.items()
     ]

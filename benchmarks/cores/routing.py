@@ -67,7 +67,7 @@ LOOKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PlacementCase:
     """One policy under one load."""
 
     workload: str
@@ -77,7 +77,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlacementPoint:
     """What came of it.
 
     Attributes:
@@ -102,13 +102,13 @@ def _adopt(trace: Path | None) -> None:
         _presets["trace"] = on_trace(PRESETS[PRESET], trace)
 
 
-def _stream(case: Case) -> list[Arrival]:
+def _stream(case: PlacementCase) -> list[Arrival]:
     preset = _presets[case.workload]
     experiment = Experiment(preset.hardware, preset.workload, case.requests, (SEED,))
     return preset.workload.stream(case.load * experiment.capacity_rps() * REPLICAS, case.requests, SEED)
 
 
-def _run(case: Case) -> Point:
+def _run(case: PlacementCase) -> PlacementPoint:
     arrivals = _stream(case)
     setup = FleetSetup(
         ARMS["slackserve"],
@@ -124,7 +124,7 @@ def _run(case: Case) -> Point:
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
     hits = sum(job.hit_tokens for job in jobs)
-    return Point(
+    return PlacementPoint(
         case.load,
         served.attainment,
         served.refused,
@@ -133,17 +133,17 @@ def _run(case: Case) -> Point:
     )
 
 
-def _curve(workload: str, policy: str, requests: int) -> list[Point]:
+def _curve(workload: str, policy: str, requests: int) -> list[PlacementPoint]:
     """Deep overload takes longest and says least: behind those shown, a curve ends below the level."""
-    points: list[Point] = []
+    points: list[PlacementPoint] = []
     for load in LOADS:
-        points.append(_run(Case(workload, policy, load, requests)))
+        points.append(_run(PlacementCase(workload, policy, load, requests)))
         if load > SHOWN[-1] and points[-1].attainment < LEVEL:
             break
     return points
 
 
-def _bound(case: Case) -> Point:
+def _bound(case: PlacementCase) -> PlacementPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
@@ -164,10 +164,10 @@ def _bound(case: Case) -> Point:
         if room_s < 0:
             break
         met += 1
-    return Point(case.load, met / len(works), 0.0, 1.0, 0.0)
+    return PlacementPoint(case.load, met / len(works), 0.0, 1.0, 0.0)
 
 
-def goodput(points: Sequence[Point]) -> float | None:
+def goodput(points: Sequence[PlacementPoint]) -> float | None:
     """The load at which attainment falls through the level, read between points; None if it never does."""
     for before, after in pairwise(points):
         if before.attainment >= LEVEL > after.attainment:
@@ -176,7 +176,7 @@ def goodput(points: Sequence[Point]) -> float | None:
     return None if points[-1].attainment >= LEVEL else 0.0
 
 
-def show(console: Console, workload: str, curves: dict[str, list[Point]]) -> None:
+def show(console: Console, workload: str, curves: dict[str, list[PlacementPoint]]) -> None:
     """One table of a workload."""
     console.width = max(console.width, 110)
     table = Table(title=f"{workload}: % of requests in time, by load on {REPLICAS} replicas")
@@ -191,7 +191,7 @@ def show(console: Console, workload: str, curves: dict[str, list[Point]]) -> Non
     console.print(table)
 
 
-def draw(found: dict[str, dict[str, list[Point]]], path: Path) -> None:
+def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
     """Attainment over load, one panel for each workload."""
     titles = {"mix": "Mixed prompts", "trace": "Recorded conversations, prefixes shared"}
     with theme():
@@ -226,13 +226,15 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
     _adopt(arguments.trace)
-    found: dict[str, dict[str, list[Point]]] = {}
+    found: dict[str, dict[str, list[PlacementPoint]]] = {}
     with ProcessPoolExecutor(arguments.workers, initializer=_adopt, initargs=(arguments.trace,)) as pool:
         for workload in _presets:
             workloads = [workload] * len(POLICIES)
             counts = [arguments.requests] * len(POLICIES)
             curves = dict(zip(POLICIES, pool.map(_curve, workloads, POLICIES, counts), strict=True))
-            curves[BOUND] = [_bound(Case(workload, BOUND, load, arguments.requests)) for load in LOADS]
+            curves[BOUND] = [
+                _bound(PlacementCase(workload, BOUND, load, arguments.requests)) for load in LOADS
+            ]
             found[workload] = curves
             show(Console(), workload, curves)
     results: dict[str, Any] = {

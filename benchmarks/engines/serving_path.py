@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines.local_server import serve_until_ready
+from benchmarks.engines.offline_engine import async_engine
 from benchmarks.engines.tiny_models import build_tiny_llama
 from benchmarks.report import quantiles, write
 from deployments.local.cpu_plan import plan_cores
@@ -46,26 +47,6 @@ def prompts(requests: int) -> list[list[int]]:
     """Random prompts, each used once: no prefix is ever cached."""
     rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
     return [rng.choices(range(VOCABULARY), k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
-
-
-async def bare_engine(model: Path) -> Any:
-    """A vLLM engine with the same arguments, without KV transfer and without any server."""
-    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1)
-    os.environ |= {
-        "VLLM_CPU_OMP_THREADS_BIND": cores.prefill[0],
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(model), dtype="float32", enforce_eager=True, max_model_len=4096, async_scheduling=False
-        )
-    )
 
 
 async def bare_ttft_s(engine: Any, prompt: list[int], number: int) -> float:
@@ -117,19 +98,20 @@ def prefill_times_s(log: Path) -> dict[int, float]:
 
 async def run(directory: Path, model: Path, requests: int) -> dict[str, Any]:
     """Measure and summarise."""
-    engine = await bare_engine(model)
-    for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
-        await bare_ttft_s(engine, prompt, -number - 1)
-    process = serve(model, directory)
-    try:
-        async for _ in alternate(engine, len(LENGTHS) * 4):
-            pass
-        pairs = [pair async for pair in alternate(engine, requests)]
-        await asyncio.sleep(1)
-    finally:
-        process.terminate()
-        process.wait(60)
-        engine.shutdown()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1).prefill[0]
+    with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
+        for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
+            await bare_ttft_s(engine, prompt, -number - 1)
+        process = serve(model, directory)
+        try:
+            async for _ in alternate(engine, len(LENGTHS) * 4):
+                pass
+            pairs = [pair async for pair in alternate(engine, requests)]
+            await asyncio.sleep(1)
+        finally:
+            process.terminate()
+            process.wait(60)
     at_prefill_s = prefill_times_s(directory / "log")
     by_length: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
     for number, (tokens, bare_s, served_s) in enumerate(pairs):

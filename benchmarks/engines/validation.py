@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.comparison import load
-from benchmarks.comparison.arms import FIXED, Running, running
+from benchmarks.comparison.arms import FIXED, RunningServer, running
 from benchmarks.engines.local_server import environment
 from benchmarks.report import write
 from simulator.study.validation import Recorded, Recording, compare
@@ -52,7 +52,7 @@ def medians(*measured: dict[int, list[float]]) -> list[tuple[int, float]]:
     ]
 
 
-def alone(server: Running) -> dict[int, list[float]]:
+def alone(server: RunningServer) -> dict[int, list[float]]:
     """By tokens, seconds to the first token of prompts that have the server to themselves."""
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for _ in range(REPEATS):

@@ -51,13 +51,13 @@ class StopAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PassOutcome:
     """What a pass left behind: logits, and the keys and values of all layers."""
 
     logits: torch.Tensor
     kv: tuple[torch.Tensor, ...]
 
-    def equals(self, other: Outcome) -> bool:
+    def equals(self, other: PassOutcome) -> bool:
         """Bit by bit."""
         pairs = zip((self.logits, *self.kv), (other.logits, *other.kv), strict=True)
         return all(torch.equal(mine, theirs) for mine, theirs in pairs)
@@ -170,10 +170,10 @@ def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkp
 
 def _outcome(
     bench: Bench, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None
-) -> Outcome:
+) -> PassOutcome:
     logits, stop = bench.run(fitted, prompt, resume)
     assert stop is None
-    return Outcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
+    return PassOutcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
 
 
 def _poison(prompt: Prompt) -> None:

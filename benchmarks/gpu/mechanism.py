@@ -25,12 +25,12 @@ import torch
 from benchmarks.gpu.decoder import fast_attention, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.exactness import against_float64, exactness, resume_overhead
-from benchmarks.gpu.findings import Findings, print_table
 from benchmarks.gpu.idle import idle_overhead
 from benchmarks.gpu.operator_times import time_operators, time_passes, write_operators, write_profile
 from benchmarks.gpu.signaller import Signaller
 from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
 from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from benchmarks.report import Measurements, print_table
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import Granularity
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+
 STOP_P50_MS: Final = 2.0
 STOP_P99_MS: Final = 5.0
 IDLE_OVERHEAD: Final = 0.005
@@ -47,7 +48,7 @@ SMALL: Final = ModelShape(layers=4, hidden=128, intermediate=256, heads=4, kv_he
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MechanismPlan:
     """What is measured, and for how long at most.
 
     Attributes:
@@ -85,7 +86,7 @@ class Plan:
     limit_s: float = 480.0
 
 
-FULL: Final = Plan()
+FULL: Final = MechanismPlan()
 QUICK: Final = replace(
     FULL,
     moments=100,
@@ -137,7 +138,9 @@ def variants() -> list[Variant]:
 class Mechanism:
     """One run: measures part after part and keeps what it has found."""
 
-    def __init__(self, plan: Plan, bench: Bench, board: Board, findings: Findings, seed: int) -> None:
+    def __init__(
+        self, plan: MechanismPlan, bench: Bench, board: Board, findings: Measurements, seed: int
+    ) -> None:
         self.plan = plan
         self.bench = bench
         self.board = board
@@ -371,9 +374,11 @@ def lone_group(device: Device) -> Iterator[ProcessGroup]:
             torch.distributed.destroy_process_group()
 
 
-def measure(plan: Plan, device: Device, out: Path, seed: int) -> Findings:
+def measure(plan: MechanismPlan, device: Device, out: Path, seed: int) -> Measurements:
     """Measure a plan; results are in `mechanism.json`, `operators.csv` and `profile.json`."""
-    findings = Findings(out / "mechanism.json", {"device": device.about(), "seed": seed, "model": plan.model})
+    findings = Measurements(
+        out / "mechanism.json", {"device": device.about(), "seed": seed, "model": plan.model}
+    )
     with ExitStack() as stack, torch.inference_mode():
         board = stack.enter_context(Board.create(1))
         group = stack.enter_context(lone_group(device))

@@ -15,7 +15,7 @@ from router.messages import Evicted, Held, Placed, Rejected
 from simulator.fleet.decode_site import DecodeSite
 from simulator.fleet.dispatch import Dispatch
 from simulator.fleet.outcome import FleetRun, Passage
-from simulator.fleet.prefill_site import Life, PrefillSite
+from simulator.fleet.prefill_site import PrefillSite, ReplicaLifetime
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from slo.outcomes import Outcome
@@ -225,11 +225,11 @@ class _Fleet:
         setup = self._setup
         setting = setup.arm.settings[0] if setup.setting is None else setup.setting
 
-        def build(life: Life, prefilled: Callable[[Job], None]) -> Replica:
+        def build(life: ReplicaLifetime, prefilled: Callable[[Job], None]) -> Replica:
             return setup.arm.build(life, setup.hardware, setting, prefilled)
 
         replica_id = ReplicaId(f"prefill-{place}.{len(self._sites)}")
-        site = PrefillSite(replica_id, Life(self._loop), build, self._prefilled, self._handoff_s)
+        site = PrefillSite(replica_id, ReplicaLifetime(self._loop), build, self._prefilled, self._handoff_s)
         self._sites[replica_id] = site
         return site
 

@@ -12,7 +12,7 @@ from slo.outcomes import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from simulator.fleet.decode import DecodeReplica
+    from simulator.fleet.decode import VirtualDecodeReplica
     from simulator.replica.hardware import Replica
     from simulator.replica.job import Job
     from simulator.workload.arrivals import Arrival
@@ -58,7 +58,7 @@ class FleetRun:
 
     passages: Sequence[Passage]
     prefill: Sequence[Replica]
-    decode: Sequence[DecodeReplica]
+    decode: Sequence[VirtualDecodeReplica]
     prefill_places: int
     handoff_s: float
 

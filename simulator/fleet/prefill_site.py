@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slo.request import JobId, ReplicaId
 
 
-class Life(EventLoop):
+class ReplicaLifetime(EventLoop):
     """The time of one life of a replica: after its end nothing happens that was asked for before."""
 
     def __init__(self, loop: EventLoop) -> None:
@@ -66,8 +66,8 @@ class PrefillSite:
     def __init__(
         self,
         replica_id: ReplicaId,
-        life: Life,
-        build: Callable[[Life, Callable[[Job], None]], Replica],
+        life: ReplicaLifetime,
+        build: Callable[[ReplicaLifetime, Callable[[Job], None]], Replica],
         prefilled: Callable[[PrefillSite, Job], None],
         handoff_s: float,
     ) -> None:

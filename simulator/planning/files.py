@@ -28,7 +28,7 @@ from simulator.planning.hardware_files import (
     chip_of,
     room_for_kv,
 )
-from simulator.planning.plan import Demand
+from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import Tokens, WorkloadConfig, beside
@@ -148,7 +148,7 @@ class FleetConfig(Section):
             seed=self.seed,
         )
 
-    def demand(self) -> Demand:
+    def demand(self) -> PlannedLoad:
         """The load.
 
         Raises:
@@ -159,7 +159,7 @@ class FleetConfig(Section):
             workload = self.workload.workload(self._cost().prefill_s)
         except TraceError as error:
             raise FleetConfigError(f"workload.trace: {error}") from None
-        return Demand(workload, self.rate_rps, requests, self.seed, self.target)
+        return PlannedLoad(workload, self.rate_rps, requests, self.seed, self.target)
 
     def _policies(self) -> dict[Tier, TierPolicy]:
         return {

@@ -25,7 +25,7 @@ Tried: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PlannedLoad:
     """What a fleet is planned for.
 
     Attributes:
@@ -68,7 +68,7 @@ class PlanPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What was found.
 
     Attributes:
@@ -110,7 +110,7 @@ class Plan:
         return {**asdict(self), "utilisation": self.best.utilisation}
 
 
-def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Plan:
+def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) -> CapacityPlan:
     """Find the fewest replicas for a load.
 
     Args:
@@ -129,7 +129,7 @@ def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Pl
         decode += 1  # prefill lets more through at once than was reckoned with
         found = search.fewest(decode)
     run = search.run_of(search.points[-1].replicas if found is None else found)
-    return Plan(
+    return CapacityPlan(
         setup.arm.name,
         demand.rate_rps,
         demand.requests,
@@ -148,7 +148,9 @@ def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Pl
 class _PrefillSearch:
     """Simulates each number of prefill replicas at most once for a number of decode replicas."""
 
-    def __init__(self, setup: FleetSetup, demand: Demand, arrivals: Sequence[Arrival], tried: Tried) -> None:
+    def __init__(
+        self, setup: FleetSetup, demand: PlannedLoad, arrivals: Sequence[Arrival], tried: Tried
+    ) -> None:
         self._setup = setup
         self._demand = demand
         self._arrivals = arrivals

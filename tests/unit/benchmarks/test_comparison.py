@@ -10,7 +10,7 @@ MIX = load.mix(800, 20_000)
 
 
 def run(arm, fraction=0.7, number=0, *, urgent=0.5, tokens_ps=400.0):
-    return load.Run(
+    return load.ArmRun(
         arm=arm,
         round=number,
         load=fraction,
