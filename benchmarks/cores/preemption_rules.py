@@ -16,10 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.arms.arm import Arm
 from simulator.arms.arms import NO_LIMITS, SERVERS
 from simulator.study.goodput import Experiment, point
@@ -30,8 +27,6 @@ from slo.queue.order import QueueOrder
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simulator.study.run import Run
 
 PRESET = "flowprefill-8b"
@@ -118,14 +113,6 @@ def described(case: RulesCase) -> dict[str, Any]:
     }
 
 
-def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """One table."""
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console.print(table)
-
-
 def main() -> None:
     """Simulate everything, print two tables, write JSON."""
     rules = [
@@ -145,9 +132,8 @@ def main() -> None:
         variations = [
             {"burst": case.burst, "load": case.load, "rules": name, **next(found)} for name, case in varied
         ]
-    console = Console(width=150)
-    show(console, "per cent on time: orders, modes and policies", compared)
-    show(console, "per cent on time: margins and limits", variations)
+    print_rows("per cent on time: orders, modes and policies", compared)
+    print_rows("per cent on time: margins and limits", variations)
     results = {
         "preset": PRESET,
         "seeds": [*SEEDS],

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import write
-from router.core import RouterLimits
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
@@ -44,12 +43,10 @@ LEVEL: Final = 0.9
 LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4)
 """Work offered per second and replica, nothing cached. Goodput is read between them."""
 SHOWN: Final = LOADS[:6]
-LATE: Final = "least_harm, late binding"
 LEAD: Final = "least_harm"
 BOUND: Final = "no policy can do better"
 POLICIES: Final = (
     LEAD,
-    LATE,
     "least_outstanding_tokens",
     "power_of_two_choices",
     "round_robin",
@@ -57,7 +54,6 @@ POLICIES: Final = (
 )
 LOOKS: Final = (
     ("#d55e00", "-", "o"),
-    ("#e69f00", "--", "D"),
     ("#0072b2", "--", "s"),
     ("#56b4e9", ":", "^"),
     ("#3d4852", ":", "x"),
@@ -116,8 +112,7 @@ def _run(case: PlacementCase) -> PlacementPoint:
         REPLICAS,
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
-        placement=case.policy.partition(",")[0],
-        limits=RouterLimits(late_binding=case.policy == LATE),
+        placement=case.policy,
         handoff_s=0.0,
     )
     served = simulate(setup, arrivals)

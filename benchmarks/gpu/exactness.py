@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.decoder import KVCache, random_decoder
 from benchmarks.gpu.variants import Bench, Prompt
+from benchmarks.report import quantiles
 
 if TYPE_CHECKING:
     import random
@@ -114,13 +115,13 @@ def resume_overhead(
         bench.run(fitted, prompt, checkpoint)
         bench.device.wait()
         added.append((time.perf_counter() - started_s - whole_s) * 1e3)
-    ordered = sorted(added)
+    quartiles = quantiles(added, 25, 75)
     return {
         "variant": fitted.variant.name,
         "tokens": len(prompt),
         "repeats": len(added),
         "added_ms": statistics.median(added),
-        "quartiles_ms": [ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]],
+        "quartiles_ms": [*quartiles.values()],
     }
 
 

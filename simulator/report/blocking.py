@@ -103,9 +103,8 @@ def _handles() -> list[Line2D | Patch]:
     ]
 
 
-_ROW_IN: Final = 0.34
+_PLACE_IN: Final = 0.34
 _FRAME_IN: Final = 1.1
-_LEAST_MS: Final = 0.01
 _NOTHING: Final = 0.05
 """Percent; less is written as nothing."""
 GranularityPoint: TypeAlias = tuple[str, float, float, float]
@@ -117,7 +116,7 @@ def granularity_figure(points: Sequence[GranularityPoint], width_in: float = WID
     """One row per place: mean and 99th percentile on a log axis in milliseconds, and beside them its cost."""
     rows = sorted(points, key=lambda point: -point[1])
     is_wide = width_in >= WIDE_IN
-    canvas = blank(width_in, _FRAME_IN + (_ROW_IN if is_wide else 1.5 * _ROW_IN) * len(rows))
+    canvas = blank(width_in, _FRAME_IN + (_PLACE_IN if is_wide else 1.5 * _PLACE_IN) * len(rows))
     axes = canvas.subplots()
     axes.set_xscale("log")
     colour = arm_styles([LEAD])[LEAD].colour

@@ -12,10 +12,11 @@ from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 from simulator.findings import Blocking, Point
+from simulator.fleet.outcome import attainment_by, share
 from simulator.study.run import Run, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from simulator.arms.arm import Arm
     from simulator.replica.hardware import Hardware
@@ -71,22 +72,31 @@ class Experiment:
 
         Attainment is taken to fall with the rate.
         """
+
+        def holds(rate_rps: float) -> bool:
+            return self.attains(arm, rate_rps, setting, level)
+
         low, high = LOWEST_LOAD * capacity_rps, HIGHEST_LOAD * capacity_rps
-        if not self.attains(arm, low, setting, level):
+        if not holds(low):
             return 0.0
         rate = 0.25 * capacity_rps
         while rate < high:  # upwards first: overload takes longest to simulate
-            if not self.attains(arm, rate, setting, level):
+            if not holds(rate):
                 high = rate
                 break
             low, rate = rate, 2 * rate
-        while high / low > PRECISION:
-            middle = math.sqrt(low * high)
-            if self.attains(arm, middle, setting, level):
-                low = middle
-            else:
-                high = middle
-        return low
+        return enclosed(low, high, holds)[0]
+
+
+def enclosed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Rates within 2 % of each other, of which the lower holds and the higher does not."""
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) -> Point:
@@ -97,9 +107,9 @@ def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) ->
     prefilled = [job for served in runs for job in served.jobs if job.first_token_s <= served.ended_s]
     return Point(
         rate_rps=rate_rps,
-        attainment=_attainment(jobs),
-        by_kind=_by(jobs, "kind"),
-        by_tier=_by(jobs, "tier"),
+        attainment=share(job.is_on_time for job in jobs),
+        by_kind=attainment_by(jobs, "kind"),
+        by_tier=attainment_by(jobs, "tier"),
         preemptions=sum(job.preemptions for job in jobs) / len(jobs),
         wasted_work=sum(job.wasted_s for job in jobs) / busy_s if busy_s else 0.0,
         prompt_tokens_ps=sum(job.num_tokens for job in prefilled) / span_s,
@@ -127,14 +137,3 @@ def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
         kind: [times[round(p / 100 * (len(times) - 1))] for p in range(101)]
         for kind, times in sorted(by_kind.items())
     }
-
-
-def _attainment(jobs: Sequence[Job]) -> float:
-    return sum(job.is_on_time for job in jobs) / len(jobs)
-
-
-def _by(jobs: Iterable[Job], attribute: str) -> dict[str, float]:
-    groups: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        groups[str(getattr(job.arrival, attribute))].append(job)
-    return {name: _attainment(group) for name, group in sorted(groups.items())}
