@@ -1,8 +1,8 @@
-"""What orders of the queue, policies of preemption, its margin and its limits are worth on one replica.
+"""What orders of the queue, policies of preemption, its margin and its limits do on one replica.
 
 Simulates a replica as it serves by default (Llama-3-8B on one A100), all else unchanged: every order with
 every policy, arriving one by one or in bursts, at several loads; then the default with other margins and
-other limits. Short prompts are due soon and worth much, long ones late and worth little. Load 1 is what the
+other limits. Short prompts are due soon and weigh much, long ones late and weigh little. Load 1 is what the
 replica could just do with one prompt per pass; passes are shared, so that it can do somewhat more.
 
     python -m benchmarks.cores.preemption_rules
@@ -77,7 +77,7 @@ class RulesCase(NamedTuple):
 def serve(case: RulesCase) -> dict[str, float]:
     """Percentages on time, stops per request, and the percentage of the work that was done again.
 
-    `weighted` is by worth, and `error` its standard error over the streams.
+    `weighted` is by weight, and `error` its standard error over the streams.
     """
     experiment = Experiment(PRESETS[PRESET].hardware, Mix(KINDS, burst=case.burst), REQUESTS, SEEDS)
     arm = Arm("rules", "", replace(SERVERS, order=case.order, preemption=case.rules).build)

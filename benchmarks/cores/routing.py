@@ -74,7 +74,7 @@ class PlacementCase:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPoint:
-    """What came of it.
+    """A policy under one load.
 
     Attributes:
         refused: Fraction of the requests that was refused or evicted.

@@ -65,7 +65,7 @@ class PassOutcome:
 
 
 def exactness(
-    bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, most: int, rng: random.Random
+    bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, max_stops: int, rng: random.Random
 ) -> dict[str, Any]:
     """Stop at each boundary, or at `most` random ones, run another prompt, go on, and compare bit by bit.
 
@@ -74,7 +74,7 @@ def exactness(
     bench.use(None)
     expected = _outcome(bench, None, prompt)
     count = fitted.count
-    chosen = sorted(rng.sample(range(count), most)) if count > most else [*range(count)]
+    chosen = sorted(rng.sample(range(count), max_stops)) if count > max_stops else [*range(count)]
     bench.use(fitted)
     differing, largest_bytes = [], 0
     for boundary in chosen:

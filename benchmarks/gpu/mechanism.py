@@ -78,7 +78,7 @@ class MechanismPlan:
     idle_rounds: int = 40
     idle_s: float = 30.0
     exact_tokens: int = 2048
-    exact_most: int = 64
+    exact_max_stops: int = 64
     resume_repeats: int = 15
     resume_s: float = 8.0
     operator_tokens: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -95,7 +95,7 @@ QUICK: Final = replace(
     idle_tokens=(8192, 512),
     idle_rounds=8,
     idle_s=10.0,
-    exact_most=8,
+    exact_max_stops=8,
     resume_repeats=4,
     operator_tokens=(512, 2048, 8192),
     operator_repeats=5,
@@ -116,7 +116,7 @@ TINY: Final = replace(
     idle_rounds=3,
     idle_s=1.0,
     exact_tokens=96,
-    exact_most=20,
+    exact_max_stops=20,
     resume_repeats=2,
     resume_s=0.5,
     operator_tokens=(32, 64, 128),
@@ -169,7 +169,7 @@ class Mechanism:
         self._stage("warm up", self._warm_up)
         main, ours = self.most_important, self.most_important[:2]
         others, third = self.fitted[4:], plan.moments // 3
-        self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_most))
+        self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_max_stops))
         with Signaller(self.board) as signaller:
             stops = partial(self._stops, signaller)
             self._stage("stops", lambda: stops(main, plan.tokens, plan.moments, plan.row_s))
@@ -181,7 +181,7 @@ class Mechanism:
                 self._stage(f"stops at {tokens}", partial(stops, ours, tokens, third, plan.row_s / 2))
         for tokens in plan.idle_tokens[1:]:
             self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
-        self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_most // 8))
+        self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_max_stops // 8))
         self._stage("idle, others", lambda: self._idle(plan.idle_tokens[0], others, plan.idle_s))
         bench.use(None)
 
@@ -197,11 +197,11 @@ class Mechanism:
         self.bench.warm_up(self.fitted, self.bench.prompt("warm-up", self.plan.tokens))
         self.bench.warm_up([], self.bench.prompt("warm-up", max(self.plan.idle_tokens)))
 
-    def _exactness(self, chosen: Sequence[Fitted], tokens: int, most: int) -> None:
+    def _exactness(self, chosen: Sequence[Fitted], tokens: int, max_stops: int) -> None:
         prompt, rng = self.bench.prompt("exact", tokens), self._rng(f"exact {tokens}")
         rows = []
         for fitted in chosen:
-            rows.append(exactness(self.bench, fitted, prompt, self.urgent, most, rng))
+            rows.append(exactness(self.bench, fitted, prompt, self.urgent, max_stops, rng))
             self.findings.add("exactness", rows[-1])
         print_table(
             "Stopped, another prompt in between, resumed; logits and KV bit by bit",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AbortPolicy(enum.StrEnum):
-    """Whom a waiter must outrank: nobody can be outranked, the most or the least urgent of the pass."""
+    """Whether a pass is never aborted, or for a request more urgent than all of it, or than one of it."""
 
     CONTROL = "control"
     CONSERVATIVE = "conservative"

@@ -1,6 +1,6 @@
 """A replica behind the fleet's admission: what is refused never reaches it.
 
-Stands in for the router where an arm is a single replica. Who is let in is decided by
+Stands in for the router where an arm is a single replica. Who is admitted is decided by
 `slo.admission.controller`.
 """
 

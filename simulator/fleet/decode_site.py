@@ -72,7 +72,7 @@ class DecodeSite:
         self._changed()
 
     def over(self) -> None:
-        """One of its requests is over, or lost."""
+        """One of its requests is over, or its prefill replica has failed."""
         self._ongoing -= 1
         self._changed()
 

@@ -42,7 +42,7 @@ class Dispatch:
         setup: The fleet.
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.
-        settled: Called with what becomes of requests that were held back.
+        settled: Called with the outcome of each request that was held back.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Dispatch:
         informs: bool,
         settled: Callable[[JobId, Outcome], None],
     ) -> None:
-        policies = setup.policies_as_weighed()
+        policies = setup.weighted_policies()
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
         chosen = setup.placement or (INFORMED if informs else BLIND)
@@ -116,7 +116,7 @@ class Dispatch:
         self._settle()
 
     def _settle(self) -> None:
-        """Ask what has become of those held back, and when to ask again."""
+        """Take the outcomes of requests that were held back, and when to ask again."""
         for job_id, outcome in self._core.due(self._loop.now_s):
             self._settled(job_id, outcome)
         self._look_again()

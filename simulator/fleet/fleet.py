@@ -128,7 +128,7 @@ class _Fleet:
                 pass  # `_settled` will be called
 
     def _settled(self, job_id: JobId, outcome: Placed | Evicted) -> None:
-        """What has become of a request that was held back."""
+        """A request that was held back has its outcome."""
         passage = self._passages[job_id]
         match outcome:
             case Placed():
@@ -252,7 +252,7 @@ class _Fleet:
         decode = self._decode[passage.decode_replica]
         decode.lose(job.request_id)
         decode.over()
-        site.lost.append(job)
+        site.stranded.append(job)
         if site.is_noticed:
             self._place_again(site)
 
@@ -262,8 +262,8 @@ class _Fleet:
         self._place_again(site)
 
     def _place_again(self, site: PrefillSite) -> None:
-        lost, site.lost = site.lost, []
-        for job in lost:
+        stranded, site.stranded = site.stranded, []
+        for job in stranded:
             self._place(self._passages[job.request_id])
 
     def _come_back(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""What came of a simulated fleet."""
+"""The result of a simulated fleet: how each request ended, and what the replicas did."""
 
 from __future__ import annotations
 

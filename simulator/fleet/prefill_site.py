@@ -60,7 +60,7 @@ class PrefillSite:
     Attributes:
         here: Requests that it has accepted and whose KV has not left, by request id.
         is_noticed: Whether its death has been noticed.
-        lost: Requests that were on it when it died, or have come since, and were not placed again yet.
+        stranded: Requests that were on it when it died, or have come since, and were not placed again yet.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PrefillSite:
         self.replica_id = replica_id
         self.here: dict[str, Job] = {}
         self.is_noticed = False
-        self.lost: list[Job] = []
+        self.stranded: list[Job] = []
         self.replica = build(life, self._done)
         self._life = life
         self._prefilled = prefilled
@@ -116,11 +116,11 @@ class PrefillSite:
         self.replica.release(job)
 
     def die(self) -> list[Job]:
-        """Everything that is here is lost."""
+        """End this life; returns the requests that were here."""
         self._life.is_over = True
-        lost = [*self.here.values()]
+        stranded = [*self.here.values()]
         self.here.clear()
-        return lost
+        return stranded
 
     def report(self) -> PrefillReported:
         """What it has to do, as `prefill_node.replica.server` tells the router."""

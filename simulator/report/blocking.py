@@ -108,7 +108,7 @@ _FRAME_IN: Final = 1.1
 _NOTHING: Final = 0.05
 """Percent; less is written as nothing."""
 GranularityPoint: TypeAlias = tuple[str, float, float, float]
-"""A label, mean and 99th percentile of the blocking time in milliseconds, and throughput lost in percent."""
+"""A label, mean and 99th percentile of the blocking time in milliseconds, and the cost in percent."""
 
 
 @theme()

@@ -175,8 +175,8 @@ def wrapped(label: str) -> str:
 
 def fitted(name: str, width_in: float) -> str:
     """A name in one line of a figure, cut where it is longer."""
-    most = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
-    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+    max_characters = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
+    return name if len(name) <= max_characters else f"{name[: max_characters - 1].rstrip()}…"
 
 
 def legend_height_in(labels: Sequence[str], width_in: float) -> float:

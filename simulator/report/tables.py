@@ -110,7 +110,7 @@ class Row:
     Attributes:
         colour: The arm's in the plots.
         cells: One for each column, but the first, which is the name.
-        fractions: What cells that are fractions are worth, for shading; None for others.
+        fractions: The values of cells that are fractions, for shading; None for others.
     """
 
     title: str

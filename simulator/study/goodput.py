@@ -100,7 +100,7 @@ def enclosed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[f
 
 
 def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) -> Point:
-    """Sum runs at one rate up."""
+    """The sums and means of runs at one rate."""
     jobs = [job for served in runs for job in served.jobs]
     busy_s = sum(replica.busy_s for served in runs for replica in served.replicas)
     span_s = sum(served.jobs[-1].arrival.at_s for served in runs)
@@ -127,7 +127,7 @@ def blocking(runs: Iterable[Run]) -> Blocking | None:
 
 
 def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
-    """By kind, the 0th to 100th percentiles of the time to first token; those never served take for ever."""
+    """By kind, the 0th to 100th percentiles of the time to first token; infinite if not served."""
     by_kind: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
         by_kind[job.arrival.kind].append(job.ttft_s * 1e3)

@@ -11,7 +11,7 @@ from simulated_fleet import DECODE, MIX, fleet
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.fleet.setup import FleetSetup
 from simulator.planning.plan import PlannedLoad, plan
-from simulator.planning.replica_search import fewest, most
+from simulator.planning.replica_search import max_replicas, min_replicas
 from simulator.report import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
 from slo.predict.link import INSTANT_LINK
@@ -26,9 +26,9 @@ def test_the_search_finds_the_smallest_number_that_is_enough(needed, load):
         tried.append(count)
         return count >= needed
 
-    found = fewest(is_enough, load)
-    within_reach = needed <= most(load)
-    assert found == needed if within_reach or found is not None else needed > most(load)
+    found = min_replicas(is_enough, load)
+    within_reach = needed <= max_replicas(load)
+    assert found == needed if within_reach or found is not None else needed > max_replicas(load)
     assert len(tried) <= 4 + 2 * math.log2(max(tried))
     assert min(tried) >= 1
 
