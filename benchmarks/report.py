@@ -128,6 +128,8 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """A table with a column for each key of the rows, and for each key of the mappings among their values."""
+    if not rows:
+        return
     flat = []
     for row in rows:
         cells: dict[str, Any] = {}

@@ -30,7 +30,7 @@ from benchmarks.gpu.operator_times import time_operators, time_passes, write_ope
 from benchmarks.gpu.signaller import Signaller
 from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
 from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
-from benchmarks.report import Measurements, print_table
+from benchmarks.report import Measurements, print_rows, print_table
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import Granularity
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -203,18 +203,17 @@ class Mechanism:
         for fitted in chosen:
             rows.append(exactness(self.bench, fitted, prompt, self.urgent, max_stops, rng))
             self.findings.add("exactness", rows[-1])
-        print_table(
+        print_rows(
             "Stopped, another prompt in between, resumed; logits and KV bit by bit",
-            ["variant", "tokens", "stops", "equal", "checkpoint MiB", "within 2 rows"],
             [
-                [
-                    row["variant"],
-                    str(row["tokens"]),
-                    str(row["stopped_at"]),
-                    str(row["bitwise_equal"]),
-                    f"{row['checkpoint_bytes'] / 2**20:.2f}",
-                    "yes" if row["within_two_rows"] else f"no, {row['two_rows_bytes'] / 2**20:.2f} allowed",
-                ]
+                {
+                    "variant": row["variant"],
+                    "tokens": row["tokens"],
+                    "stops": row["stopped_at"],
+                    "equal": row["bitwise_equal"],
+                    "checkpoint MiB": row["checkpoint_bytes"] / 2**20,
+                    "allowed MiB": row["two_rows_bytes"] / 2**20,
+                }
                 for row in rows
             ],
         )
@@ -232,19 +231,18 @@ class Mechanism:
             row = {"variant": fitted.variant.name, "tokens": len(victim)} | times.row()
             rows.append(row | {"urgent_alone_ms": alone})
             self.findings.add("stops", rows[-1])
-        print_table(
+        print_rows(
             f"Signal to idle device at {tokens} tokens, ms; then the urgent prompt",
-            ["variant", "n", "p50", "p90", "p99", "max", "1st kernel p50", "urgent p50", "p99", "alone p50"],
             [
-                [
-                    row["variant"],
-                    str(row["moments"]),
-                    *(_ms(row["idle_ms"], key) for key in ("p50", "p90", "p99", "max")),
-                    _ms(row["first_kernel_ms"], "p50"),
-                    _ms(row["urgent_ttft_ms"], "p50"),
-                    _ms(row["urgent_ttft_ms"], "p99"),
-                    _ms(row["urgent_alone_ms"], "p50"),
-                ]
+                {
+                    "variant": row["variant"],
+                    "n": row["moments"],
+                    **{key: row["idle_ms"].get(key, "-") for key in ("p50", "p90", "p99", "max")},
+                    "1st kernel p50": row["first_kernel_ms"].get("p50", "-"),
+                    "urgent p50": row["urgent_ttft_ms"].get("p50", "-"),
+                    "urgent p99": row["urgent_ttft_ms"].get("p99", "-"),
+                    "alone p50": row["urgent_alone_ms"].get("p50", "-"),
+                }
                 for row in rows
             ],
         )
@@ -254,18 +252,17 @@ class Mechanism:
         rng = self._rng(f"idle {tokens}")
         rows = idle_overhead(self.bench, chosen, prompt, self.plan.idle_rounds, limit_s, rng)
         self.findings.add("idle", *rows)
-        print_table(
+        print_rows(
             f"Boundaries that never stop, {tokens} tokens",
-            ["variant", "rounds", "bare ms", "ms", "overhead", "quartiles"],
             [
-                [
-                    row["variant"],
-                    str(row["rounds"]),
-                    f"{row['bare_ms']:.2f}",
-                    f"{row['ms']:.2f}",
-                    f"{row['overhead']:+.2%}",
-                    " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
-                ]
+                {
+                    "variant": row["variant"],
+                    "rounds": row["rounds"],
+                    "bare ms": row["bare_ms"],
+                    "ms": row["ms"],
+                    "overhead": f"{row['overhead']:+.2%}",
+                    "quartiles": " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
+                }
                 for row in rows
             ],
         )
@@ -277,11 +274,7 @@ class Mechanism:
             repeats, limit_s = plan.resume_repeats, plan.resume_s
             rows.append(resume_overhead(self.bench, fitted, prompt, repeats, limit_s, rng))
             self.findings.add("resume", rows[-1])
-        print_table(
-            f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens",
-            ["variant", "repeats", "added ms"],
-            [[row["variant"], str(row["repeats"]), f"{row['added_ms']:.3f}"] for row in rows],
-        )
+        print_rows(f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens", rows)
 
     def _profiles(self) -> None:
         plan, directory, about = self.plan, self.findings.path.parent, self.findings.about
@@ -302,10 +295,6 @@ class Mechanism:
 
     def _rng(self, part: str) -> random.Random:
         return random.Random(f"{self.seed} {part}")  # noqa: S311 - reproducible, not secret
-
-
-def _ms(values: dict[str, float], key: str) -> str:
-    return f"{values[key]:.2f}" if values else "-"
 
 
 def verdicts(results: dict[str, list[dict[str, Any]]], *, is_gpu: bool) -> list[list[str]]:

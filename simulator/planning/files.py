@@ -96,20 +96,12 @@ class FleetConfig(Section):
     )
     seed: int = 1
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "accelerator", "arm", mode="before")
     @classmethod
-    def _known_model(cls, value: Any) -> Any:
-        return known_name("model", value, MODELS)
-
-    @field_validator("accelerator", mode="before")
-    @classmethod
-    def _known_accelerator(cls, value: Any) -> Any:
-        return known_name("accelerator", value, CHIPS)
-
-    @field_validator("arm", mode="before")
-    @classmethod
-    def _known_arm(cls, value: Any) -> Any:
-        return known_name("arm", value, ARMS)
+    def _known_names(cls, value: Any, info: ValidationInfo) -> Any:
+        known: dict[str, Mapping[str, Any]] = {"model": MODELS, "accelerator": CHIPS, "arm": ARMS}
+        assert info.field_name is not None
+        return known_name(info.field_name, value, known[info.field_name])
 
     @field_validator("tiers", mode="before")
     @classmethod
