@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from simulator.findings import Blocking, Point
 from simulator.fleet.outcome import attainment_by, share
 from simulator.study.run import Run, run
@@ -119,11 +121,11 @@ def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) ->
 
 def blocking(runs: Iterable[Run]) -> Blocking | None:
     """Blocking times of all stops; None without any."""
-    times = sorted(s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s)
+    times = [s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s]
     if not times:
         return None
-    at = {p: times[min(len(times) - 1, int(len(times) * p / 100))] for p in (50, 90, 99)}
-    return Blocking(len(times), mean(times), at[50], at[90], at[99], times[-1])
+    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+    return Blocking(len(times), mean(sorted(times)), p50, p90, p99, max(times))
 
 
 def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:

@@ -176,8 +176,8 @@ def _blog() -> Preset:
             "One prefill replica under chat prompts of 256 to 8,000 tokens, Poisson arrivals at 2, 4 and 6 "
             "requests/s; 20 % must have their first token within 1.0 to 1.3 times their own prefill time, "
             "the others within 3 to 10 times. The variant aborts a pass for a more urgent prompt and starts "
-            "it over; arrivals during a pass are not seen, victims run in one pass with whom they made way "
-            "for, and slack counts the whole prefill of what runs. Each condition is lifted."
+            "it over; arrivals during a pass are not seen, victims run in one pass with those that preempted "
+            "them, and slack counts the whole prefill of what runs. Each condition is lifted."
         ),
         assumptions=(
             _OPERATORS,
