@@ -16,10 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
@@ -171,19 +168,18 @@ def goodput(points: Sequence[PlacementPoint]) -> float | None:
     return None if points[-1].attainment >= LEVEL else 0.0
 
 
-def show(console: Console, workload: str, curves: dict[str, list[PlacementPoint]]) -> None:
+def show(workload: str, curves: dict[str, list[PlacementPoint]]) -> None:
     """One table of a workload."""
-    console.width = max(console.width, 110)
-    table = Table(title=f"{workload}: % of requests in time, by load on {REPLICAS} replicas")
-    for heading in ("policy", *(f"{load:g}" for load in SHOWN), "goodput", "x round robin"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
     base = goodput(curves["round_robin"])
+    rows = []
     for policy, points in curves.items():
         found = goodput(points)
-        shown = "-" if found is None else f"{found:.2f}"
-        ratio = "-" if not found or not base else f"{found / base:.2f}"
-        table.add_row(policy, *(f"{100 * p.attainment:.1f}" for p in points if p.load in SHOWN), shown, ratio)
-    console.print(table)
+        shown = {f"{p.load:g}": f"{100 * p.attainment:.1f}" for p in points if p.load in SHOWN}
+        ratio = found / base if found and base else "-"
+        rows.append(
+            {"policy": policy, **shown, "goodput": "-" if found is None else found, "x round robin": ratio}
+        )
+    print_rows(f"{workload}: % of requests in time, by load on {REPLICAS} replicas", rows)
 
 
 def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
@@ -231,7 +227,7 @@ def main() -> None:
                 _bound(PlacementCase(workload, BOUND, load, arguments.requests)) for load in LOADS
             ]
             found[workload] = curves
-            show(Console(), workload, curves)
+            show(workload, curves)
     results: dict[str, Any] = {
         "preset": PRESET,
         "replicas": REPLICAS,

@@ -24,13 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engines.local_server import serve_until_ready
 from benchmarks.engines.offline_engine import async_engine
 from benchmarks.engines.tiny_models import build_tiny_llama
-from benchmarks.report import quantiles, write
+from benchmarks.report import print_rows, quantiles, write
 from deployments.local.cpu_plan import plan_cores
 
 if TYPE_CHECKING:
@@ -140,19 +138,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         results = asyncio.run(run(directory, build_tiny_llama(directory / "tiny"), requests))
-    table = Table(
-        "prompt tokens", "bare p50 ms", "served p50 ms", "at prefill p50 ms", "added p50 ms", "added p90 ms"
-    )
-    for tokens, row in results.items():
-        cells = (
-            row["bare_ttft_ms"]["p50"],
-            row["served_ttft_ms"]["p50"],
-            row["at_prefill_replica_ms"]["p50"],
-            row["added_ms"]["p50"],
-            row["added_ms"]["p90"],
-        )
-        table.add_row(tokens, *(f"{cell:.1f}" for cell in cells))
-    Console().print(table)
+    rows = [
+        {
+            "prompt tokens": tokens,
+            "bare p50 ms": row["bare_ttft_ms"]["p50"],
+            "served p50 ms": row["served_ttft_ms"]["p50"],
+            "at prefill p50 ms": row["at_prefill_replica_ms"]["p50"],
+            "added p50 ms": row["added_ms"]["p50"],
+            "added p90 ms": row["added_ms"]["p90"],
+        }
+        for tokens, row in results.items()
+    ]
+    print_rows("Time to first token", rows)
     print(write("serving_path", {"seed": SEED, "by_prompt_tokens": results}))
 
 
