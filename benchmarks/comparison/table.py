@@ -1,4 +1,4 @@
-"""What `comparison.py` makes of its runs: medians and spreads, the verdict, the tables. Pure."""
+"""The results of `comparison.run`: medians and spreads, the verdict, the tables. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.comparison.load import Run
+    from benchmarks.comparison.load import ArmRun
 
 OURS = "slackserve"
 STOCK = "stock"
@@ -20,8 +20,8 @@ TARGET_THROUGHPUT = 0.05
 _MEASURED = ("urgent", "long", "overall", "prompt_tokens_ps", "preemptions")
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Median, least and most over the rounds, by load and arm."""
+def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
+    """Median, minimum and maximum over the rounds, by load and arm."""
     found = []
     for load in sorted({run.load for run in runs}):
         for arm in dict.fromkeys(run.arm for run in runs):
@@ -38,14 +38,14 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 row["long_ttft_p50_ms"] = spread(
                     [run.ttft_ms.get("long", {}).get("p50", 0.0) for run in same]
                 )
-                row["lost"] = sum(sum(run.refused.values()) + sum(run.failed.values()) for run in same)
+                row["unserved"] = sum(sum(run.refused.values()) + sum(run.failed.values()) for run in same)
                 found.append(row)
     return found
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    """Median, minimum and maximum."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,12 +90,12 @@ _COLUMNS = (
     "long TTFT\np50, ms",
     "tokens\n/s",
     "stops",
-    "lost",
+    "unserved",
 )
 
 
 def loads_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One row for each load and arm: medians, with least and most where that matters."""
+    """One row for each load and arm: medians, with minimum and maximum where that matters."""
     table = Table("load", Column("arm", no_wrap=True))
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -108,13 +108,13 @@ def loads_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['load']:g}",
             row["arm"],
             f"{row['urgent']['median']:.0%}",
-            f"{row['urgent']['least']:.0%}-{row['urgent']['most']:.0%}",
+            f"{row['urgent']['min']:.0%}-{row['urgent']['max']:.0%}",
             f"{row['long']['median']:.0%}",
             f"{row['overall']['median']:.0%}",
             f"{row['urgent_ttft_p50_ms']['median']:.0f}/{row['urgent_ttft_p90_ms']['median']:.0f}",
             f"{row['long_ttft_p50_ms']['median']:.0f}",
             f"{row['prompt_tokens_ps']['median']:.0f}",
             f"{row['preemptions']['median']:g}",
-            str(row["lost"]),
+            str(row["unserved"]),
         )
     return table

@@ -27,7 +27,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.report import write
 from simulator.arms.arms import ARMS
-from simulator.study.goodput import PRECISION, Experiment
+from simulator.study.goodput import Experiment, enclosed
 from simulator.study.presets import PRESETS, on_trace
 
 if TYPE_CHECKING:
@@ -141,16 +141,15 @@ def most_on_time(jobs: list[Work]) -> tuple[int, bool]:
 def optimal_rps(experiment: Experiment, seed: int, level: float, capacity_rps: float) -> tuple[float, bool]:
     """The highest rate at which `level` could be on time, within 2 %; whether every step was proven."""
     count = experiment.requests
-    low, high, proven = 0.5 * capacity_rps, 4.0 * capacity_rps, True
-    while high / low > PRECISION:
-        middle = math.sqrt(low * high)
-        found, is_proven = most_on_time(works(experiment, middle, seed))
+    proven = True
+
+    def holds(rate_rps: float) -> bool:
+        nonlocal proven
+        found, is_proven = most_on_time(works(experiment, rate_rps, seed))
         proven = proven and is_proven
-        if found >= level * count - 1e-9:
-            low = middle
-        else:
-            high = middle
-    return high, proven
+        return found >= level * count - 1e-9
+
+    return enclosed(0.5 * capacity_rps, 4.0 * capacity_rps, holds)[1], proven
 
 
 def arm_rps(experiment: Experiment, name: str, seed: int, level: float, capacity_rps: float) -> float:

@@ -12,10 +12,7 @@ from __future__ import annotations
 import random
 import time
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import quantiles, write
+from benchmarks.report import print_rows, quantiles, write
 from slo.preemption.decide import decide
 from slo.preemption.types import Keep, PreemptionPolicy, PreemptionRules, ReplicaState, RunningStep
 from slo.queue.arrival_forecast import Forecast
@@ -72,16 +69,19 @@ def measure(kind: QueueOrder, policy: PreemptionPolicy, waiting: int, *, crowded
 
 def main() -> None:
     """Measure all and print one table."""
-    table = Table("order", "policy", "waiting", "crowded", "p50 µs", "p99 µs")
-    rows = []
-    for kind, policy in CASES:
-        for crowded in (False, True):
-            for waiting in WAITING:
-                found = measure(kind, policy, waiting, crowded=crowded)
-                row = {"order": kind, "policy": policy, "waiting": waiting, "crowded": crowded}
-                rows.append({**row, "cpu_us": found})
-                table.add_row(*map(str, row.values()), *(f"{value:.0f}" for value in found.values()))
-    Console().print(table)
+    rows = [
+        {
+            "order": kind.value,
+            "policy": policy.value,
+            "waiting": waiting,
+            "crowded": crowded,
+            "cpu_us": measure(kind, policy, waiting, crowded=crowded),
+        }
+        for kind, policy in CASES
+        for crowded in (False, True)
+        for waiting in WAITING
+    ]
+    print_rows("Microseconds of CPU for one decision", rows)
     print(write("preemption_decision", {"seed": SEED, "decisions": DECISIONS, "rows": rows}))
 
 

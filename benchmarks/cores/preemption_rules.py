@@ -1,8 +1,8 @@
-"""What orders of the queue, policies of preemption, its margin and its limits are worth on one replica.
+"""What orders of the queue, policies of preemption, its margin and its limits do on one replica.
 
 Simulates a replica as it serves by default (Llama-3-8B on one A100), all else unchanged: every order with
 every policy, arriving one by one or in bursts, at several loads; then the default with other margins and
-other limits. Short prompts are due soon and worth much, long ones late and worth little. Load 1 is what the
+other limits. Short prompts are due soon and weigh much, long ones late and weigh little. Load 1 is what the
 replica could just do with one prompt per pass; passes are shared, so that it can do somewhat more.
 
     python -m benchmarks.cores.preemption_rules
@@ -16,10 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.arms.arm import Arm
 from simulator.arms.arms import NO_LIMITS, SERVERS
 from simulator.study.goodput import Experiment, point
@@ -30,8 +27,6 @@ from slo.queue.order import QueueOrder
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simulator.study.run import Run
 
 PRESET = "flowprefill-8b"
@@ -70,7 +65,7 @@ VARIATIONS = {
 }
 
 
-class Case(NamedTuple):
+class RulesCase(NamedTuple):
     """One way to decide, under one kind of arrivals."""
 
     burst: int
@@ -79,10 +74,10 @@ class Case(NamedTuple):
     rules: PreemptionRules
 
 
-def serve(case: Case) -> dict[str, float]:
+def serve(case: RulesCase) -> dict[str, float]:
     """Percentages on time, stops per request, and the percentage of the work that was done again.
 
-    `weighted` is by worth, and `error` its standard error over the streams.
+    `weighted` is by weight, and `error` its standard error over the streams.
     """
     experiment = Experiment(PRESETS[PRESET].hardware, Mix(KINDS, burst=case.burst), REQUESTS, SEEDS)
     arm = Arm("rules", "", replace(SERVERS, order=case.order, preemption=case.rules).build)
@@ -105,7 +100,7 @@ def _weighted(run: Run) -> float:
     return 100 * met / sum(job.weight for job in run.jobs)
 
 
-def described(case: Case) -> dict[str, Any]:
+def described(case: RulesCase) -> dict[str, Any]:
     """The columns that say what was simulated."""
     rules = case.rules
     policy = "-" if rules.mode is PreemptionMode.OFF else rules.policy.value
@@ -118,24 +113,16 @@ def described(case: Case) -> dict[str, Any]:
     }
 
 
-def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """One table."""
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console.print(table)
-
-
 def main() -> None:
     """Simulate everything, print two tables, write JSON."""
     rules = [
-        Case(burst, load, kind, preemption)
+        RulesCase(burst, load, kind, preemption)
         for burst, load in ARRIVALS
         for kind in QueueOrder
         for preemption in RULES
     ]
     varied = [
-        (name, Case(burst, load, SERVERS.order, preemption))
+        (name, RulesCase(burst, load, SERVERS.order, preemption))
         for burst, load in SHOWN
         for name, preemption in VARIATIONS.items()
     ]
@@ -145,9 +132,8 @@ def main() -> None:
         variations = [
             {"burst": case.burst, "load": case.load, "rules": name, **next(found)} for name, case in varied
         ]
-    console = Console(width=150)
-    show(console, "per cent on time: orders, modes and policies", compared)
-    show(console, "per cent on time: margins and limits", variations)
+    print_rows("per cent on time: orders, modes and policies", compared)
+    print_rows("per cent on time: margins and limits", variations)
     results = {
         "preset": PRESET,
         "seeds": [*SEEDS],

@@ -14,10 +14,7 @@ from __future__ import annotations
 import random
 import time
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import quantiles, write
+from benchmarks.report import print_rows, quantiles, write
 from router.core import RouterCore, RouterLimits
 from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
@@ -29,7 +26,6 @@ from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES
 
 SEED = 20260216
 PLACEMENTS = 1000
-HEADINGS = ("p50 µs", "p90 µs", "p99 µs", "max µs")
 CASES = (
     (8, 4, False),
     (8, 32, False),
@@ -97,16 +93,18 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
 
 def main() -> None:
     """Measure all and print one table."""
-    table = Table("policy", "replicas", "outstanding each", "load", *HEADINGS)
-    rows = []
-    for policy in POLICIES:
-        for replicas, outstanding, overloaded in CASES:
-            result = measure(policy, replicas, outstanding, overloaded=overloaded)
-            load = "overloaded" if overloaded else "mixed"
-            row = {"policy": policy, "replicas": replicas, "outstanding": outstanding, "load": load}
-            rows.append({**row, "cpu_us": result})
-            table.add_row(*map(str, row.values()), *(f"{value:.0f}" for value in result.values()))
-    Console().print(table)
+    rows = [
+        {
+            "policy": policy,
+            "replicas": replicas,
+            "outstanding": outstanding,
+            "load": "overloaded" if overloaded else "mixed",
+            "cpu_us": measure(policy, replicas, outstanding, overloaded=overloaded),
+        }
+        for policy in POLICIES
+        for replicas, outstanding, overloaded in CASES
+    ]
+    print_rows("Microseconds of CPU for one placement", rows)
     print(write("router_decision", {"seed": SEED, "placements": PLACEMENTS, "rows": rows}))
 
 

@@ -16,10 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
@@ -63,7 +60,7 @@ LOOKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingCase:
+class PlacementCase:
     """One policy under one load."""
 
     workload: str
@@ -73,8 +70,8 @@ class RoutingCase:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingPoint:
-    """What came of it.
+class PlacementPoint:
+    """A policy under one load.
 
     Attributes:
         refused: Fraction of the requests that was refused.
@@ -98,13 +95,13 @@ def _adopt(trace: Path | None) -> None:
         _presets["trace"] = on_trace(PRESETS[PRESET], trace)
 
 
-def _stream(case: RoutingCase) -> list[Arrival]:
+def _stream(case: PlacementCase) -> list[Arrival]:
     preset = _presets[case.workload]
     experiment = Experiment(preset.hardware, preset.workload, case.requests, (SEED,))
     return preset.workload.stream(case.load * experiment.capacity_rps() * REPLICAS, case.requests, SEED)
 
 
-def _run(case: RoutingCase) -> RoutingPoint:
+def _run(case: PlacementCase) -> PlacementPoint:
     arrivals = _stream(case)
     setup = FleetSetup(
         ARMS["slackserve"],
@@ -119,7 +116,7 @@ def _run(case: RoutingCase) -> RoutingPoint:
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
     hits = sum(job.hit_tokens for job in jobs)
-    return RoutingPoint(
+    return PlacementPoint(
         case.load,
         served.attainment,
         served.refused,
@@ -128,17 +125,17 @@ def _run(case: RoutingCase) -> RoutingPoint:
     )
 
 
-def _curve(workload: str, policy: str, requests: int) -> list[RoutingPoint]:
+def _curve(workload: str, policy: str, requests: int) -> list[PlacementPoint]:
     """Deep overload takes longest and says least: behind those shown, a curve ends below the level."""
-    points: list[RoutingPoint] = []
+    points: list[PlacementPoint] = []
     for load in LOADS:
-        points.append(_run(RoutingCase(workload, policy, load, requests)))
+        points.append(_run(PlacementCase(workload, policy, load, requests)))
         if load > SHOWN[-1] and points[-1].attainment < LEVEL:
             break
     return points
 
 
-def _bound(case: RoutingCase) -> RoutingPoint:
+def _bound(case: PlacementCase) -> PlacementPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
@@ -159,10 +156,10 @@ def _bound(case: RoutingCase) -> RoutingPoint:
         if room_s < 0:
             break
         met += 1
-    return RoutingPoint(case.load, met / len(works), 0.0, 1.0, 0.0)
+    return PlacementPoint(case.load, met / len(works), 0.0, 1.0, 0.0)
 
 
-def goodput(points: Sequence[RoutingPoint]) -> float | None:
+def goodput(points: Sequence[PlacementPoint]) -> float | None:
     """The load at which attainment falls through the level, read between points; None if it never does."""
     for before, after in pairwise(points):
         if before.attainment >= LEVEL > after.attainment:
@@ -171,22 +168,21 @@ def goodput(points: Sequence[RoutingPoint]) -> float | None:
     return None if points[-1].attainment >= LEVEL else 0.0
 
 
-def show(console: Console, workload: str, curves: dict[str, list[RoutingPoint]]) -> None:
+def show(workload: str, curves: dict[str, list[PlacementPoint]]) -> None:
     """One table of a workload."""
-    console.width = max(console.width, 110)
-    table = Table(title=f"{workload}: % of requests in time, by load on {REPLICAS} replicas")
-    for heading in ("policy", *(f"{load:g}" for load in SHOWN), "goodput", "x round robin"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
     base = goodput(curves["round_robin"])
+    rows = []
     for policy, points in curves.items():
         found = goodput(points)
-        shown = "-" if found is None else f"{found:.2f}"
-        ratio = "-" if not found or not base else f"{found / base:.2f}"
-        table.add_row(policy, *(f"{100 * p.attainment:.1f}" for p in points if p.load in SHOWN), shown, ratio)
-    console.print(table)
+        shown = {f"{p.load:g}": f"{100 * p.attainment:.1f}" for p in points if p.load in SHOWN}
+        ratio = found / base if found and base else "-"
+        rows.append(
+            {"policy": policy, **shown, "goodput": "-" if found is None else found, "x round robin": ratio}
+        )
+    print_rows(f"{workload}: % of requests in time, by load on {REPLICAS} replicas", rows)
 
 
-def draw(found: dict[str, dict[str, list[RoutingPoint]]], path: Path) -> None:
+def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
     """Attainment over load, one panel for each workload."""
     titles = {"mix": "Mixed prompts", "trace": "Recorded conversations, prefixes shared"}
     with theme():
@@ -221,15 +217,17 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
     _adopt(arguments.trace)
-    found: dict[str, dict[str, list[RoutingPoint]]] = {}
+    found: dict[str, dict[str, list[PlacementPoint]]] = {}
     with ProcessPoolExecutor(arguments.workers, initializer=_adopt, initargs=(arguments.trace,)) as pool:
         for workload in _presets:
             workloads = [workload] * len(POLICIES)
             counts = [arguments.requests] * len(POLICIES)
             curves = dict(zip(POLICIES, pool.map(_curve, workloads, POLICIES, counts), strict=True))
-            curves[BOUND] = [_bound(RoutingCase(workload, BOUND, load, arguments.requests)) for load in LOADS]
+            curves[BOUND] = [
+                _bound(PlacementCase(workload, BOUND, load, arguments.requests)) for load in LOADS
+            ]
             found[workload] = curves
-            show(Console(), workload, curves)
+            show(workload, curves)
     results: dict[str, Any] = {
         "preset": PRESET,
         "replicas": REPLICAS,

@@ -14,11 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import RESULTS, write
+from benchmarks.report import RESULTS, print_table, write
 from simulator.report import granularity_plot, save, write_report
+from simulator.report.tables import blocking_table, goodput_table
 from simulator.study.presets import PRESETS, on_trace
 from simulator.study.study import Study
 from simulator.study.tradeoff import tradeoff
@@ -42,19 +40,13 @@ def summary(found: Findings) -> dict[str, Any]:
     }
 
 
-def show(console: Console, found: Findings, took_s: float) -> None:
-    """Goodput of each arm, and how many times its first arm's."""
-    table = Table(title=f"{found.title} ({took_s:.0f} s)")
-    for heading in ("arm", "90 % in time", "", "99 % in time", "", "stops", "blocking mean / p99"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    first = found.arms[0].goodput_rps
-    for arm in found.arms:
-        cells = []
-        for level, rate in arm.goodput_rps.items():
-            cells += [f"{rate:.2f}/s", f"{rate / first[level]:.2f}x" if first[level] else "-"]
-        blocking = "-" if arm.blocking is None else f"{arm.blocking.mean:.1f} / {arm.blocking.p99:.1f} ms"
-        table.add_row(arm.title, *cells, str(arm.blocking.count if arm.blocking else 0), blocking)
-    console.print(table)
+def show(found: Findings, took_s: float) -> None:
+    """Goodput of each arm beside its first arm's, and how long its stops took."""
+    for title, table in (
+        (f"{found.title} ({took_s:.0f} s)", goodput_table(found)),
+        ("blocking", blocking_table(found)),
+    ):
+        print_table(title, ["arm", *table.columns], [[row.title, *row.cells] for row in table.rows])
 
 
 def main() -> None:
@@ -65,7 +57,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--output", type=Path, default=RESULTS / "simulation")
     arguments = parser.parse_args()
-    console = Console()
     presets: list[Preset] = [*PRESETS.values()]
     presets += [on_trace(PRESETS[REPORTED], path) for path in arguments.trace]
     curve = tradeoff(PRESETS[REPORTED].hardware, CURVE_TOKENS)
@@ -76,12 +67,12 @@ def main() -> None:
         started_s = time.perf_counter()
         found = Study(preset, preset.arms, arguments.requests).findings(f"slackserve simulate {preset.name}")
         results[preset.name] = summary(found)
-        show(console, found, time.perf_counter() - started_s)
+        show(found, time.perf_counter() - started_s)
         if preset.name == REPORTED:
             points = [(place.label, place.mean_ms, place.p99_ms, place.cost_percent) for place in curve]
             save(found, arguments.output, [granularity_plot(points)])
             write_report(found, arguments.output, [granularity_plot(points)])
-    console.print(write("simulation", results))
+    print(write("simulation", results))
 
 
 if __name__ == "__main__":

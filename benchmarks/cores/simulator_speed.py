@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from rich.console import Console
-
 from benchmarks.report import write
 from simulator.arms.arms import ARMS
 from simulator.study.goodput import Experiment
@@ -42,12 +40,11 @@ def requests_per_s(name: str) -> float:
 
 def main() -> None:
     """Measure both and write one JSON."""
-    console = Console()
     found = {name: requests_per_s(name) for name in MEASURED}
     for name, rate in found.items():
-        console.print(f"{ARMS[name].title}: {rate:,.0f} requests per second")
+        print(f"{ARMS[name].title}: {rate:,.0f} requests per second")
     about = {"preset": PRESET, "replicas": 1, "load": LOAD, "requests": REQUESTS, "seed": SEED, "runs": RUNS}
-    console.print(write("simulator_speed", {**about, "requests_per_s": found}))
+    print(write("simulator_speed", {**about, "requests_per_s": found}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.offline_engine import offline_engine, prefill_s
+from benchmarks.engines.offline_engine import BAREABLE_WORKER, offline_engine, prefill_s
 from benchmarks.engines.tiny_models import build_tiny
 from benchmarks.report import overhead, write
 from prefill_node.engine_setup import EngineSetup
@@ -55,7 +55,7 @@ def measure_engine(ranks: int, pairs: int, granularity: str, lengths: list[int])
         model = build_tiny(Path(directory), "llama", layers=16, hidden=512)
         with offline_engine(
             model,
-            "benchmarks.engines.bare_worker.BareableCPUWorker",
+            BAREABLE_WORKER,
             ranks=ranks,
             setup=EngineSetup(mode="resume", granularity=granularity),
             max_model_len=4096,

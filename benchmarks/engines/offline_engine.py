@@ -1,6 +1,8 @@
-"""Starts a vLLM engine with SlackServe's scheduler and workers in this process, without Ray.
+"""Starts vLLM engines in and from this process, without Ray: SlackServe's scheduler and workers, or stock.
 
-The scheduler runs here, so that one call takes one step; the workers run in processes of their own.
+`offline_engine` gives an `LLM` whose scheduler runs here, so that one call takes one step. `async_engine`
+gives an `AsyncLLM`, whose scheduler has a process of its own, as on the servers. The workers of both have
+processes of their own. Engines on CPU get the environment of the servers' CPU engines.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from deployments.local.cpu_environment import cpu_environment
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
+BAREABLE_WORKER: Final = "benchmarks.engines.bare_worker.BareableWorker"
+_ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    # A step can only be stopped on vLLM's first model runner; all that are compared run on it.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
@@ -32,7 +35,7 @@ ENVIRONMENT = {
 def offline_engine(
     model: Path | str, worker_cls: str, *, ranks: int = 1, setup: EngineSetup | None = None, **options: Any
 ) -> Iterator[tuple[Any, Board]]:
-    """An `LLM` of vLLM's and its board; the process's first has a core of its own for each rank.
+    """An `LLM` of vLLM's on CPU and its board; the process's first has a core of its own for each rank.
 
     Args:
         model: Directory of the model.
@@ -43,33 +46,63 @@ def offline_engine(
     """
     cores = sorted(os.sched_getaffinity(0))
     bind = "|".join(str(core) for core in cores[:ranks]) if len(cores) >= ranks else "nobind"
-    os.environ |= ENVIRONMENT
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", bind)
+    _prepare(bind, is_gpu=False)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 
-    board = Board.create(ranks)
-    setup = setup or EngineSetup(mode="resume")
-    llm = LLM(
-        model=str(model),
-        dtype="float32",
-        enforce_eager=True,
-        async_scheduling=False,
-        disable_log_stats=True,
-        tensor_parallel_size=ranks,
-        distributed_executor_backend="mp",
-        worker_cls=worker_cls,
-        scheduler_cls="prefill_node.engine.scheduler.SlackScheduler",
-        additional_config=replace(setup, board=str(board.path)).encode(),
-        **options,
-    )
-    board.unlink()
-    core = llm.llm_engine.engine_core.engine_core
+    with Board.create(ranks) as board:
+        llm = LLM(
+            tensor_parallel_size=ranks,
+            distributed_executor_backend="mp",
+            **_arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False),
+            **options,
+        )
+        board.unlink()
+        core = llm.llm_engine.engine_core.engine_core
+        try:
+            yield llm, board
+        finally:
+            core.model_executor.shutdown()
+            core.scheduler.shutdown()
+
+
+@contextmanager
+def async_engine(
+    model: Path | str,
+    *,
+    setup: EngineSetup | None = None,
+    worker_cls: str | None = None,
+    cores: str | None = None,
+    is_gpu: bool = False,
+    **options: Any,
+) -> Iterator[tuple[Any, Board | None]]:
+    """An `AsyncLLM` of vLLM's on one rank, and its board; a stock one without a setup, which has no board.
+
+    Args:
+        model: Directory of the model.
+        setup: Preemption inside the engine.
+        worker_cls: By default the prefill worker of the machine.
+        cores: What it computes on, as vLLM's `VLLM_CPU_OMP_THREADS_BIND` names them; without, vLLM chooses.
+        is_gpu: Whether it runs on a GPU.
+        options: Further engine arguments.
+    """
+    _prepare(cores, is_gpu=is_gpu)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    board = None if setup is None else Board.create(1)
     try:
-        yield llm, board
+        arguments = AsyncEngineArgs(**_arguments(model, board, setup, worker_cls, is_gpu=is_gpu), **options)
+        engine = AsyncLLM.from_engine_args(arguments)
+        try:
+            if board is not None:
+                board.unlink()
+            yield engine, board
+        finally:
+            engine.shutdown()
     finally:
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
-        board.close()
+        if board is not None:
+            board.close()
 
 
 def prefill_s(llm: Any, prompt: list[int]) -> float:
@@ -84,3 +117,32 @@ def prefill_s(llm: Any, prompt: list[int]) -> float:
         use_tqdm=False,
     )
     return time.perf_counter() - started_s
+
+
+def _prepare(cores: str | None, *, is_gpu: bool) -> None:
+    """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
+    os.environ |= _ENVIRONMENT
+    if not is_gpu:
+        os.environ |= cpu_environment(kv_cache_gib=1)
+        if cores is not None:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+
+
+def _arguments(
+    model: Path | str, board: Board | None, setup: EngineSetup | None, worker_cls: str | None, *, is_gpu: bool
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "dtype": "bfloat16" if is_gpu else "float32",
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+    }
+    if board is None or setup is None:
+        return arguments
+    default = "cuda.PreemptibleGPUWorker" if is_gpu else "cpu.PreemptibleCPUWorker"
+    return arguments | {
+        "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",
+        "worker_cls": worker_cls or f"prefill_node.worker.{default}",
+        "additional_config": replace(setup, board=str(board.path)).encode(),
+    }

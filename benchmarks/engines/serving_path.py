@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engines.local_server import serve_until_ready
+from benchmarks.engines.offline_engine import async_engine
 from benchmarks.engines.tiny_models import build_tiny_llama
-from benchmarks.report import quantiles, write
+from benchmarks.report import print_rows, quantiles, write
 from deployments.local.cpu_plan import plan_cores
 
 if TYPE_CHECKING:
@@ -46,26 +45,6 @@ def prompts(requests: int) -> list[list[int]]:
     """Random prompts, each used once: no prefix is ever cached."""
     rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
     return [rng.choices(range(VOCABULARY), k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
-
-
-async def bare_engine(model: Path) -> Any:
-    """A vLLM engine with the same arguments, without KV transfer and without any server."""
-    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1)
-    os.environ |= {
-        "VLLM_CPU_OMP_THREADS_BIND": cores.prefill[0],
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(model), dtype="float32", enforce_eager=True, max_model_len=4096, async_scheduling=False
-        )
-    )
 
 
 async def bare_ttft_s(engine: Any, prompt: list[int], number: int) -> float:
@@ -117,19 +96,20 @@ def prefill_times_s(log: Path) -> dict[int, float]:
 
 async def run(directory: Path, model: Path, requests: int) -> dict[str, Any]:
     """Measure and summarise."""
-    engine = await bare_engine(model)
-    for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
-        await bare_ttft_s(engine, prompt, -number - 1)
-    process = serve(model, directory)
-    try:
-        async for _ in alternate(engine, len(LENGTHS) * 4):
-            pass
-        pairs = [pair async for pair in alternate(engine, requests)]
-        await asyncio.sleep(1)
-    finally:
-        process.terminate()
-        process.wait(60)
-        engine.shutdown()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1).prefill[0]
+    with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
+        for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
+            await bare_ttft_s(engine, prompt, -number - 1)
+        process = serve(model, directory)
+        try:
+            async for _ in alternate(engine, len(LENGTHS) * 4):
+                pass
+            pairs = [pair async for pair in alternate(engine, requests)]
+            await asyncio.sleep(1)
+        finally:
+            process.terminate()
+            process.wait(60)
     at_prefill_s = prefill_times_s(directory / "log")
     by_length: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
     for number, (tokens, bare_s, served_s) in enumerate(pairs):
@@ -158,19 +138,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         results = asyncio.run(run(directory, build_tiny_llama(directory / "tiny"), requests))
-    table = Table(
-        "prompt tokens", "bare p50 ms", "served p50 ms", "at prefill p50 ms", "added p50 ms", "added p90 ms"
-    )
-    for tokens, row in results.items():
-        cells = (
-            row["bare_ttft_ms"]["p50"],
-            row["served_ttft_ms"]["p50"],
-            row["at_prefill_replica_ms"]["p50"],
-            row["added_ms"]["p50"],
-            row["added_ms"]["p90"],
-        )
-        table.add_row(tokens, *(f"{cell:.1f}" for cell in cells))
-    Console().print(table)
+    rows = [
+        {
+            "prompt tokens": tokens,
+            "bare p50 ms": row["bare_ttft_ms"]["p50"],
+            "served p50 ms": row["served_ttft_ms"]["p50"],
+            "at prefill p50 ms": row["at_prefill_replica_ms"]["p50"],
+            "added p50 ms": row["added_ms"]["p50"],
+            "added p90 ms": row["added_ms"]["p90"],
+        }
+        for tokens, row in results.items()
+    ]
+    print_rows("Time to first token", rows)
     print(write("serving_path", {"seed": SEED, "by_prompt_tokens": results}))
 
 

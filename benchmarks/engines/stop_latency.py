@@ -2,7 +2,7 @@
 
 One engine for each granularity, on the CPU. Each round prefills a random prompt and orders one stop, at
 evenly spread moments; the order goes through the board, as the governor's do, and the stopped step goes on at
-once. Lost is what has to be computed again, as a part of the prefill.
+once. Wasted is what has to be computed again, as a fraction of the prefill.
 
     python -m benchmarks.engines.stop_latency [--tokens 1024] [--rounds 30] [--ranks 1]
 """
@@ -71,8 +71,8 @@ def measure(granularity: str, ranks: int, tokens: int, rounds: int) -> dict[str,
         "order_to_stop_ms": quantiles(
             [(stop.stopped_s - stop.ordered_s) * 1e3 for stop in stops], 50, 90, 100
         ),
-        "lost": statistics.mean(stop.computed - stop.done for stop in stops),
-        "most_lost": max(stop.computed - stop.done for stop in stops),
+        "wasted": statistics.mean(stop.computed - stop.done for stop in stops),
+        "max_wasted": max(stop.computed - stop.done for stop in stops),
         "checkpoint_bytes_per_token": max(stop.checkpoint_bytes for stop in stops) / tokens,
     }
 

@@ -23,13 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.comparison import load
-from benchmarks.comparison.arms import FIXED, Running, running
+from benchmarks.comparison.arms import FIXED, RunningServer, running
 from benchmarks.engines.local_server import environment
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.study.validation import Recorded, Recording, compare
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD
@@ -52,7 +49,7 @@ def medians(*measured: dict[int, list[float]]) -> list[tuple[int, float]]:
     ]
 
 
-def alone(server: Running) -> dict[int, list[float]]:
+def alone(server: RunningServer) -> dict[int, list[float]]:
     """By tokens, seconds to the first token of prompts that have the server to themselves."""
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for _ in range(REPEATS):
@@ -121,11 +118,16 @@ def main() -> None:
     arguments = parser.parse_args()
     recording = record(arguments.requests, arguments.load)
     found = compare(recording)
-    table = Table("TTFT", "measured, ms", "simulated, ms", "off by")
-    for name, (measured_s, simulated_s) in found.items():
-        off = simulated_s / measured_s - 1
-        table.add_row(name, f"{measured_s * 1e3:.0f}", f"{simulated_s * 1e3:.0f}", f"{off:+.1%}")
-    Console().print(table)
+    rows = [
+        {
+            "TTFT": name,
+            "measured, ms": real * 1e3,
+            "simulated, ms": ours * 1e3,
+            "off by": f"{ours / real - 1:+.1%}",
+        }
+        for name, (real, ours) in found.items()
+    ]
+    print_rows("Measured and simulated", rows)
     results: dict[str, Any] = {
         "recording": recording.document(),
         "quantiles_s": found,

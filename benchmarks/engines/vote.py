@@ -15,10 +15,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import quantiles, write
+from benchmarks.report import print_rows, quantiles, write
 from prefill_node.board.board import Board
 from prefill_node.worker.vote import SoleVote, VoteTransport, choose_transport
 
@@ -35,18 +32,14 @@ CHECKS = 200_000
 
 def main() -> None:
     """Measure all and print one table."""
-    cores = len(os.sched_getaffinity(0))
-    table = Table("transport", "ranks", "votes", "p50 µs", "p99 µs", title=f"One vote, on {cores} cores")
-    rows = []
-    for transport, votes in VOTES.items():
-        for ranks in RANKS:
-            result = measure(transport, ranks, votes)
-            rows.append({"transport": transport, "ranks": ranks, "votes": votes, "us": result})
-            table.add_row(transport, str(ranks), str(votes), *(f"{value:.1f}" for value in result.values()))
-    console = Console()
-    console.print(table)
+    rows = [
+        {"transport": transport, "ranks": ranks, "votes": votes, "us": measure(transport, ranks, votes)}
+        for transport, votes in VOTES.items()
+        for ranks in RANKS
+    ]
+    print_rows(f"Microseconds of one vote, on {len(os.sched_getaffinity(0))} cores", rows)
     lone_us = lone_boundary_us()
-    console.print(f"A boundary on one rank (publish progress, compare, vote): {lone_us:.2f} µs")
+    print(f"A boundary on one rank (publish progress, compare, vote): {lone_us:.2f} µs")
     print(write("vote", {"rows": rows, "lone_boundary_us": lone_us}))
 
 

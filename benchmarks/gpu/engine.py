@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.findings import Findings, print_table
-from benchmarks.gpu.replica import Arm, Replica, replica, write_model
-from benchmarks.report import quantiles
+from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
+from benchmarks.report import Measurements, overhead, print_table, summary
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import Granularity
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     from simulator.workload.arrivals import Arrival
 
+
 URGENT_P99_MS: Final = 8.0
 IDLE_OVERHEAD: Final = 0.005
 LLAMA_3_8B_OBJECTIVES_S: Final = (0.25, 0.5, 4.0, 6.0)
@@ -54,7 +54,7 @@ ARMS: Final = ("fcfs", "chunked", "slackserve")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """What is measured.
 
     Attributes:
@@ -85,7 +85,7 @@ class Plan:
     grace_s: float = 10.0
 
 
-FULL: Final = Plan()
+FULL: Final = EnginePlan()
 TINY: Final = replace(
     FULL,
     shape=ModelShape(layers=8, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),
@@ -106,13 +106,13 @@ TINY: Final = replace(
 )
 
 
-def arm_of(name: str, plan: Plan) -> Arm:
+def arm_of(name: str, plan: EnginePlan) -> EngineArm:
     """An arm by its name."""
     chunks = {"chunked": plan.chunk_tokens, "slackserve": STEP_TOKENS}
-    return Arm(name, chunks.get(name), is_ours=name == "slackserve")
+    return EngineArm(name, chunks.get(name), is_ours=name == "slackserve")
 
 
-async def urgent(running: Replica, plan: Plan, rng: random.Random) -> dict[str, Any]:
+async def urgent(running: GovernedEngine, plan: EnginePlan, rng: random.Random) -> dict[str, Any]:
     """First tokens of a short prompt, alone and during a long prefill."""
     alone = [await running.prefill(plan.urgent_tokens) for _ in range(plan.repeats)]
     victim_s = statistics.median([await running.prefill(plan.tokens) for _ in range(3)])
@@ -132,18 +132,18 @@ async def urgent(running: Replica, plan: Plan, rng: random.Random) -> dict[str, 
         "urgent_tokens": plan.urgent_tokens,
         "objective_ms": objective_s * 1e3,
         "victim_alone_ms": victim_s * 1e3,
-        "alone_ms": _summary(alone),
-        "during_ms": _summary(during),
-        "added_p99_ms": _summary(during)["p99"] - _summary(alone)["p99"],
-        "victim_ms": _summary(victims),
+        "alone_ms": _summary_ms(alone),
+        "during_ms": _summary_ms(during),
+        "added_p99_ms": _summary_ms(during)["p99"] - _summary_ms(alone)["p99"],
+        "victim_ms": _summary_ms(victims),
         "preemptions": preemptions,
-        "order_to_stop_ms": _summary(stops[PREEMPTION_ORDER_TO_STOP.name]),
-        "stop_to_service_ms": _summary(stops[PREEMPTION_STOP_TO_SERVICE.name]),
-        "resume_overhead_ms": _summary(stops[PREEMPTION_RESUME_OVERHEAD.name]),
+        "order_to_stop_ms": _summary_ms(stops[PREEMPTION_ORDER_TO_STOP.name]),
+        "stop_to_service_ms": _summary_ms(stops[PREEMPTION_STOP_TO_SERVICE.name]),
+        "resume_overhead_ms": _summary_ms(stops[PREEMPTION_RESUME_OVERHEAD.name]),
     }
 
 
-async def idle(running: Replica, plan: Plan) -> dict[str, Any]:
+async def idle(running: GovernedEngine, plan: EnginePlan) -> dict[str, Any]:
     """The long prompt with and without boundaries on one engine, in pairs, in alternating order."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(plan.pairs + 1):
@@ -153,19 +153,17 @@ async def idle(running: Replica, plan: Plan) -> dict[str, Any]:
             if number:
                 times[on].append(seconds)
     await running.engine.collective_rpc("with_boundaries", args=(True,))
-    ratios = sorted(mine / bare for mine, bare in zip(times[True], times[False], strict=True))
     return {
         "arm": running.arm.name,
         "tokens": plan.tokens,
-        "pairs": len(ratios),
+        "pairs": len(times[True]),
         "without_ms": statistics.median(times[False]) * 1e3,
         "with_ms": statistics.median(times[True]) * 1e3,
-        "overhead": statistics.median(ratios) - 1,
-        "quartiles": [ratios[len(ratios) // 4] - 1, ratios[3 * len(ratios) // 4] - 1],
+        **overhead(times[True], times[False]),
     }
 
 
-async def load(running: Replica, plan: Plan, rate_rps: float, seed: int) -> dict[str, Any]:
+async def load(running: GovernedEngine, plan: EnginePlan, rate_rps: float, seed: int) -> dict[str, Any]:
     """A stream of FlowPrefill's mix at a rate: who had the first token in time."""
     mix = qwen_trace_like([objective * plan.objective_scale for objective in LLAMA_3_8B_OBJECTIVES_S])
     arrivals = mix.stream(rate_rps, max(1, round(rate_rps * plan.seconds)), seed)
@@ -191,12 +189,12 @@ async def load(running: Replica, plan: Plan, rate_rps: float, seed: int) -> dict
             kind: _on_time([pair for pair in pairs if pair[0].kind == kind]) for kind in kinds
         },
         "unfinished": sum(ttft is None for ttft in ttfts),
-        "ttft_ms": _summary([ttft for ttft in ttfts if ttft is not None]),
+        "ttft_ms": _summary_ms([ttft for ttft in ttfts if ttft is not None]),
         "preemptions": _counted(running) - before,
     }
 
 
-async def _arrive(running: Replica, plan: Plan, arrival: Arrival, started_s: float) -> float:
+async def _arrive(running: GovernedEngine, plan: EnginePlan, arrival: Arrival, started_s: float) -> float:
     await asyncio.sleep(started_s + arrival.at_s - time.monotonic())
     tokens = min(max(1, round(arrival.tokens * plan.length_scale)), plan.longest - 1)
     return await running.prefill(tokens, arrival.ttft_s)
@@ -207,39 +205,29 @@ def _on_time(pairs: Sequence[tuple[Arrival, float | None]]) -> float:
     return met / len(pairs)
 
 
-def _counted(running: Replica) -> float:
+def _counted(running: GovernedEngine) -> float:
     """Stops so far."""
     running.collect()
     return sum(value for name, value in running.tally.counts.items() if name.startswith(PREEMPTIONS.name))
 
 
-def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    points = quantiles([second * 1e3 for second in seconds], 50, 90, 99)
-    return {"count": len(seconds), **points, "max": max(seconds) * 1e3}
+def _summary_ms(seconds: Sequence[float]) -> dict[str, float]:
+    return summary([second * 1e3 for second in seconds])
 
 
 async def measure(
-    name: str, parts: Sequence[str], plan: Plan, setup: EngineSetup, out: Path, seed: int
-) -> Findings:
+    name: str, parts: Sequence[str], plan: EnginePlan, setup: EngineSetup, out: Path, seed: int
+) -> Measurements:
     """All parts of one arm; results are in `engine-ARM.json`."""
     import vllm
 
     device = Device.found()
     about = {"device": device.about(), "seed": seed, "arm": name, "vllm": vllm.__version__}
-    findings = Findings(out / f"engine-{name}.json", about | {"setup": asdict(setup)})
+    findings = Measurements(out / f"engine-{name}.json", about | {"setup": asdict(setup)})
     arm = arm_of(name, plan)
-    worker = None
-    if arm.is_ours:
-        worker = (
-            "benchmarks.gpu.bare_worker.BareableGPUWorker"
-            if device.is_gpu
-            else "benchmarks.engines.bare_worker.BareableCPUWorker"
-        )
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory), plan.shape, plan.vocabulary, plan.longest)
-        async with replica(arm, model, setup, plan.warm_up_tokens, seed=seed, worker_cls=worker) as running:
+        async with governed_engine(arm, model, setup, plan.warm_up_tokens, seed=seed) as running:
             findings.add(
                 "engine",
                 {
@@ -267,7 +255,7 @@ async def measure(
     return findings
 
 
-def show(findings: Findings) -> None:
+def show(findings: Measurements) -> None:
     """What was measured, as tables."""
     found = findings.results
     print(f"\n{findings.about['arm']}: vLLM {findings.about['vllm']}, {found['engine'][0]}")

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.decoder import KVCache, random_decoder
 from benchmarks.gpu.variants import Bench, Prompt
+from benchmarks.report import quantiles
 
 if TYPE_CHECKING:
     import random
@@ -51,20 +52,20 @@ class StopAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PassOutcome:
     """What a pass left behind: logits, and the keys and values of all layers."""
 
     logits: torch.Tensor
     kv: tuple[torch.Tensor, ...]
 
-    def equals(self, other: Outcome) -> bool:
+    def equals(self, other: PassOutcome) -> bool:
         """Bit by bit."""
         pairs = zip((self.logits, *self.kv), (other.logits, *other.kv), strict=True)
         return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def exactness(
-    bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, most: int, rng: random.Random
+    bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, max_stops: int, rng: random.Random
 ) -> dict[str, Any]:
     """Stop at each boundary, or at `most` random ones, run another prompt, go on, and compare bit by bit.
 
@@ -73,7 +74,7 @@ def exactness(
     bench.use(None)
     expected = _outcome(bench, None, prompt)
     count = fitted.count
-    chosen = sorted(rng.sample(range(count), most)) if count > most else [*range(count)]
+    chosen = sorted(rng.sample(range(count), max_stops)) if count > max_stops else [*range(count)]
     bench.use(fitted)
     differing, largest_bytes = [], 0
     for boundary in chosen:
@@ -114,13 +115,13 @@ def resume_overhead(
         bench.run(fitted, prompt, checkpoint)
         bench.device.wait()
         added.append((time.perf_counter() - started_s - whole_s) * 1e3)
-    ordered = sorted(added)
+    quartiles = quantiles(added, 25, 75)
     return {
         "variant": fitted.variant.name,
         "tokens": len(prompt),
         "repeats": len(added),
         "added_ms": statistics.median(added),
-        "quartiles_ms": [ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]],
+        "quartiles_ms": [*quartiles.values()],
     }
 
 
@@ -170,10 +171,10 @@ def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkp
 
 def _outcome(
     bench: Bench, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None
-) -> Outcome:
+) -> PassOutcome:
     logits, stop = bench.run(fitted, prompt, resume)
     assert stop is None
-    return Outcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
+    return PassOutcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
 
 
 def _poison(prompt: Prompt) -> None:

@@ -25,12 +25,12 @@ import torch
 from benchmarks.gpu.decoder import fast_attention, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.exactness import against_float64, exactness, resume_overhead
-from benchmarks.gpu.findings import Findings, print_table
 from benchmarks.gpu.idle import idle_overhead
 from benchmarks.gpu.operator_times import time_operators, time_passes, write_operators, write_profile
 from benchmarks.gpu.signaller import Signaller
 from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
 from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from benchmarks.report import Measurements, print_rows, print_table
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import Granularity
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+
 STOP_P50_MS: Final = 2.0
 STOP_P99_MS: Final = 5.0
 IDLE_OVERHEAD: Final = 0.005
@@ -47,7 +48,7 @@ SMALL: Final = ModelShape(layers=4, hidden=128, intermediate=256, heads=4, kv_he
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MechanismPlan:
     """What is measured, and for how long at most.
 
     Attributes:
@@ -77,7 +78,7 @@ class Plan:
     idle_rounds: int = 40
     idle_s: float = 30.0
     exact_tokens: int = 2048
-    exact_most: int = 64
+    exact_max_stops: int = 64
     resume_repeats: int = 15
     resume_s: float = 8.0
     operator_tokens: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -85,7 +86,7 @@ class Plan:
     limit_s: float = 480.0
 
 
-FULL: Final = Plan()
+FULL: Final = MechanismPlan()
 QUICK: Final = replace(
     FULL,
     moments=100,
@@ -94,7 +95,7 @@ QUICK: Final = replace(
     idle_tokens=(8192, 512),
     idle_rounds=8,
     idle_s=10.0,
-    exact_most=8,
+    exact_max_stops=8,
     resume_repeats=4,
     operator_tokens=(512, 2048, 8192),
     operator_repeats=5,
@@ -115,7 +116,7 @@ TINY: Final = replace(
     idle_rounds=3,
     idle_s=1.0,
     exact_tokens=96,
-    exact_most=20,
+    exact_max_stops=20,
     resume_repeats=2,
     resume_s=0.5,
     operator_tokens=(32, 64, 128),
@@ -137,7 +138,9 @@ def variants() -> list[Variant]:
 class Mechanism:
     """One run: measures part after part and keeps what it has found."""
 
-    def __init__(self, plan: Plan, bench: Bench, board: Board, findings: Findings, seed: int) -> None:
+    def __init__(
+        self, plan: MechanismPlan, bench: Bench, board: Board, findings: Measurements, seed: int
+    ) -> None:
         self.plan = plan
         self.bench = bench
         self.board = board
@@ -166,7 +169,7 @@ class Mechanism:
         self._stage("warm up", self._warm_up)
         main, ours = self.most_important, self.most_important[:2]
         others, third = self.fitted[4:], plan.moments // 3
-        self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_most))
+        self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_max_stops))
         with Signaller(self.board) as signaller:
             stops = partial(self._stops, signaller)
             self._stage("stops", lambda: stops(main, plan.tokens, plan.moments, plan.row_s))
@@ -178,7 +181,7 @@ class Mechanism:
                 self._stage(f"stops at {tokens}", partial(stops, ours, tokens, third, plan.row_s / 2))
         for tokens in plan.idle_tokens[1:]:
             self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
-        self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_most // 8))
+        self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_max_stops // 8))
         self._stage("idle, others", lambda: self._idle(plan.idle_tokens[0], others, plan.idle_s))
         bench.use(None)
 
@@ -194,24 +197,23 @@ class Mechanism:
         self.bench.warm_up(self.fitted, self.bench.prompt("warm-up", self.plan.tokens))
         self.bench.warm_up([], self.bench.prompt("warm-up", max(self.plan.idle_tokens)))
 
-    def _exactness(self, chosen: Sequence[Fitted], tokens: int, most: int) -> None:
+    def _exactness(self, chosen: Sequence[Fitted], tokens: int, max_stops: int) -> None:
         prompt, rng = self.bench.prompt("exact", tokens), self._rng(f"exact {tokens}")
         rows = []
         for fitted in chosen:
-            rows.append(exactness(self.bench, fitted, prompt, self.urgent, most, rng))
+            rows.append(exactness(self.bench, fitted, prompt, self.urgent, max_stops, rng))
             self.findings.add("exactness", rows[-1])
-        print_table(
+        print_rows(
             "Stopped, another prompt in between, resumed; logits and KV bit by bit",
-            ["variant", "tokens", "stops", "equal", "checkpoint MiB", "within 2 rows"],
             [
-                [
-                    row["variant"],
-                    str(row["tokens"]),
-                    str(row["stopped_at"]),
-                    str(row["bitwise_equal"]),
-                    f"{row['checkpoint_bytes'] / 2**20:.2f}",
-                    "yes" if row["within_two_rows"] else f"no, {row['two_rows_bytes'] / 2**20:.2f} allowed",
-                ]
+                {
+                    "variant": row["variant"],
+                    "tokens": row["tokens"],
+                    "stops": row["stopped_at"],
+                    "equal": row["bitwise_equal"],
+                    "checkpoint MiB": row["checkpoint_bytes"] / 2**20,
+                    "allowed MiB": row["two_rows_bytes"] / 2**20,
+                }
                 for row in rows
             ],
         )
@@ -229,19 +231,18 @@ class Mechanism:
             row = {"variant": fitted.variant.name, "tokens": len(victim)} | times.row()
             rows.append(row | {"urgent_alone_ms": alone})
             self.findings.add("stops", rows[-1])
-        print_table(
+        print_rows(
             f"Signal to idle device at {tokens} tokens, ms; then the urgent prompt",
-            ["variant", "n", "p50", "p90", "p99", "max", "1st kernel p50", "urgent p50", "p99", "alone p50"],
             [
-                [
-                    row["variant"],
-                    str(row["moments"]),
-                    *(_ms(row["idle_ms"], key) for key in ("p50", "p90", "p99", "max")),
-                    _ms(row["first_kernel_ms"], "p50"),
-                    _ms(row["urgent_ttft_ms"], "p50"),
-                    _ms(row["urgent_ttft_ms"], "p99"),
-                    _ms(row["urgent_alone_ms"], "p50"),
-                ]
+                {
+                    "variant": row["variant"],
+                    "n": row["moments"],
+                    **{key: row["idle_ms"].get(key, "-") for key in ("p50", "p90", "p99", "max")},
+                    "1st kernel p50": row["first_kernel_ms"].get("p50", "-"),
+                    "urgent p50": row["urgent_ttft_ms"].get("p50", "-"),
+                    "urgent p99": row["urgent_ttft_ms"].get("p99", "-"),
+                    "alone p50": row["urgent_alone_ms"].get("p50", "-"),
+                }
                 for row in rows
             ],
         )
@@ -251,18 +252,17 @@ class Mechanism:
         rng = self._rng(f"idle {tokens}")
         rows = idle_overhead(self.bench, chosen, prompt, self.plan.idle_rounds, limit_s, rng)
         self.findings.add("idle", *rows)
-        print_table(
+        print_rows(
             f"Boundaries that never stop, {tokens} tokens",
-            ["variant", "rounds", "bare ms", "ms", "overhead", "quartiles"],
             [
-                [
-                    row["variant"],
-                    str(row["rounds"]),
-                    f"{row['bare_ms']:.2f}",
-                    f"{row['ms']:.2f}",
-                    f"{row['overhead']:+.2%}",
-                    " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
-                ]
+                {
+                    "variant": row["variant"],
+                    "rounds": row["rounds"],
+                    "bare ms": row["bare_ms"],
+                    "ms": row["ms"],
+                    "overhead": f"{row['overhead']:+.2%}",
+                    "quartiles": " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
+                }
                 for row in rows
             ],
         )
@@ -274,11 +274,7 @@ class Mechanism:
             repeats, limit_s = plan.resume_repeats, plan.resume_s
             rows.append(resume_overhead(self.bench, fitted, prompt, repeats, limit_s, rng))
             self.findings.add("resume", rows[-1])
-        print_table(
-            f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens",
-            ["variant", "repeats", "added ms"],
-            [[row["variant"], str(row["repeats"]), f"{row['added_ms']:.3f}"] for row in rows],
-        )
+        print_rows(f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens", rows)
 
     def _profiles(self) -> None:
         plan, directory, about = self.plan, self.findings.path.parent, self.findings.about
@@ -299,10 +295,6 @@ class Mechanism:
 
     def _rng(self, part: str) -> random.Random:
         return random.Random(f"{self.seed} {part}")  # noqa: S311 - reproducible, not secret
-
-
-def _ms(values: dict[str, float], key: str) -> str:
-    return f"{values[key]:.2f}" if values else "-"
 
 
 def verdicts(results: dict[str, list[dict[str, Any]]], *, is_gpu: bool) -> list[list[str]]:
@@ -371,9 +363,11 @@ def lone_group(device: Device) -> Iterator[ProcessGroup]:
             torch.distributed.destroy_process_group()
 
 
-def measure(plan: Plan, device: Device, out: Path, seed: int) -> Findings:
+def measure(plan: MechanismPlan, device: Device, out: Path, seed: int) -> Measurements:
     """Measure a plan; results are in `mechanism.json`, `operators.csv` and `profile.json`."""
-    findings = Findings(out / "mechanism.json", {"device": device.about(), "seed": seed, "model": plan.model})
+    findings = Measurements(
+        out / "mechanism.json", {"device": device.about(), "seed": seed, "model": plan.model}
+    )
     with ExitStack() as stack, torch.inference_mode():
         board = stack.enter_context(Board.create(1))
         group = stack.enter_context(lone_group(device))

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import quantiles
+from benchmarks.report import summary
 
 if TYPE_CHECKING:
     import random
@@ -68,13 +68,6 @@ class Times:
             "first_kernel_ms": summary(self.first_kernel),
             "urgent_ttft_ms": summary(self.urgent),
         }
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    """Count, order statistics and extremes; empty for none."""
-    if not values:
-        return {}
-    return {"count": len(values), **quantiles(values, 50, 90, 99), "max": max(values)}
 
 
 def stop_latencies(

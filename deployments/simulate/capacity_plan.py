@@ -11,9 +11,9 @@ from rich.text import Text
 
 from deployments.simulate.errors import SimulateError
 from simulator.planning.files import load_fleet
-from simulator.planning.plan import Plan, plan
+from simulator.planning.plan import CapacityPlan, plan
 from simulator.report import capacity_plot
-from simulator.report.files import png_bytes, svg_bytes
+from simulator.report.plots import png_bytes, svg_bytes
 from slo.files.strict_yaml import FleetConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def make_plan(config: Path, console: Console, json_file: Path | None, report: Pa
         console.print(Text(f"written to {report / 'capacity.png'}"))
 
 
-def _show(found: Plan, console: Console) -> None:
+def _show(found: CapacityPlan, console: Console) -> None:
     tiers = list(found.points[0].by_tier)
     table = Table(
         title=f"{found.arm}, {found.rate_rps:g} requests/s, {found.target:.0%} of each tier in time"

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simulator.arms.peers import ComparedReplica
 from simulator.findings import State
 from slo.queue.slack import sedf_rank
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AbortPolicy(enum.StrEnum):
-    """Whom a waiter must outrank: nobody can be outranked, the most or the least urgent of the pass."""
+    """Whether a pass is never aborted, or for a request more urgent than all of it, or than one of it."""
 
     CONTROL = "control"
     CONSERVATIVE = "conservative"
@@ -57,24 +58,14 @@ class _Pass:
     stopping: bool = False
 
 
-class AbortingReplica:
-    """One prefill replica of the variant; the parameters are those of `simulator.arms.peers.PeerReplica`.
-
-    Attributes:
-        blocking_s: Of each abort, from the decision to standstill.
-        busy_s: Device time spent so far.
-    """
+class AbortingReplica(ComparedReplica):
+    """One prefill replica of the variant."""
 
     def __init__(
         self, loop: EventLoop, cost: CostModel, rules: AbortRules, prefilled: Callable[[Job], None]
     ) -> None:
-        self.blocking_s: list[float] = []
-        self.busy_s = 0.0
-        self._loop = loop
-        self._cost = cost
+        super().__init__(loop, cost, prefilled)
         self._rules = rules
-        self._prefilled = prefilled
-        self._queue: list[Job] = []
         self._pass: _Pass | None = None
 
     def arrive(self, job: Job) -> None:
@@ -85,9 +76,6 @@ class AbortingReplica:
             self._issue(())
         elif self._rules.sees_arrivals:
             self._reconsider()
-
-    def release(self, job: Job) -> None:
-        """The KV of a prefilled request has left."""
 
     def _rank(self, job: Job, done: float = 0.0) -> SlackRank:
         left_s = self._rules.predictor.prefill_s(job.num_tokens)

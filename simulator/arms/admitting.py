@@ -1,6 +1,6 @@
 """A replica behind the fleet's admission: what is refused never reaches it.
 
-Stands in for the router where an arm is a single replica. Who is let in is decided by
+Stands in for the router where an arm is a single replica. Who is admitted is decided by
 `slo.admission.controller`.
 """
 
@@ -28,21 +28,20 @@ _SEED: Final = 20260216
 class AdmittingReplica:
     """One replica that is the whole fleet; a refused request ends without a first token.
 
+    The other parameters are those of an arm's `build`.
+
     Args:
-        loop: The time.
         arm: How the replica is run.
-        hardware: What it runs on.
-        setting: One of the arm's settings.
-        prefilled: As for the arm's own `build`.
     """
 
     def __init__(
         self,
         loop: EventLoop,
-        arm: Arm,
         hardware: Hardware,
         setting: Mapping[str, float],
         prefilled: Callable[[Job], None],
+        *,
+        arm: Arm,
     ) -> None:
         self._loop = loop
         self._prefilled = prefilled

@@ -7,6 +7,7 @@ nothing that they check costs them time, and what can be tuned for a rate is tun
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prefill_node.engine.stepping.lost_steps import SuspensionRoom
@@ -104,15 +105,6 @@ def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     ) -> Replica:
         rules = AbortRules(policy, hardware.predictor(), **lifted)
         return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
-
-    return build
-
-
-def _admitting(arm: Arm) -> Build:
-    def build(
-        loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
-        return AdmittingReplica(loop, arm, hardware, setting, prefilled)
 
     return build
 
@@ -222,6 +214,6 @@ ARMS: Final[Mapping[str, Arm]] = {
             _JOINED,
         ),
         _SLACKSERVE,
-        Arm("slackserve-admission", "SlackServe, with admission", _admitting(_SLACKSERVE)),
+        Arm("slackserve-admission", "SlackServe, with admission", partial(AdmittingReplica, arm=_SLACKSERVE)),
     )
 }

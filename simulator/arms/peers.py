@@ -49,24 +49,34 @@ class PeerRules:
     kv_tokens: int = 400_000
 
 
-class PeerReplica:
-    """One prefill replica of a peer; the parameters are those of `simulator.replica.replica.VirtualReplica`.
+class ComparedReplica:
+    """What the replicas that do not run our code have in common: a queue on a device.
 
     Attributes:
-        blocking_s: Empty: it stops nothing.
+        blocking_s: Of each stop, from the decision to standstill.
         busy_s: Device time spent so far.
     """
 
-    def __init__(
-        self, loop: EventLoop, cost: CostModel, rules: PeerRules, prefilled: Callable[[Job], None]
-    ) -> None:
+    def __init__(self, loop: EventLoop, cost: CostModel, prefilled: Callable[[Job], None]) -> None:
         self.blocking_s: list[float] = []
         self.busy_s = 0.0
         self._loop = loop
         self._cost = cost
-        self._rules = rules
         self._prefilled = prefilled
         self._queue: list[Job] = []
+
+    def release(self, job: Job) -> None:
+        """The KV of a prefilled request has left."""
+
+
+class PeerReplica(ComparedReplica):
+    """One prefill replica of a peer; it stops nothing."""
+
+    def __init__(
+        self, loop: EventLoop, cost: CostModel, rules: PeerRules, prefilled: Callable[[Job], None]
+    ) -> None:
+        super().__init__(loop, cost, prefilled)
+        self._rules = rules
         self._step: dict[Job, int] | None = None
         self._cache = PrefixCache(rules.kv_tokens)
 
@@ -77,9 +87,6 @@ class PeerReplica:
         job.enter(State.WAITING, self._loop.now_s)
         if self._step is None:
             self._issue()
-
-    def release(self, job: Job) -> None:
-        """The KV of a prefilled request has left."""
 
     def _issue(self) -> None:
         step = self._compose()

@@ -67,7 +67,7 @@ class _Batch:
     fresh: list[Decoding] = field(default_factory=list)
 
 
-class DecodeReplica:
+class VirtualDecodeReplica:
     """One decode replica: admits by memory, first come, first served; batches; ends.
 
     A request's memory is reserved for all of its tokens when it is admitted, so nobody is ever thrown out

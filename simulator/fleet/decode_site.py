@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulator.fleet.decode import DecodeReplica, Decoding
+from simulator.fleet.decode import Decoding, VirtualDecodeReplica
 from simulator.fleet.link import Ingest, Transfer
 from simulator.fleet.reporting import VirtualReporter
 from slo.reports import DecodeReported
@@ -46,7 +46,7 @@ class DecodeSite:
 
     def __init__(self, loop: EventLoop, replica_id: ReplicaId, model: DecodeModel, link: Link) -> None:
         self.replica_id = replica_id
-        self.replica = DecodeReplica(loop, model)
+        self.replica = VirtualDecodeReplica(loop, model)
         self._loop = loop
         self._ingest = Ingest(loop, link)
         self._handovers: dict[str, _Handover] = {}
@@ -72,7 +72,7 @@ class DecodeSite:
         self._changed()
 
     def over(self) -> None:
-        """One of its requests is over, or lost."""
+        """One of its requests is over, or its prefill replica has failed."""
         self._ongoing -= 1
         self._changed()
 

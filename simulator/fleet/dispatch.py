@@ -43,7 +43,7 @@ class Dispatch:
     """
 
     def __init__(self, loop: EventLoop, setup: FleetSetup, *, informs: bool) -> None:
-        policies = setup.policies_as_weighed()
+        policies = setup.weighted_policies()
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
         chosen = setup.placement or (INFORMED if informs else BLIND)

@@ -15,7 +15,7 @@ from router.messages import Placed
 from simulator.fleet.decode_site import DecodeSite
 from simulator.fleet.dispatch import Dispatch
 from simulator.fleet.outcome import FleetRun, Passage
-from simulator.fleet.prefill_site import Life, PrefillSite
+from simulator.fleet.prefill_site import PrefillSite, ReplicaLifetime
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from slo.errors import Rejected
@@ -215,11 +215,11 @@ class _Fleet:
         setup = self._setup
         setting = setup.arm.settings[0] if setup.setting is None else setup.setting
 
-        def build(life: Life, prefilled: Callable[[Job], None]) -> Replica:
+        def build(life: ReplicaLifetime, prefilled: Callable[[Job], None]) -> Replica:
             return setup.arm.build(life, setup.hardware, setting, prefilled)
 
         replica_id = ReplicaId(f"prefill-{place}.{len(self._sites)}")
-        site = PrefillSite(replica_id, Life(self._loop), build, self._prefilled, self._handoff_s)
+        site = PrefillSite(replica_id, ReplicaLifetime(self._loop), build, self._prefilled, self._handoff_s)
         self._sites[replica_id] = site
         return site
 
@@ -242,7 +242,7 @@ class _Fleet:
         decode = self._decode[passage.decode_replica]
         decode.lose(job.request_id)
         decode.over()
-        site.lost.append(job)
+        site.stranded.append(job)
         if site.is_noticed:
             self._place_again(site)
 
@@ -252,8 +252,8 @@ class _Fleet:
         self._place_again(site)
 
     def _place_again(self, site: PrefillSite) -> None:
-        lost, site.lost = site.lost, []
-        for job in lost:
+        stranded, site.stranded = site.stranded, []
+        for job in stranded:
             self._place(self._passages[job.request_id])
 
     def _come_back(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""What came of a simulated fleet."""
+"""The result of a simulated fleet: how each request ended, and what the replicas did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slo.outcomes import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from simulator.fleet.decode import DecodeReplica
+    from simulator.fleet.decode import VirtualDecodeReplica
     from simulator.replica.hardware import Replica
     from simulator.replica.job import Job
     from simulator.workload.arrivals import Arrival
@@ -58,7 +58,7 @@ class FleetRun:
 
     passages: Sequence[Passage]
     prefill: Sequence[Replica]
-    decode: Sequence[DecodeReplica]
+    decode: Sequence[VirtualDecodeReplica]
     prefill_places: int
     handoff_s: float
 
@@ -70,17 +70,17 @@ class FleetRun:
     @property
     def attainment(self) -> float:
         """Fraction of all requests whose first token was in time; those refused were not."""
-        return _share(job.is_on_time for job in self.jobs)
+        return share(job.is_on_time for job in self.jobs)
 
     @property
     def by_tier(self) -> dict[str, float]:
         """The same by tier."""
-        return {name: _share(job.is_on_time for job in jobs) for name, jobs in self._grouped("tier").items()}
+        return attainment_by(self.jobs, "tier")
 
     @property
     def by_kind(self) -> dict[str, float]:
         """The same by kind of request."""
-        return {name: _share(job.is_on_time for job in jobs) for name, jobs in self._grouped("kind").items()}
+        return attainment_by(self.jobs, "kind")
 
     @property
     def outcomes(self) -> dict[Outcome, int]:
@@ -90,7 +90,7 @@ class FleetRun:
     @property
     def refused(self) -> float:
         """Fraction of all requests that were refused."""
-        return _share(passage.outcome is not Outcome.FINISHED for passage in self.passages)
+        return share(passage.outcome is not Outcome.FINISHED for passage in self.passages)
 
     @property
     def prefill_utilisation(self) -> float:
@@ -126,7 +126,7 @@ class FleetRun:
             objective_s = policies[passage.arrival.tier].tpot_s
             if objective_s is not None and passage.tpot_s is not None:
                 met[passage.arrival.tier].append(passage.tpot_s <= objective_s)
-        return {name: _share(flags) for name, flags in sorted(met.items())}
+        return {name: share(flags) for name, flags in sorted(met.items())}
 
     def prediction_errors_s(self) -> list[float]:
         """Predicted minus actual time to first token of all requests that were placed once and finished."""
@@ -136,14 +136,16 @@ class FleetRun:
             if passage.job is not None and passage.outcome is Outcome.FINISHED and passage.placements == 1
         ]
 
-    def _grouped(self, attribute: str) -> dict[str, list[Job]]:
-        groups: dict[str, list[Job]] = defaultdict(list)
-        for job in self.jobs:
-            groups[str(getattr(job.arrival, attribute))].append(job)
-        return dict(sorted(groups.items()))
+
+def attainment_by(jobs: Iterable[Job], attribute: str) -> dict[str, float]:
+    """Fraction of requests whose first token was in time, by an attribute of their arrival."""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for job in jobs:
+        groups[str(getattr(job.arrival, attribute))].append(job.is_on_time)
+    return {name: share(flags) for name, flags in sorted(groups.items())}
 
 
-def _share(flags: Iterable[bool]) -> float:
+def share(flags: Iterable[bool]) -> float:
     """Fraction that is true; 1 of nothing."""
     known = [*flags]
     return sum(known) / len(known) if known else 1.0

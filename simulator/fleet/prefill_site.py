@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slo.request import JobId, ReplicaId
 
 
-class Life(EventLoop):
+class ReplicaLifetime(EventLoop):
     """The time of one life of a replica: after its end nothing happens that was asked for before."""
 
     def __init__(self, loop: EventLoop) -> None:
@@ -60,21 +60,21 @@ class PrefillSite:
     Attributes:
         here: Requests that it has accepted and whose KV has not left, by request id.
         is_noticed: Whether its death has been noticed.
-        lost: Requests that were on it when it died, or have come since, and were not placed again yet.
+        stranded: Requests that were on it when it died, or have come since, and were not placed again yet.
     """
 
     def __init__(
         self,
         replica_id: ReplicaId,
-        life: Life,
-        build: Callable[[Life, Callable[[Job], None]], Replica],
+        life: ReplicaLifetime,
+        build: Callable[[ReplicaLifetime, Callable[[Job], None]], Replica],
         prefilled: Callable[[PrefillSite, Job], None],
         handoff_s: float,
     ) -> None:
         self.replica_id = replica_id
         self.here: dict[str, Job] = {}
         self.is_noticed = False
-        self.lost: list[Job] = []
+        self.stranded: list[Job] = []
         self.replica = build(life, self._done)
         self._life = life
         self._prefilled = prefilled
@@ -116,11 +116,11 @@ class PrefillSite:
         self.replica.release(job)
 
     def die(self) -> list[Job]:
-        """Everything that is here is lost."""
+        """End this life; returns the requests that were here."""
         self._life.is_over = True
-        lost = [*self.here.values()]
+        stranded = [*self.here.values()]
         self.here.clear()
-        return lost
+        return stranded
 
     def report(self) -> PrefillReported:
         """What it has to do, as `prefill_node.replica.server` tells the router."""

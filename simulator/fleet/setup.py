@@ -77,7 +77,7 @@ class FleetSetup:
     Attributes:
         setting: One of the arm's settings; None takes its first.
         link: Into each decode replica.
-        policies: Of each tier, whether it may be shed, and its TPOT objective; worth is the hardware's.
+        policies: Of each tier, whether it may be shed, and its TPOT objective; weights are the hardware's.
         placement: A key of `router.placement.registry.POLICIES`; None takes `least_harm` for replicas that
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
@@ -123,13 +123,13 @@ class FleetSetup:
         return KvLink(size, self.link.bytes_ps, self.link.latency_s)
 
     def controller(self) -> AdmissionController | None:
-        """Admission with nothing let in yet."""
+        """Admission with nothing admitted yet."""
         if self.admission is None:
             return None
         dice = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
-        return AdmissionController(self.policies_as_weighed(), self.admission, TenantGates({}), dice)
+        return AdmissionController(self.weighted_policies(), self.admission, TenantGates({}), dice)
 
-    def policies_as_weighed(self) -> dict[Tier, TierPolicy]:
-        """The policies with the worth that the replicas reckon with."""
+    def weighted_policies(self) -> dict[Tier, TierPolicy]:
+        """The policies with the weights that the replicas use."""
         weights = self.hardware.weights
         return {tier: replace(policy, weight=weights[tier]) for tier, policy in self.policies.items()}

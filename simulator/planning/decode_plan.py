@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
-from simulator.planning.replica_search import fewest
+from simulator.planning.replica_search import min_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulator.workload.arrivals import Arrival
 
 
-def fewest_decode(
+def min_decode_replicas(
     setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, target: float
 ) -> int | None:
     """The fewest decode replicas that are enough if every prefill takes what it takes alone."""
@@ -35,7 +35,7 @@ def fewest_decode(
     def is_enough(replicas: int) -> bool:
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
 
-    return fewest(is_enough, decode_load(setup, arrivals, rate_rps))
+    return min_replicas(is_enough, decode_load(setup, arrivals, rate_rps))
 
 
 def decodes(run: FleetRun, setup: FleetSetup, target: float) -> bool:

@@ -28,7 +28,7 @@ from simulator.planning.hardware_files import (
     chip_of,
     room_for_kv,
 )
-from simulator.planning.plan import Demand
+from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import Tokens, WorkloadConfig, beside
@@ -96,20 +96,12 @@ class FleetConfig(Section):
     )
     seed: int = 1
 
-    @field_validator("model", mode="before")
+    @field_validator("model", "accelerator", "arm", mode="before")
     @classmethod
-    def _known_model(cls, value: Any) -> Any:
-        return known_name("model", value, MODELS)
-
-    @field_validator("accelerator", mode="before")
-    @classmethod
-    def _known_accelerator(cls, value: Any) -> Any:
-        return known_name("accelerator", value, CHIPS)
-
-    @field_validator("arm", mode="before")
-    @classmethod
-    def _known_arm(cls, value: Any) -> Any:
-        return known_name("arm", value, ARMS)
+    def _known_names(cls, value: Any, info: ValidationInfo) -> Any:
+        known: dict[str, Mapping[str, Any]] = {"model": MODELS, "accelerator": CHIPS, "arm": ARMS}
+        assert info.field_name is not None
+        return known_name(info.field_name, value, known[info.field_name])
 
     @field_validator("tiers", mode="before")
     @classmethod
@@ -148,7 +140,7 @@ class FleetConfig(Section):
             seed=self.seed,
         )
 
-    def demand(self) -> Demand:
+    def demand(self) -> PlannedLoad:
         """The load.
 
         Raises:
@@ -159,7 +151,7 @@ class FleetConfig(Section):
             workload = self.workload.workload(self._cost().prefill_s)
         except TraceError as error:
             raise FleetConfigError(f"workload.trace: {error}") from None
-        return Demand(workload, self.rate_rps, requests, self.seed, self.target)
+        return PlannedLoad(workload, self.rate_rps, requests, self.seed, self.target)
 
     def _policies(self) -> dict[Tier, TierPolicy]:
         return {

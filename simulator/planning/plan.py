@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simulator.fleet.fleet import simulate
-from simulator.planning.decode_plan import decode_load, decodes, fewest_decode
-from simulator.planning.replica_search import fewest, most
+from simulator.planning.decode_plan import decode_load, decodes, min_decode_replicas
+from simulator.planning.replica_search import max_replicas, min_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ Tried: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PlannedLoad:
     """What a fleet is planned for.
 
     Attributes:
-        requests: Of the stream that is simulated; a minute's worth or more shows what a queue does.
+        requests: Of the stream that is simulated; a minute or more shows what a queue does.
         target: Fraction of each tier's requests whose objective is to be met.
     """
 
@@ -68,7 +68,7 @@ class PlanPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What was found.
 
     Attributes:
@@ -110,7 +110,7 @@ class Plan:
         return {**asdict(self), "utilisation": self.best.utilisation}
 
 
-def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Plan:
+def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) -> CapacityPlan:
     """Find the fewest replicas for a load.
 
     Args:
@@ -120,16 +120,16 @@ def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Pl
         tried: Called with every number of prefill replicas that has been simulated.
     """
     arrivals = demand.stream()
-    enough = fewest_decode(setup, arrivals, demand.rate_rps, demand.target)
-    limit = most(decode_load(setup, arrivals, demand.rate_rps))
+    enough = min_decode_replicas(setup, arrivals, demand.rate_rps, demand.target)
+    limit = max_replicas(decode_load(setup, arrivals, demand.rate_rps))
     decode = enough or limit
     search = _PrefillSearch(setup, demand, arrivals, tried)
-    found = search.fewest(decode)
+    found = search.min_replicas(decode)
     while enough and found and not decodes(search.run_of(found), setup, demand.target) and decode < limit:
         decode += 1  # prefill lets more through at once than was reckoned with
-        found = search.fewest(decode)
+        found = search.min_replicas(decode)
     run = search.run_of(search.points[-1].replicas if found is None else found)
-    return Plan(
+    return CapacityPlan(
         setup.arm.name,
         demand.rate_rps,
         demand.requests,
@@ -148,7 +148,9 @@ def plan(setup: FleetSetup, demand: Demand, tried: Tried = lambda _: None) -> Pl
 class _PrefillSearch:
     """Simulates each number of prefill replicas at most once for a number of decode replicas."""
 
-    def __init__(self, setup: FleetSetup, demand: Demand, arrivals: Sequence[Arrival], tried: Tried) -> None:
+    def __init__(
+        self, setup: FleetSetup, demand: PlannedLoad, arrivals: Sequence[Arrival], tried: Tried
+    ) -> None:
         self._setup = setup
         self._demand = demand
         self._arrivals = arrivals
@@ -167,12 +169,12 @@ class _PrefillSearch:
         """The simulation of so many."""
         return self._known[replicas][1]
 
-    def fewest(self, decode_replicas: int) -> int | None:
+    def min_replicas(self, decode_replicas: int) -> int | None:
         """The fewest prefill replicas that reach the target with so many decode replicas."""
         if decode_replicas != self._decode_replicas:
             self._decode_replicas = decode_replicas
             self._known.clear()
-        return fewest(self._reaches, self.load)
+        return min_replicas(self._reaches, self.load)
 
     def _reaches(self, replicas: int) -> bool:
         if replicas not in self._known:

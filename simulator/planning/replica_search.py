@@ -13,7 +13,7 @@ _IDLE: Final = 16
 _FEW: Final = 8
 
 
-def fewest(is_enough: Callable[[int], bool], load: float) -> int | None:
+def min_replicas(is_enough: Callable[[int], bool], load: float) -> int | None:
     """The smallest number that is enough, if all larger ones are too; None when none is.
 
     Args:
@@ -32,7 +32,7 @@ def fewest(is_enough: Callable[[int], bool], load: float) -> int | None:
             low, high = high, 2 * high
             if is_enough(high):
                 break
-            if high >= most(load):
+            if high >= max_replicas(load):
                 return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -43,6 +43,6 @@ def fewest(is_enough: Callable[[int], bool], load: float) -> int | None:
     return high
 
 
-def most(load: float) -> int:
-    """The largest number that is worth a try for so much work."""
+def max_replicas(load: float) -> int:
+    """The largest number that is tried for so much work."""
     return max(_FEW, math.ceil(_IDLE * load))

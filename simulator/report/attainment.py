@@ -6,8 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.lines import Line2D
 
-from simulator.report.canvas import HALO, WIDE_IN, blank, legend_below, legend_height_in, percent_axis, theme
-from simulator.report.palette import INK, LEAD, MUTED, arm_styles
+from simulator.report.canvas import (
+    HALO,
+    INK,
+    LEAD,
+    MUTED,
+    WIDE_IN,
+    arm_styles,
+    blank,
+    legend_below,
+    legend_height_in,
+    percent_axis,
+    theme,
+)
 from simulator.report.wording import is_finite, level, number
 
 if TYPE_CHECKING:
@@ -17,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simulator.findings import ArmFindings
-    from simulator.report.palette import ArmStyle
+    from simulator.report.canvas import ArmStyle
+
 
 _GOODPUT_MARK = "goodput"
 _FROM: Final = 0.5

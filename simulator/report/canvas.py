@@ -1,7 +1,8 @@
-"""A blank figure in the style of all plots.
+"""A blank figure in the style of all plots, and which colour, dash and marker stands for what.
 
-Owns fonts, sizes, axes and where legends go: below the axes, never on the data. Nothing here knows what is
-drawn. Matplotlib's process-wide settings are changed only within `theme`.
+Owns fonts, sizes, axes and where legends go: below the axes, never on the data. The colours are those of
+Okabe and Ito for arms and of Paul Tol for kinds; both can be told apart with any colour vision, and arms also
+by dash and marker. Matplotlib's process-wide settings are changed only within `theme`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import textwrap
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,15 +20,82 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from simulator.report.palette import GRID, INK, MUTED
 from simulator.report.wording import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+
+
+LEAD: Final = "slackserve"
+REFERENCE: Final = "fcfs"
+
+INK: Final = "#1f2933"
+MUTED: Final = "#616e7c"
+GRID: Final = "#e4e7eb"
+MISSED: Final = "#c81e1e"
+
+Dash: TypeAlias = "str | tuple[int, tuple[float, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmStyle:
+    """How an arm is drawn; the lead is thicker and lies on top."""
+
+    colour: str
+    dash: Dash
+    marker: str
+    width: float = 1.7
+    layer: float = 3.0
+
+
+_LEAD_STYLE: Final = ArmStyle("#d55e00", "-", "o", width=3.0, layer=4.0)
+_KNOWN: Final[Mapping[str, ArmStyle]] = {
+    LEAD: _LEAD_STYLE,
+    "fcfs": ArmStyle("#3d4852", (0, (1.2, 1.4)), "s"),
+    "fcfs-chunked": ArmStyle("#9aa5b1", (0, (5, 1.6)), "D"),
+    "sedf": ArmStyle("#56b4e9", (0, (4, 1.4, 1.2, 1.4)), "^"),
+    "sedf-chunked": ArmStyle("#0072b2", (0, (6, 1.6)), "v"),
+    "sedf-recompute": ArmStyle("#cc79a7", (0, (2.4, 1.4)), "P"),
+    "sedf-resume": ArmStyle("#009e73", (0, (7, 1.4, 1.2, 1.4)), "X"),
+}
+_SPARE: Final = (
+    ArmStyle("#e69f00", "-", "<"),
+    ArmStyle("#882255", (0, (3, 1.4)), ">"),
+    ArmStyle("#332288", (0, (1.2, 1.4)), "h"),
+    ArmStyle("#999933", (0, (5, 1.4, 1.2, 1.4)), "p"),
+)
+_KINDS: Final = ("#4477aa", "#ccbb44", "#228833", "#aa3377", "#66ccee", "#8c8c8c")
+
+
+def arm_styles(arms: Iterable[str]) -> dict[str, ArmStyle]:
+    """By name. Arms that are not known by name share the spare styles in their order."""
+    styles: dict[str, ArmStyle] = {}
+    spare = 0
+    for arm in arms:
+        if arm in styles:
+            continue
+        if arm in _KNOWN:
+            styles[arm] = _KNOWN[arm]
+        else:
+            styles[arm] = _SPARE[spare % len(_SPARE)]
+            spare += 1
+    return styles
+
+
+def faded(colour: str, strength: float) -> str:
+    """A colour mixed with white, so that nothing shows through."""
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * strength):02x}" for part in parts)
+
+
+def kind_colours(kinds: Iterable[str]) -> dict[str, str]:
+    """By name, in their order."""
+    return {kind: _KINDS[place % len(_KINDS)] for place, kind in enumerate(dict.fromkeys(kinds))}
+
 
 WIDE_IN: Final = 9.2
 """Width of a figure for a desktop, inches."""
@@ -106,8 +175,8 @@ def wrapped(label: str) -> str:
 
 def fitted(name: str, width_in: float) -> str:
     """A name in one line of a figure, cut where it is longer."""
-    most = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
-    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+    max_characters = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
+    return name if len(name) <= max_characters else f"{name[: max_characters - 1].rstrip()}…"
 
 
 def legend_height_in(labels: Sequence[str], width_in: float) -> float:

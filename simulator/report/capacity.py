@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from matplotlib.ticker import MaxNLocator
 
-from simulator.report.canvas import WIDE_IN, blank, legend_below, legend_height_in, percent_axis, theme
-from simulator.report.palette import INK, LEAD, arm_styles, kind_colours
+from simulator.report.canvas import (
+    INK,
+    LEAD,
+    WIDE_IN,
+    arm_styles,
+    blank,
+    kind_colours,
+    legend_below,
+    legend_height_in,
+    percent_axis,
+    theme,
+)
 from simulator.report.wording import level
 
 if TYPE_CHECKING:
@@ -17,6 +27,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 CapacityPoint: TypeAlias = tuple[int, float, Mapping[str, float]]
 """Prefill replicas, attainment of all requests, and attainment by tier."""

@@ -6,7 +6,9 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from simulator.report.canvas import (
+    INK,
     WIDE_IN,
+    arm_styles,
     blank,
     legend_below,
     legend_height_in,
@@ -14,7 +16,6 @@ from simulator.report.canvas import (
     percent_axis,
     theme,
 )
-from simulator.report.palette import INK, arm_styles
 from simulator.report.wording import is_finite, milliseconds
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
     from simulator.findings import ArmFindings
-    from simulator.report.palette import ArmStyle
+    from simulator.report.canvas import ArmStyle
+
 
 _PANEL_IN: Final = 3.0
 _LEAST_MS: Final = 0.1

@@ -6,9 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.patches import Patch
 
-from simulator.report.canvas import WIDE_IN, blank, fitted, legend_below, only_vertical_grid, theme
-from simulator.report.palette import LEAD, MUTED, REFERENCE, arm_styles, faded
-from simulator.report.takeaway import goodput
+from simulator.report.canvas import (
+    LEAD,
+    MUTED,
+    REFERENCE,
+    WIDE_IN,
+    arm_styles,
+    blank,
+    faded,
+    fitted,
+    legend_below,
+    only_vertical_grid,
+    theme,
+)
+from simulator.report.tables import goodput
 from simulator.report.wording import is_finite, level, number, ratio
 
 if TYPE_CHECKING:
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simulator.findings import ArmFindings
+
 
 _BAR_IN: Final = 0.26
 _NAME_IN: Final = 0.34

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from simulator.report.canvas import NARROW_IN, WIDE_IN
-from simulator.report.files import svg_bytes
-from simulator.report.plots import plots
-from simulator.report.tables import blocking_table, goodput_table, kinds_table, work_table
-from simulator.report.takeaway import MAIN_LEVEL, takeaway
+from simulator.report.plots import plots, svg_bytes
+from simulator.report.tables import (
+    MAIN_LEVEL,
+    blocking_table,
+    goodput_table,
+    kinds_table,
+    takeaway,
+    work_table,
+)
 from simulator.report.wording import level, rate
 
 if TYPE_CHECKING:

@@ -1,31 +1,34 @@
-"""Which plots belong to a comparison, and how each is read.
+"""Which plots belong to a comparison, how each is read, and their files.
 
-Owns their order, names, headings and captions.
+Owns their order, names, headings and captions. The same values give the same bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, TypeAlias
 
 from simulator.report.attainment import attainment_figure
-from simulator.report.blocking import blocking_figure
+from simulator.report.blocking import blocking_figure, granularity_figure
+from simulator.report.canvas import PNG_DPI, WIDE_IN, theme
 from simulator.report.capacity import capacity_figure
 from simulator.report.distributions import ttft_figure
 from simulator.report.goodput import goodput_figure
-from simulator.report.granularity import granularity_figure
 from simulator.report.timeline import timeline_figure
 from simulator.report.wording import level, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from matplotlib.figure import Figure
 
     from simulator.findings import Findings
+    from simulator.report.blocking import GranularityPoint
     from simulator.report.capacity import CapacityPoint
-    from simulator.report.granularity import GranularityPoint
+
 
 Draw: TypeAlias = "Callable[[float], Figure]"
 """Draws a plot at a width in inches."""
@@ -140,3 +143,37 @@ def _ttft(findings: Findings, width_in: float) -> Figure:
 
 def _timeline(findings: Findings, width_in: float) -> Figure:
     return timeline_figure(findings.arms, tuple(findings.objective_ms), width_in)
+
+
+@theme()
+def svg_bytes(figure: Figure) -> bytes:
+    """A figure as SVG, without a date, its text as outlines."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+@theme()
+def png_bytes(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def save(findings: Findings, directory: Path, more: Sequence[Plot] = ()) -> list[Path]:
+    """Write each plot as `NAME.png` and `NAME.svg` and return their paths.
+
+    Args:
+        findings: Plots that they have no data for are left out.
+        directory: Made where it does not exist.
+        more: Plots beyond those of the findings.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for plot in [*plots(findings), *more]:
+        for ending, write in (("png", png_bytes), ("svg", svg_bytes)):
+            path = directory / f"{plot.name}.{ending}"
+            path.write_bytes(write(plot.draw(WIDE_IN)))
+            paths.append(path)
+    return paths

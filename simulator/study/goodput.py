@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from simulator.findings import Blocking, Point
+from simulator.fleet.outcome import attainment_by, share
 from simulator.study.run import Run, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from simulator.arms.arm import Arm
     from simulator.replica.hardware import Hardware
@@ -71,35 +74,44 @@ class Experiment:
 
         Attainment is taken to fall with the rate.
         """
+
+        def holds(rate_rps: float) -> bool:
+            return self.attains(arm, rate_rps, setting, level)
+
         low, high = LOWEST_LOAD * capacity_rps, HIGHEST_LOAD * capacity_rps
-        if not self.attains(arm, low, setting, level):
+        if not holds(low):
             return 0.0
         rate = 0.25 * capacity_rps
         while rate < high:  # upwards first: overload takes longest to simulate
-            if not self.attains(arm, rate, setting, level):
+            if not holds(rate):
                 high = rate
                 break
             low, rate = rate, 2 * rate
-        while high / low > PRECISION:
-            middle = math.sqrt(low * high)
-            if self.attains(arm, middle, setting, level):
-                low = middle
-            else:
-                high = middle
-        return low
+        return enclosed(low, high, holds)[0]
+
+
+def enclosed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Rates within 2 % of each other, of which the lower holds and the higher does not."""
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) -> Point:
-    """Sum runs at one rate up."""
+    """The sums and means of runs at one rate."""
     jobs = [job for served in runs for job in served.jobs]
     busy_s = sum(replica.busy_s for served in runs for replica in served.replicas)
     span_s = sum(served.jobs[-1].arrival.at_s for served in runs)
     prefilled = [job for served in runs for job in served.jobs if job.first_token_s <= served.ended_s]
     return Point(
         rate_rps=rate_rps,
-        attainment=_attainment(jobs),
-        by_kind=_by(jobs, "kind"),
-        by_tier=_by(jobs, "tier"),
+        attainment=share(job.is_on_time for job in jobs),
+        by_kind=attainment_by(jobs, "kind"),
+        by_tier=attainment_by(jobs, "tier"),
         preemptions=sum(job.preemptions for job in jobs) / len(jobs),
         wasted_work=sum(job.wasted_s for job in jobs) / busy_s if busy_s else 0.0,
         prompt_tokens_ps=sum(job.num_tokens for job in prefilled) / span_s,
@@ -109,15 +121,15 @@ def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) ->
 
 def blocking(runs: Iterable[Run]) -> Blocking | None:
     """Blocking times of all stops; None without any."""
-    times = sorted(s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s)
+    times = [s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s]
     if not times:
         return None
-    at = {p: times[min(len(times) - 1, int(len(times) * p / 100))] for p in (50, 90, 99)}
-    return Blocking(len(times), mean(times), at[50], at[90], at[99], times[-1])
+    p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))
+    return Blocking(len(times), mean(sorted(times)), p50, p90, p99, max(times))
 
 
 def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
-    """By kind, the 0th to 100th percentiles of the time to first token; those never served take for ever."""
+    """By kind, the 0th to 100th percentiles of the time to first token; infinite if not served."""
     by_kind: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
         by_kind[job.arrival.kind].append(job.ttft_s * 1e3)
@@ -127,14 +139,3 @@ def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
         kind: [times[round(p / 100 * (len(times) - 1))] for p in range(101)]
         for kind, times in sorted(by_kind.items())
     }
-
-
-def _attainment(jobs: Sequence[Job]) -> float:
-    return sum(job.is_on_time for job in jobs) / len(jobs)
-
-
-def _by(jobs: Iterable[Job], attribute: str) -> dict[str, float]:
-    groups: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        groups[str(getattr(job.arrival, attribute))].append(job)
-    return {name: _attainment(group) for name, group in sorted(groups.items())}

@@ -36,13 +36,12 @@ _OPERATORS: Final = (
 _STEP: Final = "Every pass costs 3 ms on the host besides (scheduling, input preparation), in every arm."
 _PEERS: Final = (
     "The peers' checks and synchronisations cost nothing; for each rate and level, chunk sizes and the "
-    "tokens up "
-    "to which prompts share a pass are the best of several for the peers, the default for SlackServe."
+    "tokens up to which prompts share a pass are the best of several for the peers, the default for "
+    "SlackServe."
 )
 _LENGTHS: Final = (
     "Prompt lengths are log-normal about the published means (sigma 0.6, 0.3, 0.5, 0.8); the trace itself "
-    "is not "
-    "public."
+    "is not public."
 )
 _BLOG_LENGTHS: Final = (
     "Prompt lengths are log-normal, mean 1,400 tokens, sigma 0.8, so that the load is near the blog's: its "
@@ -53,8 +52,7 @@ _BLOG_ORDER: Final = (
 )
 _PREFIXES: Final = (
     "Prefixes are taken from the trace's block hashes, where it has any; every replica caches what its KV "
-    "memory "
-    "holds."
+    "memory holds."
 )
 
 
@@ -147,9 +145,9 @@ def _flowprefill(size: str) -> Preset:
         name=f"flowprefill-{size}",
         title=f"Mixed prompts, {model.title}",
         description=(
-            "One prefill replica under the QwenTrace-like mix of FlowPrefill (arXiv 2602.16603): 69 % "
-            "text, 7 % "
-            "image, 20 % search, 3 % file, Poisson arrivals, the paper's objectives for the first token."
+            "One prefill replica under the QwenTrace-like mix of FlowPrefill (arXiv 2602.16603): 69 % text, "
+            "7 % image, 20 % search, 3 % file, Poisson arrivals, the paper's objectives for the first "
+            "token."
         ),
         assumptions=(
             _OPERATORS,
@@ -177,12 +175,9 @@ def _blog() -> Preset:
         description=(
             "One prefill replica under chat prompts of 256 to 8,000 tokens, Poisson arrivals at 2, 4 and 6 "
             "requests/s; 20 % must have their first token within 1.0 to 1.3 times their own prefill time, "
-            "the others "
-            "within 3 to 10 times. The variant aborts a pass for a more urgent prompt and starts it over; "
-            "arrivals "
-            "during a pass are not seen, victims run in one pass with whom they made way for, and slack "
-            "counts the "
-            "whole prefill of what runs. Each condition is lifted."
+            "the others within 3 to 10 times. The variant aborts a pass for a more urgent prompt and starts "
+            "it over; arrivals during a pass are not seen, victims run in one pass with those that preempted "
+            "them, and slack counts the whole prefill of what runs. Each condition is lifted."
         ),
         assumptions=(
             _OPERATORS,
@@ -212,10 +207,9 @@ def _tiers() -> Preset:
         title="Three tiers, Llama-3-70B on four A100",
         description=(
             "One prefill replica under a quarter of premium prompts (mean 300 tokens, 0.4 s to the first "
-            "token), half "
-            "standard (800, 1.5 s) and a quarter background (2,500, 10 s): first come first served, by "
-            "tier, by our "
-            "order without preemption, with it, and with admission by shares besides."
+            "token), half standard (800, 1.5 s) and a quarter background (2,500, 10 s): first come first "
+            "served, by tier, by our order without preemption, with it, and with admission by shares "
+            "besides."
         ),
         assumptions=(_OPERATORS, model.note, "Prompt lengths are log-normal.", _STEP, _PEERS),
         hardware=model.hardware(),
@@ -257,10 +251,8 @@ def on_trace(preset: Preset, path: Path) -> Preset:
         title=f"{path.stem}, {preset.title.partition(', ')[2]}",
         description=(
             f"One prefill replica under the recorded trace {path.name}, its time stretched to each rate. "
-            f"Prompts "
-            "of up to 2,048 tokens have the objective of text, up to 8,192 that of search, longer ones "
-            "that of "
-            "files, but at least twice what the prompt takes alone."
+            "Prompts of up to 2,048 tokens have the objective of text, up to 8,192 that of search, longer "
+            "ones that of files, but at least twice what the prompt takes alone."
         ),
         assumptions=(
             *preset.assumptions[:1],

@@ -24,7 +24,7 @@ _MARGIN_S: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it."""
+    """The requests with their times, the replicas, and when the simulation ended."""
 
     jobs: Sequence[Job]
     replicas: Sequence[Replica]

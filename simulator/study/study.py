@@ -169,7 +169,7 @@ def _goodput(arm: str, setting: Mapping[str, float], level: float, capacity_rps:
 
 
 def _curve(arm: str, setting: Mapping[str, float], rates_rps: Sequence[float], until: float) -> list[Point]:
-    """Attainment over the rates, up to where most is lost: deep overload takes longest and says least."""
+    """Attainment over the rates, up to where many are late: deep overload takes longest to simulate."""
     points: list[Point] = []
     for rate_rps in rates_rps:
         points.append(point(rate_rps, _experiments[0].runs(ARMS[arm], rate_rps, setting), setting))

@@ -1,8 +1,8 @@
 """How fast a long prefill stands still, by where it can be stopped, and what these places cost.
 
 Owns the curve of boundary granularity: a stop is ordered at every moment of one prefill, and the time to
-standstill is averaged. Chunked prefill is on the same curve: it yields between chunks and pays with its
-passes.
+standstill is averaged. Chunked prefill is on the same curve: it stops between chunks and
+pays with more passes.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simulator.arms.arms import ARMS
 from simulator.cost.operators import OPERATORS, Line, Measured, ModelShape
 from simulator.cost.passes import Accelerator, CostModel
@@ -103,9 +105,6 @@ def compare(recording: Recording) -> dict[str, tuple[float, float]]:
     """Measured and simulated quantiles of the time to first token, seconds: "p50" and "p95"."""
     measured = [request.ttft_s for request in recording.requests]
     simulated = simulated_s(recording)
-    return {f"p{p}": (_quantile(measured, p), _quantile(simulated, p)) for p in (50, 95)}
-
-
-def _quantile(values: Sequence[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+    return {
+        f"p{p}": (float(np.percentile(measured, p)), float(np.percentile(simulated, p))) for p in (50, 95)
+    }

@@ -10,7 +10,7 @@ MIX = load.mix(800, 20_000)
 
 
 def run(arm, fraction=0.7, number=0, *, urgent=0.5, tokens_ps=400.0):
-    return load.Run(
+    return load.ArmRun(
         arm=arm,
         round=number,
         load=fraction,
@@ -59,8 +59,8 @@ def test_medians_over_the_rounds():
     (row,) = summary(
         [run("stock", number=number, urgent=value) for number, value in enumerate((0.1, 0.2, 0.6))]
     )
-    assert row["urgent"] == {"median": 0.2, "least": 0.1, "most": 0.6}
-    assert (row["rounds"], row["lost"]) == (3, 3)
+    assert row["urgent"] == {"median": 0.2, "min": 0.1, "max": 0.6}
+    assert (row["rounds"], row["unserved"]) == (3, 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from benchmarks.gpu.decoder import KVCache, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.mechanism import SMALL, TINY, measure, variants, verdicts
 from benchmarks.gpu.operator_times import write_operators
-from benchmarks.gpu.pack import pack, unpack
 from benchmarks.gpu.variants import Bench, Variant
 from benchmarks.gpu.vllm_fit import missing
 from prefill_node.board.board import Board
@@ -257,27 +255,6 @@ def test_a_vllm_that_lacks_something_is_told(tmp_path):
     problems = missing(tmp_path)
     assert "v1/core/sched/scheduler.py: Scheduler: _preempt_request takes no timestamp" in problems
     assert "there is no v1/request.py" in problems
-
-
-def test_a_wheel_in_pieces_is_put_together_without_what_is_left_out(tmp_path):
-    wheel = tmp_path / "vllm.whl"
-    kept = {"vllm/__init__.py": b"x = 1\n", "vllm/_C.abi3.so": random.Random(1).randbytes(50_000)}
-    dropped = {"vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so": b"1", "vllm/vllm-rs": b"2"}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in (kept | dropped).items():
-            archive.writestr(name, content)
-    pieces = pack(wheel, tmp_path / "pieces", piece_bytes=20_000)
-    assert len(pieces) == 3
-    assert max(piece.stat().st_size for piece in pieces) == 20_000
-    other = tmp_path / "other"
-    other.mkdir()
-    pieces[1].rename(other / pieces[1].name)
-    with pytest.raises(SystemExit, match="missing"):
-        unpack([other], tmp_path / "site")
-    unpack([tmp_path / "pieces", other], tmp_path / "site")
-    found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.*")}
-    assert found == {*kept}
-    assert all((tmp_path / "site" / name).read_bytes() == content for name, content in kept.items())
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.cost.accelerators import A100, H100, decode_model, kv_tokens
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
-from simulator.fleet.decode import DecodeReplica, Decoding
+from simulator.fleet.decode import Decoding, VirtualDecodeReplica
 from simulator.replica.loop import EventLoop
 
 MODEL = DecodeModel(8.0, 3.0, 0.25, 1.0, kv_tokens=60, max_batch=4)
@@ -19,7 +19,7 @@ MODEL = DecodeModel(8.0, 3.0, 0.25, 1.0, kv_tokens=60, max_batch=4)
 def decoded(model, requests):
     """First and last token of each of (time, prompt, output), KV there at once."""
     loop = EventLoop()
-    replica = DecodeReplica(loop, model)
+    replica = VirtualDecodeReplica(loop, model)
     items = []
 
     def come(prompt, output):
@@ -106,7 +106,7 @@ def test_a_request_waits_for_memory_in_turn():
 
 def test_a_request_that_withdraws_frees_its_memory():
     loop = EventLoop()
-    replica = DecodeReplica(loop, MODEL)
+    replica = VirtualDecodeReplica(loop, MODEL)
     admitted = []
     first = Decoding(30, 20, lambda: admitted.append("first"), lambda _: None)
     second = Decoding(30, 20, lambda: admitted.append("second"), lambda _: None)
@@ -123,7 +123,7 @@ def test_a_request_that_withdraws_frees_its_memory():
 
 def test_the_pace_is_the_time_between_tokens():
     loop = EventLoop()
-    replica = DecodeReplica(loop, DecodeModel(1.0, 0.0, 0.0, 0.0, kv_tokens=100))
+    replica = VirtualDecodeReplica(loop, DecodeModel(1.0, 0.0, 0.0, 0.0, kv_tokens=100))
     long = Decoding(1, 11, lambda: replica.join(long), lambda _: None)
     single = Decoding(1, 1, lambda: replica.join(single), lambda _: None)
     replica.admit(long)

@@ -10,8 +10,8 @@ from simulated_fleet import DECODE, MIX, fleet
 
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.fleet.setup import FleetSetup
-from simulator.planning.plan import Demand, plan
-from simulator.planning.replica_search import fewest, most
+from simulator.planning.plan import PlannedLoad, plan
+from simulator.planning.replica_search import max_replicas, min_replicas
 from simulator.report import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
 from slo.predict.handoff import INSTANT_LINK
@@ -26,15 +26,15 @@ def test_the_search_finds_the_smallest_number_that_is_enough(needed, load):
         tried.append(count)
         return count >= needed
 
-    found = fewest(is_enough, load)
-    within_reach = needed <= most(load)
-    assert found == needed if within_reach or found is not None else needed > most(load)
+    found = min_replicas(is_enough, load)
+    within_reach = needed <= max_replicas(load)
+    assert found == needed if within_reach or found is not None else needed > max_replicas(load)
     assert len(tried) <= 4 + 2 * math.log2(max(tried))
     assert min(tried) >= 1
 
 
 def test_a_plan_reaches_the_target_with_the_fewest_that_do():
-    demand = Demand(MIX, 14.0, 500, seed=2, target=0.95)
+    demand = PlannedLoad(MIX, 14.0, 500, seed=2, target=0.95)
     tried = []
     found = plan(fleet(), demand, tried.append)
     assert found.chosen == found.best.replicas
@@ -47,7 +47,7 @@ def test_a_plan_reaches_the_target_with_the_fewest_that_do():
 
 
 def test_a_plan_is_a_document_and_a_plot():
-    found = plan(fleet("fcfs", setting={"join_tokens": 2048.0}), Demand(MIX, 4.0, 150, target=0.5))
+    found = plan(fleet("fcfs", setting={"join_tokens": 2048.0}), PlannedLoad(MIX, 4.0, 150, target=0.5))
     document = json.loads(json.dumps(found.document()))
     assert document["chosen"] == found.chosen
     assert document["points"][0]["by_tier"].keys() == {"premium", "standard", "background"}
@@ -57,21 +57,21 @@ def test_a_plan_is_a_document_and_a_plot():
 def test_without_slack_the_plan_is_the_arithmetic_one():
     """One kind, no objective but to be served: any number of replicas will do, so one is chosen."""
     mix = Mix({"batch": Kind(1.0, 2000, None, BACKGROUND)})
-    assert plan(fleet(), Demand(mix, 5.0, 100)).chosen == 1
+    assert plan(fleet(), PlannedLoad(mix, 5.0, 100)).chosen == 1
 
 
 def test_a_load_needs_at_least_as_many_replicas_as_its_work():
     mix = Mix({"only": Kind(1.0, 2000, 3.0, PREMIUM, range_tokens=(2000, 2000), output_tokens=10)})
     setup = FleetSetup(fleet().arm, fleet().hardware, 1, decode=INSTANT_DECODE, link=INSTANT_LINK)
     rate_rps = 2.5 / setup.hardware.cost.prefill_s(2000)
-    found = plan(setup, Demand(mix, rate_rps, 1500, target=0.9))
+    found = plan(setup, PlannedLoad(mix, rate_rps, 1500, target=0.9))
     assert found.load == pytest.approx(2.5)
     assert found.chosen == 3
 
 
 def test_an_objective_below_the_prefill_time_is_out_of_reach():
     mix = Mix({"only": Kind(1.0, 8000, 0.05, PREMIUM)})
-    found = plan(fleet(), Demand(mix, 1.0, 60))
+    found = plan(fleet(), PlannedLoad(mix, 1.0, 60))
     assert found.chosen is None
     assert found.best is found.points[-1]
 
@@ -79,11 +79,13 @@ def test_an_objective_below_the_prefill_time_is_out_of_reach():
 def test_decode_replicas_keep_the_pace():
     slow = DecodeModel(0.004, 0.002, 1e-8, 0.001, kv_tokens=1 << 30)
     mix = Mix({"only": Kind(1.0, 500, None, PREMIUM, output_tokens=100)})
-    found = plan(fleet(decode=slow), Demand(mix, 8.0, 300))
+    found = plan(fleet(decode=slow), PlannedLoad(mix, 8.0, 300))
     assert DEFAULT_TIER_POLICIES[PREMIUM].tpot_s == 0.03
     # 14 requests in a batch keep 30 ms; 800 tokens a second need two such batches
     assert found.decode_replicas in {2, 3}
-    never = plan(fleet(decode=DecodeModel(0.05, 0.0, 0.0, 0.0, kv_tokens=1 << 30)), Demand(mix, 8.0, 100))
+    never = plan(
+        fleet(decode=DecodeModel(0.05, 0.0, 0.0, 0.0, kv_tokens=1 << 30)), PlannedLoad(mix, 8.0, 100)
+    )
     assert never.decode_replicas is None
 
 
@@ -92,5 +94,5 @@ def test_decode_replicas_have_room():
         DECODE.weights_s, DECODE.request_s, DECODE.kv_token_s, DECODE.fixed_s, kv_tokens=20_000
     )
     mix = Mix({"only": Kind(1.0, 4000, None, PREMIUM, output_tokens=200, range_tokens=(4000, 4000))})
-    found = plan(fleet(decode=small), Demand(mix, 4.0, 200))
+    found = plan(fleet(decode=small), PlannedLoad(mix, 4.0, 200))
     assert found.decode_replicas >= 2, "each holds four requests"

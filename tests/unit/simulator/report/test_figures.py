@@ -14,8 +14,8 @@ from simulator.report import (
     timeline_figure,
     ttft_figure,
 )
-from simulator.report.palette import arm_styles, faded
-from simulator.report.window import common_window, shown_arms, shown_rows
+from simulator.report.canvas import arm_styles, faded
+from simulator.report.timeline import common_window, shown_arms, shown_rows
 
 MADE = findings()
 WIDTHS = (9.2, 4.1)

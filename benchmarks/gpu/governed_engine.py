@@ -1,4 +1,4 @@
-"""A prefill replica without Ray: a vLLM engine in a process of its own, and before it, here, the governor.
+"""A vLLM engine in a process of its own and, if it is ours, the governor in this one; without Ray.
 
 Owns what `prefill_node.replica.server` does around an engine, as far as prefills go: the ledger, the board,
 the watch. A stock engine is the same without them.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import time
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from prefill_node.board.board import Board
+from benchmarks.engines.offline_engine import BAREABLE_WORKER, async_engine
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -35,30 +34,22 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
 )
-from slo.tiers import STANDARD, Tier
+from slo.tiers import DEFAULT_TIER_POLICIES, STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from prefill_node.board.board import Board
     from prefill_node.engine_setup import EngineSetup
     from simulator.cost.operators import ModelShape
     from telemetry.catalogue import Metric
 
-ENVIRONMENT: Final = {
-    # The servers' engines run vLLM's first model runner; all that are compared do.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-HOST_ENVIRONMENT: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""What the servers set for engines without a GPU."""
 _WEIGHT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class EngineArm:
     """One way to serve.
 
     Attributes:
@@ -90,10 +81,10 @@ class Tally:
         """Gauges are not kept."""
 
 
-class Replica:
+class GovernedEngine:
     """An engine that prefills, and what it knows about itself."""
 
-    def __init__(self, engine: Any, arm: Arm, vocabulary: int, seed: int) -> None:
+    def __init__(self, engine: Any, arm: EngineArm, vocabulary: int, seed: int) -> None:
         self.engine = engine
         self.arm = arm
         self.tally = Tally()
@@ -165,7 +156,7 @@ class Replica:
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,
-            dict.fromkeys(Tier, _WEIGHT),
+            dict.fromkeys(DEFAULT_TIER_POLICIES, _WEIGHT),
             PreemptionRules(),
             QueueOrder(setup.order),
             profile,
@@ -214,16 +205,9 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(
-    arm: Arm,
-    model: Path,
-    setup: EngineSetup,
-    warm_up_tokens: tuple[int, ...],
-    *,
-    seed: int = 0,
-    worker_cls: str | None = None,
-    **options: Any,
-) -> AsyncIterator[Replica]:
+async def governed_engine(
+    arm: EngineArm, model: Path, setup: EngineSetup, warm_up_tokens: tuple[int, ...], *, seed: int = 0
+) -> AsyncIterator[GovernedEngine]:
     """Start an engine with dummy weights, measure it, and govern it if it is ours.
 
     Args:
@@ -232,51 +216,31 @@ async def replica(
         setup: Preemption inside the engine.
         warm_up_tokens: Prompt lengths that are measured at start.
         seed: Draws the prompts.
-        worker_cls: Ours, by default the one for the machine's device.
-        options: Further engine arguments.
     """
     import torch
 
-    on_host = not torch.cuda.is_available()
-    os.environ |= ENVIRONMENT | (HOST_ENVIRONMENT if on_host else {})
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
+    is_gpu = torch.cuda.is_available()
     config = json.loads((model / "config.json").read_text())
     longest = config["max_position_embeddings"]
-    arguments: dict[str, Any] = {
-        "model": str(model),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "async_scheduling": False,
-        "disable_log_stats": True,
-        "max_model_len": longest,
-        "max_num_batched_tokens": min(longest, arm.chunk_tokens or longest),
-        "dtype": "float32" if on_host else "bfloat16",
-    }
-    board = Board.create(1) if arm.is_ours else None
-    if board is not None:
-        where = "cpu.PreemptibleCPUWorker" if on_host else "cuda.PreemptibleGPUWorker"
-        arguments |= {
-            "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",
-            "worker_cls": worker_cls or f"prefill_node.worker.{where}",
-            "additional_config": replace(setup, board=str(board.path)).encode(),
-        }
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))
-    running = Replica(engine, arm, config["vocab_size"], seed)
-    try:
-        await running.measure(warm_up_tokens)
-        if board is not None:
-            board.unlink()
-            hidden_bytes = config["hidden_size"] * (4 if on_host else 2)
-            await running.govern(board, setup, hidden_bytes, on_host=on_host)
-        yield running
-    finally:
-        running.close()
-        engine.shutdown()
-        if board is not None and running.governor is None:
-            board.close()
+    with async_engine(
+        model,
+        setup=setup if arm.is_ours else None,
+        worker_cls=BAREABLE_WORKER,
+        is_gpu=is_gpu,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=longest,
+        max_num_batched_tokens=min(longest, arm.chunk_tokens or longest),
+    ) as (engine, board):
+        running = GovernedEngine(engine, arm, config["vocab_size"], seed)
+        try:
+            await running.measure(warm_up_tokens)
+            if board is not None:
+                hidden_bytes = config["hidden_size"] * (2 if is_gpu else 4)
+                await running.govern(board, setup, hidden_bytes, on_host=not is_gpu)
+            yield running
+        finally:
+            running.close()
 
 
 def write_model(directory: Path, shape: ModelShape, vocabulary: int, longest: int) -> Path:
