@@ -189,11 +189,7 @@ def _prefill_node(
         max_suspended_steps=rules.limits.max_suspended_steps,
         max_suspended_bytes=rules.limits.max_suspended_bytes,
         shares=shares_of(policies),
-        ageing_per_s=fairness.ageing.per_s,
-        ageing_max=fairness.ageing.most,
-        deficit_gain=fairness.ageing.deficit_gain,
         starvation_timeout_s=fairness.starvation_timeout_s,
-        share_memory_s=fairness.memory_s,
     )
     weights = {tier: policy.weight for tier, policy in policies.items()}
     return PrefillNodeConfig(
