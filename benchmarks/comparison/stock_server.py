@@ -38,7 +38,7 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
         "scheduling_policy": "priority" if arguments.priority else "fcfs",
         "kv_transfer_config": {
             "kv_connector": "NixlConnector",
-            # vLLM's own would have both engines compute on the machine's last core (`kv_transfer.cores`).
+            # vLLM's own would have both engines compute on the machine's last core (`kv_transfer.connector`).
             "kv_connector_module_path": NixlConnector.__module__,
             "kv_role": role,
             "kv_buffer_device": "cpu",
