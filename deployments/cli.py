@@ -26,15 +26,15 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from deployments.bench import BenchError
 from deployments.bench.command import bench
-from deployments.bench.errors import BenchError
 from deployments.calibrate.command import calibrate
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
+from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
-from deployments.simulate.errors import SimulateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -119,7 +119,8 @@ def transfer_threads_apart() -> Iterator[None]:
     """Threads that start within run on the last core of those that this process' parent may use.
 
     vLLM's connector moves the thread that makes it, which is the one that computes, to the machine's last
-    core, and NIXL's progress thread, which is always busy, stays where that thread was. The calling thread is back on its own cores afterwards, wherever it was moved meanwhile.
+    core, and NIXL's progress thread, which is always busy, stays where that thread was. The calling thread is
+    back on its own cores afterwards, wherever it was moved meanwhile.
     """
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(os.getppid()))})

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import msgspec
 
+from deployments.bench import BenchError
 from deployments.bench.answer import Answer, Fate
-from deployments.bench.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from slo.tiers import CLIENT_TIERS
 from telemetry import catalogue
-from telemetry.catalogue import Kind
+from telemetry.catalogue import MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class Exporter:
         families: dict[str, Any] = {}
         for metric, labels, value in self._samples:
             if metric.name not in families:
-                kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+                kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
                 families[metric.name] = kind(metric.name, metric.meaning, labels=metric.labels)
             families[metric.name].add_metric(labels, value)
         yield from families.values()

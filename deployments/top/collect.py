@@ -22,13 +22,13 @@ from rich.live import Live
 
 from deployments.local.launcher import ROUTER_NAME
 from deployments.local.running import NotRunningError
-from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
+from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from deployments.local.running import Running
+    from deployments.local.running import RunningDeployment
 
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 
@@ -49,7 +49,7 @@ def quiet() -> None:
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # attempts to connect, of up to 40 s each
 
 
-def print_once(running: Running, console: Console, *, as_json: bool) -> None:
+def print_once(running: RunningDeployment, console: Console, *, as_json: bool) -> None:
     """Look once and print it, drawn or as one line of JSON with the fields of `Frame`."""
     frame = asyncio.run(Collector(running).look(_FIRST_PATIENCE_S))
     if as_json:
@@ -58,7 +58,7 @@ def print_once(running: Running, console: Console, *, as_json: bool) -> None:
         console.print(view(frame))
 
 
-def watch(running: Running, console: Console, interval_s: float) -> None:
+def watch(running: RunningDeployment, console: Console, interval_s: float) -> None:
     """Fill the terminal with one look after the other until Ctrl-C, which raises KeyboardInterrupt.
 
     Raises:
@@ -68,7 +68,7 @@ def watch(running: Running, console: Console, interval_s: float) -> None:
     asyncio.run(_watch(running, console, interval_s))
 
 
-async def _watch(running: Running, console: Console, interval_s: float) -> None:
+async def _watch(running: RunningDeployment, console: Console, interval_s: float) -> None:
     collector = Collector(running)
     frame = await collector.look(_FIRST_PATIENCE_S)
     alive_s = time.monotonic()
@@ -110,7 +110,7 @@ class _Heard:
 class Collector:
     """Takes one look after the other, and remembers replicas that stop answering for a while."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningDeployment) -> None:
         self._running = running
         self._questions = _Questions()
         self._prefill: dict[str, _Heard] = {}
@@ -140,14 +140,10 @@ class Collector:
             taken_at=datetime.now().astimezone(),
             ready=None if fleet is None else fleet["ready"],
             prefill=tuple(
-                PrefillReplica(
-                    **self._seen(heard, now_s, "outstanding", "outstanding_tokens"), work=works[name]
-                )
+                PrefillRow(**self._seen(heard, now_s, "outstanding", "outstanding_tokens"), work=works[name])
                 for name, heard in self._prefill.items()
             ),
-            decode=tuple(
-                DecodeReplica(**self._seen(heard, now_s, "running")) for heard in self._decode.values()
-            ),
+            decode=tuple(DecodeRow(**self._seen(heard, now_s, "running")) for heard in self._decode.values()),
             monitored=self._monitored,
             monitor=answers[_MONITOR],
         )

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
-from deployments.config.errors import ConfigError
 from deployments.config.settings import parse
 from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission.controller import AdmissionRules

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.settings import SlackServeConfig, parse
