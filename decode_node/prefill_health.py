@@ -1,8 +1,8 @@
-"""Noticing that a prefill replica is lost while requests wait for it.
+"""Noticing that a prefill replica has failed while requests wait for it.
 
 A replica whose process ends breaks the calls to it. One that hangs, or whose host is gone, breaks nothing,
 and what Serve has not assigned when the last replica dies it keeps until there is another, which may take a
-minute. Owns when a wait is given up; who is asked, and how, is its caller's.
+minute. Owns when a wait ends without an answer; whom to ask, and how, is the caller's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The decode replica's calls to the prefill tier.
 
-Owns how a prefill is asked for, how it is given up, and which errors say that a replica is lost. What follows
-from that is `decode_node.orchestrator`'s.
+Owns how a prefill is asked for, how it is cancelled, and which errors say that a replica has failed. What
+follows from that is `decode_node.orchestrator`'s.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def preparation_progress(console: Console) -> Iterator[ProgressCallback]:
 
 
 class _StopRequested(Exception):  # noqa: N818 - not an error
-    """Ctrl-C while things come up."""
+    """Ctrl-C before the deployment is up."""
 
 
 def _settings(path: Path | None, overrides: dict[str, Any]) -> SlackServeConfig:

@@ -1,6 +1,6 @@
 """The NIXL connector that both tiers load, and its configuration.
 
-Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be given up
+Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
 early, an engine ends with its replica, and on CPU the transfer leaves the engine its cores. The transfer
 itself is vLLM's.
 """

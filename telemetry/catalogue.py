@@ -97,7 +97,7 @@ FLEET_LOAD: Final = Metric(
 )  # fmt: skip
 FLEET_BACKLOG: Final = Metric(
     "slackserve_fleet_backlog_seconds", MetricKind.GAUGE, "seconds", ("tier",),
-    "Predicted prefill work that was let in and is not done.",
+    "Predicted prefill work that was admitted and is not done.",
 )  # fmt: skip
 HELD: Final = Metric(
     "slackserve_router_held", MetricKind.GAUGE, "requests", (),
@@ -132,7 +132,7 @@ LOCAL_PREFILLS: Final = Metric(
 )  # fmt: skip
 REPLACEMENTS: Final = Metric(
     "slackserve_replacements", MetricKind.COUNTER, "requests", ("cause", "outcome"),
-    "Prefills lost before the first token, by how, and by where they were placed again, or why not.",
+    "Prefills that failed before the first token, by cause, and by where they were placed again, or why not.",
 )  # fmt: skip
 KV_BYTES: Final = Metric(
     "slackserve_kv_transfer_bytes",
@@ -161,7 +161,7 @@ KV_USAGE: Final = Metric(
 )
 PREEMPTIONS: Final = Metric(
     "slackserve_preemptions", MetricKind.COUNTER, "steps", ("outcome", "reason"),
-    "Running prefill steps that were stopped, by what became of their work and why they were stopped.",
+    "Running prefill steps that were stopped, by what happens to their work and why they were stopped.",
 )  # fmt: skip
 PREEMPTION_REFUSALS: Final = Metric(
     "slackserve_preemption_refusals", MetricKind.COUNTER, "decisions", ("reason",),
@@ -169,7 +169,7 @@ PREEMPTION_REFUSALS: Final = Metric(
 )  # fmt: skip
 PREEMPTION_ARRIVAL_TO_STOP: Final = Metric(
     "slackserve_preemption_arrival_to_stop_seconds", MetricKind.HISTOGRAM, "seconds", (),
-    "From the arrival of a request at a prefill replica to the stop of the step that makes way for it.",
+    "From the arrival of a request at a prefill replica to the stop of the step that it preempts.",
     _LATENCY_S,
 )  # fmt: skip
 PREEMPTION_ORDER_TO_STOP: Final = Metric(
@@ -178,7 +178,7 @@ PREEMPTION_ORDER_TO_STOP: Final = Metric(
 )  # fmt: skip
 PREEMPTION_STOP_TO_SERVICE: Final = Metric(
     "slackserve_preemption_stop_to_service_seconds", MetricKind.HISTOGRAM, "seconds", (),
-    "From the stop of a step to the first operator of the request that it made way for.", _LATENCY_S,
+    "From the stop of a step to the first operator of the request that preempted it.", _LATENCY_S,
 )  # fmt: skip
 PREEMPTION_RESUME_OVERHEAD: Final = Metric(
     "slackserve_preemption_resume_overhead_seconds", MetricKind.HISTOGRAM, "seconds", (),
@@ -199,7 +199,7 @@ SUSPENDED_BYTES: Final = Metric(
     "slackserve_prefill_suspended_bytes", MetricKind.GAUGE, "bytes", (),
     "Memory that the checkpoints of suspended steps take, on each rank.",
 )  # fmt: skip
-WORK_LOST: Final = Metric(
+WORK_WASTED: Final = Metric(
     "slackserve_prefill_work_wasted_seconds", MetricKind.COUNTER, "seconds", ("reason",),
     "Predicted seconds of prefill that were done and will not be used.",
 )  # fmt: skip
@@ -209,18 +209,18 @@ VOTES: Final = Metric(
 )  # fmt: skip
 VOTE_TIMEOUTS: Final = Metric(
     "slackserve_vote_timeouts", MetricKind.COUNTER, "votes", (),
-    "Votes that a rank gave up because another stayed away; the engine fails after it.",
+    "Votes that a rank did not finish because another stayed away; the engine fails after it.",
 )  # fmt: skip
 GOVERNOR_DECISION: Final = Metric(
     "slackserve_governor_decision_seconds", MetricKind.HISTOGRAM, "seconds", (),
-    "Time that the governor takes to decide whether a running step makes way.", _DECISION_S,
+    "Time that the governor takes to decide whether a running step is preempted.", _DECISION_S,
 )  # fmt: skip
 
 MONITOR_LOST: Final = Metric(
     "slackserve_monitor_lost", MetricKind.GAUGE, "ratio", (),
     "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.",
 )  # fmt: skip
-POLICY_FOLLOWED: Final = Metric(
+POLICY_APPLIED: Final = Metric(
     "slackserve_policy_applied", MetricKind.GAUGE, "version", (),
     "The version of the cluster's policy that a process follows; 0 for the configured one.",
 )  # fmt: skip
@@ -236,8 +236,8 @@ ALL: Final = (
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, REPLACEMENTS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,
-    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_LOST, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION, MONITOR_LOST,
-    POLICY_FOLLOWED, DIRECTIVES,
+    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_WASTED, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION, MONITOR_LOST,
+    POLICY_APPLIED, DIRECTIVES,
 )  # fmt: skip
 
 _SERIES: Final = ("model", "tier", "tenant")
@@ -314,10 +314,10 @@ ROUTED: Final = Metric(
     "slackserve_monitor_placements", MetricKind.COUNTER, "requests", ("tier", "decision"),
     "Decisions of the router that the monitor has heard of: `placed`, or `refused`.",
 )  # fmt: skip
-FOLLOWERS: Final = Metric(
+SUBSCRIBERS: Final = Metric(
     "slackserve_monitor_subscribers", MetricKind.GAUGE, "processes", ("role",), "Processes that report."
 )
-FOLLOWERS_BEHIND: Final = Metric(
+SUBSCRIBERS_BEHIND: Final = Metric(
     "slackserve_monitor_subscribers_behind", MetricKind.GAUGE, "processes", (),
     "Those of them that follow an older policy.",
 )  # fmt: skip
@@ -333,5 +333,5 @@ REPORTS_DROPPED: Final = Metric(
 MONITOR: Final = (
     SLO_TARGET, SLO_ATTAINMENT, SLO_BURN, SLO_GOODPUT, SLO_HEADROOM, SLO_REQUESTS, SLO_SERIES_ATTAINMENT,
     SLO_LATENCY, POLICY_VERSION, SHED_LEVEL, RESERVED, POLICY_MARGIN, POLICY_CHANGES, CORRECTION,
-    PREDICTION_ERROR, FIRST_TOKEN_ERROR, ROUTED, FOLLOWERS, FOLLOWERS_BEHIND, DIRECTED, REPORTS_DROPPED,
+    PREDICTION_ERROR, FIRST_TOKEN_ERROR, ROUTED, SUBSCRIBERS, SUBSCRIBERS_BEHIND, DIRECTED, REPORTS_DROPPED,
 )  # fmt: skip

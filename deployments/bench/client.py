@@ -1,6 +1,6 @@
 """One streaming completion of an OpenAI-compatible server over HTTP, timed.
 
-Owns the HTTP side of `slackserve bench`: finding the model, sending a request, and what became of it. It is
+Owns the HTTP side of `slackserve bench`: finding the model, sending a request, and reading its answer. It is
 built on aiohttp, like the client of `vllm bench serve` (`vllm.benchmarks.lib.endpoint_request_func`). That
 one is not used because of a request that fails it keeps neither the status nor the error's code, so that 429
 and 503 cannot be told apart, and an error in the middle of a stream counts as success; it also takes all of

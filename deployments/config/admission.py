@@ -22,7 +22,7 @@ class FairnessConfig(Section):
 
     starvation_timeout_s: Positive = Field(
         _FAIRNESS.starvation_timeout_s,
-        description="The head of a class below its share leads the queue after so many seconds.",
+        description="The oldest request of a class below its share goes first after so many seconds.",
     )
 
     def rules(self) -> FairnessRules:

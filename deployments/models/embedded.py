@@ -66,7 +66,7 @@ def find_embedded_source() -> EmbeddedSource:
     (That module imports `llm` and `llama_cpp`, which SlackServe does not install.)
 
     Raises:
-        EmbeddedModelMissingError: the wheel is not installed, or has lost its file.
+        EmbeddedModelMissingError: the wheel is not installed, or its file is not whole.
     """
     try:
         files = metadata.files(_DISTRIBUTION) or []

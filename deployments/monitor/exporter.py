@@ -89,8 +89,8 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
         yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
         yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
     for role, count in state.subscribers.items():
-        yield catalogue.FOLLOWERS, (role.value,), count
-    yield catalogue.FOLLOWERS_BEHIND, (), state.behind
+        yield catalogue.SUBSCRIBERS, (role.value,), count
+    yield catalogue.SUBSCRIBERS_BEHIND, (), state.behind
     yield catalogue.REPORTS_DROPPED, (), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
         for tier in CLIENT_TIERS:

@@ -36,9 +36,9 @@ _MONITOR: Final = "SLO monitor"
 _FIRST_PATIENCE_S: Final = 5.0
 _PATIENCE_S: Final = 1.0
 _SILENT_S: Final = 5.0
-"""Replicas report to the router every second; one that has not for this long is taken for lost."""
+"""Replicas report to the router every second; one that has not for this long is taken to have failed."""
 _FORGOTTEN_S: Final = 60.0
-"""Serve replaces a lost replica within a minute."""
+"""Serve replaces a failed replica within a minute."""
 _GONE_S: Final = 10.0
 """Ray ends a process that cannot reach it for a minute, and leaves the terminal as it is: be gone by then."""
 
