@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 
 _MONITOR: Final = "SLO monitor"
-_FIRST_PATIENCE_S: Final = 5.0
-_PATIENCE_S: Final = 1.0
+_FIRST_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 5.0
 """Replicas report to the router every second; one that has not for this long is taken to have failed."""
 _FORGOTTEN_S: Final = 60.0
@@ -51,7 +51,7 @@ def quiet() -> None:
 
 def print_once(running: RunningDeployment, console: Console, *, as_json: bool) -> None:
     """Look once and print it, drawn or as one line of JSON with the fields of `Frame`."""
-    frame = asyncio.run(Collector(running).look(_FIRST_PATIENCE_S))
+    frame = asyncio.run(Collector(running).look(_FIRST_TIMEOUT_S))
     if as_json:
         console.out(json.dumps(asdict(frame), default=datetime.isoformat), highlight=False)
     else:
@@ -70,13 +70,13 @@ def watch(running: RunningDeployment, console: Console, interval_s: float) -> No
 
 async def _watch(running: RunningDeployment, console: Console, interval_s: float) -> None:
     collector = Collector(running)
-    frame = await collector.look(_FIRST_PATIENCE_S)
+    frame = await collector.look(_FIRST_TIMEOUT_S)
     alive_s = time.monotonic()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while time.monotonic() - alive_s < _GONE_S:
             live.update(view(frame, console.height), refresh=True)
             await asyncio.sleep(interval_s)
-            frame = await collector.look(_PATIENCE_S)
+            frame = await collector.look(_TIMEOUT_S)
             if _anybody(frame) or await _is_up(running.address):
                 alive_s = time.monotonic()
     raise NotRunningError("the deployment has ended; start `slackserve serve` again")
@@ -89,7 +89,7 @@ def _anybody(frame: Frame) -> bool:
 async def _is_up(address: str) -> bool:
     """Whether anything listens there."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _PATIENCE_S)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _TIMEOUT_S)
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -119,10 +119,10 @@ class Collector:
         self._monitored = False
         self._monitor: Any = None
 
-    async def look(self, starvation_timeout_s: float) -> Frame:
-        """Ask everybody; who has not answered after `starvation_timeout_s` is shown as not answering."""
+    async def look(self, timeout_s: float) -> Frame:
+        """Ask everybody; who has not answered after `timeout_s` is shown as not answering."""
         questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
-        answers = await self._questions.put(questions, starvation_timeout_s)
+        answers = await self._questions.put(questions, timeout_s)
         fleet = answers[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
@@ -130,7 +130,7 @@ class Collector:
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
         works = await self._questions.put(
-            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, starvation_timeout_s
+            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, timeout_s
         )
         now_s = time.monotonic()
         if fleet is not None:
@@ -190,14 +190,14 @@ class _Questions:
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
-    async def put(self, questions: Mapping[str, _Question], starvation_timeout_s: float) -> dict[str, Any]:
+    async def put(self, questions: Mapping[str, _Question], timeout_s: float) -> dict[str, Any]:
         """The answers by name, None for each that fails or does not come in time."""
         for name, question in questions.items():
             if (task := self._asked.get(name)) is None or task.done():
                 self._asked[name] = asyncio.create_task(_answer(question))
         tasks = {name: self._asked[name] for name in questions}
         if tasks:
-            await asyncio.wait(tasks.values(), timeout=starvation_timeout_s)
+            await asyncio.wait(tasks.values(), timeout=timeout_s)
         answered = {name for name, task in tasks.items() if task.done() and not task.cancelled()}
         return {name: task.result() if name in answered else None for name, task in tasks.items()}
 
