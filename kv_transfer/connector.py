@@ -13,13 +13,15 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
+
+from kv_transfer.nixl_agent import sleeping_progress_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +50,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, *args: Any, **kwargs: Any) -> None:
-        is_computing_here = role is KVConnectorRole.WORKER and current_platform.is_cpu()
-        with transfer_threads_apart() if is_computing_here else nullcontext():
+        with ExitStack() as made:
+            if role is KVConnectorRole.WORKER:
+                made.enter_context(sleeping_progress_threads())
+                if current_platform.is_cpu():
+                    made.enter_context(transfer_threads_apart())
             super().__init__(vllm_config, role, *args, **kwargs)
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
@@ -119,8 +124,8 @@ def transfer_threads_apart() -> Iterator[None]:
     """Threads that start within run on the last core of those that this process' parent may use.
 
     vLLM's connector moves the thread that makes it, which is the one that computes, to the machine's last
-    core, and NIXL's progress thread, which is always busy, stays where that thread was. The calling thread is
-    back on its own cores afterwards, wherever it was moved meanwhile.
+    core, and NIXL's progress thread stays where that thread was. The calling thread
+    is back on its own cores afterwards, wherever it was moved meanwhile.
     """
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(os.getppid()))})
