@@ -20,10 +20,9 @@ from vllm.exceptions import GenerationError
 
 from decode_node.answers import error_in, error_response, is_answer, is_preamble
 from decode_node.prefill_health import PULLED_S, PrefillFailedError
-from slo.errors import EvictionReason, RejectionReason
+from slo.errors import EvictionReason, Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
-    NotReplaced,
     Replaced,
     ReplacementOutcome,
     ReplacementRequested,
@@ -229,7 +228,7 @@ class Orchestrator:
                 explicit_deadline=context.explicit_deadline,
                 tokens=len(call.token_ids),
                 decode_replica=self.replica,
-                lost=failed,
+                failed_replicas=failed,
                 cause=failure.cause,
             )
             started_s = time.monotonic()
@@ -286,11 +285,11 @@ def _by(
         case Replaced():
             placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
             return ReplacementOutcome.ROUTER, placed
-        case NotReplaced(reason=RejectionReason.DEADLINE_INFEASIBLE):
+        case Rejected(reason=RejectionReason.DEADLINE_INFEASIBLE):
             return ReplacementOutcome.DEADLINE, context
-        case NotReplaced(reason=RejectionReason.NO_REPLICA):
+        case Rejected(reason=RejectionReason.NO_REPLICA):
             return ReplacementOutcome.NO_REPLICA, context
-        case NotReplaced() | None:  # it was admitted before; no other reason counts now
+        case Rejected() | None:  # it was admitted before; no other reason counts now
             if cause is FailureCause.NO_REPLICA:
                 return ReplacementOutcome.NO_REPLICA, context
             return ReplacementOutcome.SERVE, context

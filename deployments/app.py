@@ -39,7 +39,7 @@ from router.serve.deployment import RouterConfig, SlackRouter
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.files.profile import Profile
 from slo.predict.measured_on import UNKNOWN, Subject
-from slo.preemption.decide import PreemptionMode
+from slo.preemption.types import PreemptionMode
 from slo.queue.batching import STEP_TOKENS
 from slo.replacement import ReplacementRules
 
@@ -142,8 +142,6 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
         stale_after_s=given.stale_after_s,
         silent_after_s=given.silent_after_s,
         stretch=given.stretch,
-        late_binding=given.late_binding,
-        bind_ahead_s=given.bind_ahead_ms / 1e3,
     )
     return deployment.bind(
         RouterConfig(

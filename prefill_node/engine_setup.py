@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.preemption.decide import Limits
+from slo.preemption.types import Limits
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
@@ -32,7 +32,7 @@ class EngineSetup:
 
     Attributes:
         board: Path of the replica's board; empty for none, and then no step can be stopped.
-        mode: A value of `slo.preemption.decide.PreemptionMode`.
+        mode: A value of `slo.preemption.types.PreemptionMode`.
         order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
         granularity: A value of `prefill_node.worker.boundary.Granularity`.
         launch_ahead: Boundaries that may be launched ahead of an accelerator.

@@ -1,4 +1,4 @@
-"""The fleet's admission as the router asks it.
+"""Admission at the router.
 
 Owns what the router knows that `slo.admission.controller` needs: how much the fleet can do, and how long a
 request would take. Pure, like `router.core`.
@@ -7,15 +7,16 @@ request would take. Pure, like `router.core`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from router.messages import Rejected
-from slo.admission.controller import AdmissionRequest, Refused
+from slo.admission.controller import AdmissionRequest
+from slo.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from router.fleet.prefill_replica import PrefillReplica
+    from router.fleet.prefill_replica import PrefillView
     from router.messages import PlacementRequested
     from slo.admission.controller import AdmissionController
     from slo.request import JobId
@@ -25,10 +26,10 @@ _LOOK_S: Final = 1.0
 
 
 class Gate:
-    """Lets requests in or refuses them.
+    """Admits or rejects requests.
 
     Args:
-        admission: Decides; None lets everybody in.
+        admission: Decides; None admits all.
     """
 
     def __init__(self, admission: AdmissionController | None = None) -> None:
@@ -40,11 +41,11 @@ class Gate:
         self,
         request: PlacementRequested,
         tokens: int,
-        replicas: Sequence[PrefillReplica],
+        replicas: Sequence[PrefillView],
         now_s: float,
         cached_tokens: int = 0,
     ) -> Rejected | None:
-        """Why a request is not let in; None when it is.
+        """Why a request is not admitted; None when it is.
 
         Args:
             request: The request.
@@ -64,8 +65,8 @@ class Gate:
         decision = self.admission.decide(
             AdmissionRequest(request.job_id, tier, tenant, tokens, work_s), now_s
         )
-        if isinstance(decision, Refused):
-            return Rejected(decision.reason, decision.retry_after_s, None, request.objective.ttft_s)
+        if isinstance(decision, Rejected):
+            return replace(decision, ttft_budget_s=request.objective.ttft_s)
         return None
 
     def served(self, jobs: Iterable[JobId]) -> None:
@@ -75,12 +76,12 @@ class Gate:
                 self.admission.served(job_id)
 
     def ended(self, job_id: JobId, now_s: float) -> None:
-        """A request has ended, was refused for another reason, or is not wanted any more."""
+        """A request has ended, was rejected for another reason, or was cancelled."""
         if self.admission is not None:
             self.admission.ended(job_id, now_s)
 
 
-def _capacity(replicas: Sequence[PrefillReplica], new: int, cached: int, work_s: float) -> float:
+def _capacity(replicas: Sequence[PrefillView], new: int, cached: int, work_s: float) -> float:
     """What the fleet can do in a second, in seconds of the fastest replica."""
     if work_s <= 0:
         return float(len(replicas))

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from slo.request import JobId
-
-if TYPE_CHECKING:
-    from slo.request import ReplicaId
-
 from typing import TYPE_CHECKING, TypeAlias
 
 from slo.admission.tenants import ANONYMOUS
+from slo.errors import Rejected
+from slo.objectives import Objective
 
 if TYPE_CHECKING:
-    from slo.errors import EvictionReason, RejectionReason
-    from slo.objectives import Objective
+    from slo.replacement import ReplacementRequested
     from slo.request import JobId, ReplicaId
 
 
@@ -37,9 +31,9 @@ class PlacementRequested:
         prefix_hashes: Of the prompt's leading blocks, each standing for all of the prompt up to its end.
         hash_block: Size of a block: tokens when `prompt_tokens` is known, else bytes; 0 without hashes.
         tenant: Who sends it.
-        failed_replicas: Prefill replicas that lost the request; they do not come into question.
+        failed_replicas: Prefill replicas that failed the request; it is not placed there again.
         decode_replica: Where it decodes already; None leaves that open.
-        is_admitted: Whether it has had a place before.
+        is_admitted: Whether it was admitted before.
     """
 
     job_id: JobId
@@ -54,6 +48,20 @@ class PlacementRequested:
     failed_replicas: tuple[ReplicaId, ...] = ()
     decode_replica: ReplicaId | None = None
     is_admitted: bool = False
+
+    @classmethod
+    def again(cls, request: ReplacementRequested) -> PlacementRequested:
+        """A failed prefill with what is left of its budget, bound to its decode replica."""
+        return cls(
+            job_id=request.job_id,
+            objective=Objective(request.tier, request.ttft_budget_s, None),
+            explicit_deadline=request.explicit_deadline,
+            prompt_tokens=request.tokens,
+            prompt_bytes=0,
+            failed_replicas=request.failed_replicas,
+            decode_replica=request.decode_replica,
+            is_admitted=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,48 +87,7 @@ class Placed:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Why a request gets no place.
-
-    Attributes:
-        retry_after_s: When trying again has a chance.
-        predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
-            request is refused whatever they could do.
-        ttft_budget_s: The budget that could not be met.
-    """
-
-    reason: RejectionReason
-    retry_after_s: float
-    predicted_ttft_s: float | None
-    ttft_budget_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A request waits in the router; `RouterCore.due` says what becomes of it."""
-
-    ticket: JobId
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """A held request is given up.
-
-    Attributes:
-        ttft_budget_s: The budget that cannot be met any more; None without one.
-        waited_s: How long it was held.
-    """
-
-    reason: EvictionReason
-    ttft_budget_s: float | None
-    waited_s: float
-
-
-Decision: TypeAlias = "Placed | Rejected | Held"
-"""What the router answers at once."""
-Outcome: TypeAlias = "Placed | Evicted"
-"""What becomes of a held request, unless its client leaves."""
+PlacementDecision: TypeAlias = Placed | Rejected
 
 
 class PlacementReason(enum.StrEnum):

@@ -1,12 +1,12 @@
-"""Everything that a client can get wrong or be refused for, as specific errors.
+"""What a client can get wrong or be refused for: errors with their details, and reasons that label metrics.
 
-Each error knows the field, what was wrong with it and what would be right; how that becomes an HTTP
-answer is the ingress's business.
+Does not know HTTP; how an error becomes an answer is `deployments.http.errors`'.
 """
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 
 class FieldError(Exception):
@@ -32,11 +32,11 @@ class RejectionReason(enum.StrEnum):
     OVER_SHARE = "over_share"
     """The fleet is under pressure, and the class asks for more than its share."""
     RESERVED = "reserved"
-    """Likewise, and the class would not have been over it without what is kept for premium."""
+    """Likewise, and the class would not have been over it without what is reserved for other classes."""
     TENANT_SHARE = "tenant_share"
-    """Likewise, and the tenant asks for more than its part of the class."""
+    """Likewise, and the tenant asks for more than its part of the class's share."""
     BACKLOG = "backlog"
-    """What the class has in the queue already would take too long."""
+    """The class's own queue would take too long already."""
     SHED_BY_POLICY = "shed_by_policy"
     """The SLO monitor has the class shed."""
     REQUEST_RATE = "request_rate"
@@ -47,8 +47,25 @@ class RejectionReason(enum.StrEnum):
     """The router has just started and has not heard of the replicas; nobody is refused for this."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request is refused before it is queued.
+
+    Attributes:
+        retry_after_s: When trying again has a chance.
+        predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
+            request is refused whatever they could do.
+        ttft_budget_s: The budget that could not be met.
+    """
+
+    reason: RejectionReason
+    retry_after_s: float
+    predicted_ttft_s: float | None = None
+    ttft_budget_s: float | None = None
+
+
 class EvictionReason(enum.StrEnum):
-    """Why a request was given up after it was queued in the router; the values label metrics."""
+    """Why a request was evicted after it was queued; the values label metrics."""
 
     DEADLINE_PASSED = "deadline_passed"
     """It cannot be in time any more."""

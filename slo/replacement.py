@@ -1,7 +1,6 @@
-"""Another place for a prefill whose replica was lost: what is asked and answered, and who may ask.
+"""Placing a prefill again after its replica has failed: the messages, and how often and for whom it is done.
 
-Owns the rule of how often and for whom. Where the prefill goes is the router's business; carrying it out is
-the decode replica's.
+The router chooses the new place; the decode replica asks for it and sends the prefill there.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from slo.errors import Rejected
+
 if TYPE_CHECKING:
-    from slo.errors import RejectionReason
     from slo.request import JobId, ReplicaId, RequestContext
     from slo.tiers import Tier
 
 
 class FailureCause(enum.StrEnum):
-    """How a prefill was lost; the values label metrics."""
+    """How a prefill failed; the values label metrics."""
 
     REPLICA_DIED = "replica_died"
     """The call to the replica ended with the replica."""
@@ -32,31 +32,31 @@ class FailureCause(enum.StrEnum):
 
 
 class ReplacementOutcome(enum.StrEnum):
-    """What becomes of a request whose prefill was lost; the values label metrics."""
+    """How the server went on after a prefill had failed; the values label metrics."""
 
     ROUTER = "router"
     """Placed again by the router."""
     SERVE = "serve"
     """Sent to a replica of Serve's choice, as no router answered."""
     LIMIT = "limit"
-    """Given up: placed again often enough."""
+    """Not placed again: it has been, as often as is allowed."""
     DEADLINE = "deadline"
-    """Given up: it may be shed, and cannot be in time any more."""
+    """Not placed again: it may be shed, and its deadline is infeasible."""
     NO_REPLICA = "no_replica"
-    """Given up: there is no other prefill replica."""
+    """Not placed again: there is no other prefill replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacementRequested:
-    """A prefill was lost and wants another place.
+    """A prefill has failed and needs another place.
 
     Attributes:
         ttft_budget_s: What is left until its first token is due; None for no deadline.
         explicit_deadline: Whether the client itself named the budget.
         tokens: Length of its prompt.
         decode_replica: Where it decodes, and who asks.
-        lost: Replicas that do not come into question.
-        cause: How the last of them lost it.
+        failed_replicas: Replicas on which it failed; it is not placed there again.
+        cause: How the last of them failed.
     """
 
     job_id: JobId
@@ -65,7 +65,7 @@ class ReplacementRequested:
     explicit_deadline: bool
     tokens: int
     decode_replica: ReplicaId
-    lost: tuple[ReplicaId, ...]
+    failed_replicas: tuple[ReplicaId, ...]
     cause: FailureCause
 
 
@@ -77,24 +77,16 @@ class Replaced:
     handoff_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NotReplaced:
-    """There is no new place; `retry_after_s` is when trying again has a chance."""
-
-    reason: RejectionReason
-    retry_after_s: float
-
-
-ReplacementDecision: TypeAlias = Replaced | NotReplaced
+ReplacementDecision: TypeAlias = Replaced | Rejected
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacementRules:
-    """When a lost prefill is not placed again.
+    """When a failed prefill is not placed again.
 
     Attributes:
         max_replacements: How often one request is placed again.
-        sheddable: Tiers whose requests may be given up when they cannot be in time.
+        sheddable: Tiers whose requests are not placed again when their deadlines are infeasible.
     """
 
     max_replacements: int
@@ -103,7 +95,7 @@ class ReplacementRules:
     def refusal(self, context: RequestContext, replacements: int) -> ReplacementOutcome | None:
         """Why a request is not placed again; None when it may be.
 
-        A deadline counts here only if the client named it: the router knows what the others allow for.
+        A deadline counts here only if the client named it; for the others the router decides.
 
         Args:
             context: With what is left of its budget.

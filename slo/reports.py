@@ -1,6 +1,6 @@
 """What a replica tells the router about itself, as messages.
 
-Budgets, not deadlines: the receiver's clock is another one.
+They carry budgets, not deadlines: the receiver's clock is another one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class OutstandingJob:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReported:
-    """A prefill replica says what it has to do.
+    """A prefill replica has reported its work.
 
     Attributes:
         jobs: Everything that it has accepted and not finished.
         running: The job whose forward pass is under way; it stands for all in the same pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        preemptible_in_s: How soon the pass would make way for a more urgent prefill; None when it would not.
+        preemptible_in_s: How soon the pass could stop for a more urgent prefill; None when it could not.
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
         learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
@@ -66,14 +66,14 @@ class PrefillReported:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReported:
-    """A decode replica says how full it is.
+    """A decode replica has reported its load.
 
     Attributes:
         kv_usage: Fraction of its KV blocks in use.
         running: Requests that it has, those whose prefill still runs included.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
-        tpot_s: Time per output token of late; None when nothing decodes.
-        link_bytes_ps: Of the link that KV comes over, if it is not that of all.
+        tpot_s: Recent time per output token; None when nothing decodes.
+        link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
     """
 

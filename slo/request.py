@@ -29,7 +29,7 @@ JOB_XARG: Final = "slackserve_job"
 DEADLINE_XARG: Final = "slackserve_deadline_s"
 """Local deadline of the prefill, seconds on this host's CLOCK_MONOTONIC; absent for none."""
 WEIGHT_XARG: Final = "slackserve_weight"
-"""Worth of the request on time, the weight of its tier."""
+"""The weight of its tier."""
 TIER_XARG: Final = "slackserve_tier"
 ARRIVED_XARG: Final = "slackserve_arrived_s"
 """When the request reached the replica, seconds on this host's CLOCK_MONOTONIC."""
@@ -58,7 +58,7 @@ class RequestContext:
         prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
         cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
         explicit_deadline: Whether the client itself named the budget for the first token.
-        failed_replicas: Prefill replicas that lost the request; it is not sent there again.
+        failed_replicas: Prefill replicas that failed with the request; it is not sent there again.
     """
 
     job_id: JobId

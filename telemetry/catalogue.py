@@ -99,10 +99,6 @@ FLEET_BACKLOG: Final = Metric(
     "slackserve_fleet_backlog_seconds", MetricKind.GAUGE, "seconds", ("tier",),
     "Predicted prefill work that was admitted and is not done.",
 )  # fmt: skip
-HELD: Final = Metric(
-    "slackserve_router_held", MetricKind.GAUGE, "requests", (),
-    "Requests that the router holds back until a replica can start them.",
-)  # fmt: skip
 PROMPT_LENGTH_ERROR: Final = Metric(
     "slackserve_prompt_length_error_ratio", MetricKind.HISTOGRAM, "ratio", ("sign",),
     "Estimated minus actual prompt tokens, over the actual.", _RATIO,
@@ -231,7 +227,7 @@ DIRECTIVES: Final = Metric(
 
 ALL: Final = (
     REQUESTS, REJECTIONS, TTFT, TPOT, ATTAINED, SLACK_AT_DISPATCH, SLACK_AT_FIRST_TOKEN,
-    TTFT_PREDICTION_ERROR, TTFT_PREDICTION_RATIO, ROUTER_FALLBACKS, PLACEMENTS, DECISION, HELD, FLEET_LOAD,
+    TTFT_PREDICTION_ERROR, TTFT_PREDICTION_RATIO, ROUTER_FALLBACKS, PLACEMENTS, DECISION, FLEET_LOAD,
     FLEET_BACKLOG, PROMPT_LENGTH_ERROR, BYTES_PER_TOKEN,
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, REPLACEMENTS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,

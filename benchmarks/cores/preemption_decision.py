@@ -16,17 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import quantiles, write
-from slo.preemption.decide import (
-    Keep,
-    PreemptionPolicy,
-    PreemptionRules,
-    Prefill,
-    ReplicaState,
-    RunningStep,
-    decide,
-)
+from slo.preemption.decide import decide
+from slo.preemption.types import Keep, PreemptionPolicy, PreemptionRules, ReplicaState, RunningStep
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 SEED = 20260216

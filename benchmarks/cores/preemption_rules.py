@@ -25,7 +25,7 @@ from simulator.arms.arms import NO_LIMITS, SERVERS
 from simulator.study.goodput import Experiment, point
 from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import Kind, Mix
-from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 

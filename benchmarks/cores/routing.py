@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import write
-from router.core import RouterLimits
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
@@ -28,7 +27,7 @@ from simulator.fleet.setup import FleetSetup
 from simulator.report.canvas import blank, theme
 from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS, on_trace
-from slo.predict.link import INSTANT_LINK
+from slo.predict.handoff import INSTANT_LINK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +43,10 @@ LEVEL: Final = 0.9
 LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4)
 """Work offered per second and replica, nothing cached. Goodput is read between them."""
 SHOWN: Final = LOADS[:6]
-LATE: Final = "least_harm, late binding"
 LEAD: Final = "least_harm"
 BOUND: Final = "no policy can do better"
 POLICIES: Final = (
     LEAD,
-    LATE,
     "least_outstanding_tokens",
     "power_of_two_choices",
     "round_robin",
@@ -57,7 +54,6 @@ POLICIES: Final = (
 )
 LOOKS: Final = (
     ("#d55e00", "-", "o"),
-    ("#e69f00", "--", "D"),
     ("#0072b2", "--", "s"),
     ("#56b4e9", ":", "^"),
     ("#3d4852", ":", "x"),
@@ -67,7 +63,7 @@ LOOKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RoutingCase:
     """One policy under one load."""
 
     workload: str
@@ -77,11 +73,11 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RoutingPoint:
     """What came of it.
 
     Attributes:
-        refused: Fraction of the requests that was refused or evicted.
+        refused: Fraction of the requests that was refused.
         utilisation: Busy fraction of the replicas until the last prefill ended.
         cached: Fraction of the prompt tokens that prefix caches held.
     """
@@ -102,13 +98,13 @@ def _adopt(trace: Path | None) -> None:
         _presets["trace"] = on_trace(PRESETS[PRESET], trace)
 
 
-def _stream(case: Case) -> list[Arrival]:
+def _stream(case: RoutingCase) -> list[Arrival]:
     preset = _presets[case.workload]
     experiment = Experiment(preset.hardware, preset.workload, case.requests, (SEED,))
     return preset.workload.stream(case.load * experiment.capacity_rps() * REPLICAS, case.requests, SEED)
 
 
-def _run(case: Case) -> Point:
+def _run(case: RoutingCase) -> RoutingPoint:
     arrivals = _stream(case)
     setup = FleetSetup(
         ARMS["slackserve"],
@@ -116,15 +112,14 @@ def _run(case: Case) -> Point:
         REPLICAS,
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
-        placement=case.policy.partition(",")[0],
-        limits=RouterLimits(late_binding=case.policy == LATE),
+        placement=case.policy,
         handoff_s=0.0,
     )
     served = simulate(setup, arrivals)
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
     hits = sum(job.hit_tokens for job in jobs)
-    return Point(
+    return RoutingPoint(
         case.load,
         served.attainment,
         served.refused,
@@ -133,17 +128,17 @@ def _run(case: Case) -> Point:
     )
 
 
-def _curve(workload: str, policy: str, requests: int) -> list[Point]:
+def _curve(workload: str, policy: str, requests: int) -> list[RoutingPoint]:
     """Deep overload takes longest and says least: behind those shown, a curve ends below the level."""
-    points: list[Point] = []
+    points: list[RoutingPoint] = []
     for load in LOADS:
-        points.append(_run(Case(workload, policy, load, requests)))
+        points.append(_run(RoutingCase(workload, policy, load, requests)))
         if load > SHOWN[-1] and points[-1].attainment < LEVEL:
             break
     return points
 
 
-def _bound(case: Case) -> Point:
+def _bound(case: RoutingCase) -> RoutingPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
@@ -164,10 +159,10 @@ def _bound(case: Case) -> Point:
         if room_s < 0:
             break
         met += 1
-    return Point(case.load, met / len(works), 0.0, 1.0, 0.0)
+    return RoutingPoint(case.load, met / len(works), 0.0, 1.0, 0.0)
 
 
-def goodput(points: Sequence[Point]) -> float | None:
+def goodput(points: Sequence[RoutingPoint]) -> float | None:
     """The load at which attainment falls through the level, read between points; None if it never does."""
     for before, after in pairwise(points):
         if before.attainment >= LEVEL > after.attainment:
@@ -176,7 +171,7 @@ def goodput(points: Sequence[Point]) -> float | None:
     return None if points[-1].attainment >= LEVEL else 0.0
 
 
-def show(console: Console, workload: str, curves: dict[str, list[Point]]) -> None:
+def show(console: Console, workload: str, curves: dict[str, list[RoutingPoint]]) -> None:
     """One table of a workload."""
     console.width = max(console.width, 110)
     table = Table(title=f"{workload}: % of requests in time, by load on {REPLICAS} replicas")
@@ -191,7 +186,7 @@ def show(console: Console, workload: str, curves: dict[str, list[Point]]) -> Non
     console.print(table)
 
 
-def draw(found: dict[str, dict[str, list[Point]]], path: Path) -> None:
+def draw(found: dict[str, dict[str, list[RoutingPoint]]], path: Path) -> None:
     """Attainment over load, one panel for each workload."""
     titles = {"mix": "Mixed prompts", "trace": "Recorded conversations, prefixes shared"}
     with theme():
@@ -226,13 +221,13 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
     _adopt(arguments.trace)
-    found: dict[str, dict[str, list[Point]]] = {}
+    found: dict[str, dict[str, list[RoutingPoint]]] = {}
     with ProcessPoolExecutor(arguments.workers, initializer=_adopt, initargs=(arguments.trace,)) as pool:
         for workload in _presets:
             workloads = [workload] * len(POLICIES)
             counts = [arguments.requests] * len(POLICIES)
             curves = dict(zip(POLICIES, pool.map(_curve, workloads, POLICIES, counts), strict=True))
-            curves[BOUND] = [_bound(Case(workload, BOUND, load, arguments.requests)) for load in LOADS]
+            curves[BOUND] = [_bound(RoutingCase(workload, BOUND, load, arguments.requests)) for load in LOADS]
             found[workload] = curves
             show(Console(), workload, curves)
     results: dict[str, Any] = {

@@ -23,7 +23,7 @@ from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
-from slo.preemption.decide import PreemptionRules
+from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from slo.files.strict_yaml import Positive, Section
-from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
 
 _RULES = PreemptionRules()

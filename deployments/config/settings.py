@@ -107,12 +107,6 @@ class RouterSection(Section):
         description="Whoever waits longer for the router's word places the request without it; by default "
         "50, and 500 on cpu, where the router shares its cores with engines.",
     )
-    late_binding: bool = Field(
-        default=False, description="Hold requests back until a replica can start them soon."
-    )
-    bind_ahead_ms: Positive = Field(
-        80.0, description="How soon that is, so that no replica idles for want of work."
-    )
     stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
     silent_after_s: Positive = Field(
         1.5, description="One that is silent for longer is used only if all are; they report every 0.5 s."

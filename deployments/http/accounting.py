@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slo.monitor.attainment import RequestEnded
+from slo.outcomes import RequestEnded
 from telemetry import logs
 from telemetry.catalogue import (
     ATTAINED,

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from decode_node.answers import EngineError
-    from router.messages import Evicted, Rejected
-    from slo.errors import AuthenticationError, FieldError
+    from slo.errors import AuthenticationError, FieldError, Rejected
 
 
 class HTTPError(Exception):
@@ -134,19 +133,6 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
     RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
     RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
 }
-
-
-def evicted(decision: Evicted, headers: Mapping[str, str]) -> HTTPError:
-    """429 for a request that was queued until its deadline could not be met any more."""
-    message = f"the request was queued for {decision.waited_s * 1e3:.0f} ms and cannot be in time any more"
-    return HTTPError(
-        429,
-        f"{message}; retry later, or ask for a longer x-slo-ttft-ms",
-        kind="overloaded_error",
-        code=decision.reason.value,
-        headers={**headers, "retry-after": str(max(1, math.ceil(decision.waited_s)))},
-        outcome=Outcome.EVICTED,
-    )
 
 
 _RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10}

@@ -31,8 +31,8 @@ from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_re
 from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
 from deployments.monitor.actor import MonitorOptions, start_monitor
-from router.messages import Evicted, Placed, PlacementRequested, Rejected
-from slo.errors import EvictionReason, FieldError
+from router.messages import Placed, PlacementRequested
+from slo.errors import EvictionReason, FieldError, Rejected
 from slo.monitor.messages import IngressSeen, Role
 from slo.objectives import TTFT_HEADERS, resolve
 from slo.outcomes import Outcome, outcome_of
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
     from slo.admission.tenants import KeyRing
-    from slo.monitor.attainment import RequestEnded
     from slo.objectives import Objective
+    from slo.outcomes import RequestEnded
     from slo.tiers import Tier, TierPolicy
 
 
@@ -186,10 +186,6 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
             record.refused(outcome_of(decision.reason))
             raise http_errors.rejected(decision, _response_headers(objective, record))
-        if isinstance(decision, Evicted):
-            record.placed(decision.ttft_budget_s, None)
-            record.refused(Outcome.EVICTED)
-            raise http_errors.evicted(decision, _response_headers(objective, record))
         context = _context(record, objective, size.text_bytes, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
         return replace(context, explicit_deadline=is_explicit).after(time.monotonic() - arrived_s)

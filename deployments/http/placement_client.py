@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 
-from router.messages import Held, Rejected
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 from telemetry.reporting.background import Background
@@ -18,7 +17,7 @@ from telemetry.reporting.background import Background
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from router.messages import Decision, Evicted, Outcome, Placed, PlacementRequested
+    from router.messages import PlacementDecision, PlacementRequested
     from slo.request import JobId
     from telemetry.instruments import Instruments
 
@@ -26,8 +25,6 @@ _PAUSE_S = 1.0
 """After a failure the router is left alone for this long, so that requests do not each wait for it."""
 _TIMEOUTS = 2
 """Waits in vain, one after the other, that make a failure: one may be a moment's load."""
-_ALIVE_S = 1.0
-"""A router that holds a request says so this often, so that its loss is noticed."""
 
 
 class PlacementClient:
@@ -35,7 +32,7 @@ class PlacementClient:
 
     Args:
         router: Handle of the router deployment.
-        timeout_s: Longest wait for a sign of life. A request may be held for longer.
+        timeout_s: Longest wait for its answer.
         instruments: Where fallbacks are counted.
     """
 
@@ -47,19 +44,15 @@ class PlacementClient:
         self._timeouts = 0
         self._background = Background()
 
-    async def place(self, request: PlacementRequested) -> Placed | Rejected | Evicted | None:
+    async def place(self, request: PlacementRequested) -> PlacementDecision | None:
         """The router's decision; None when it gives none and Serve shall choose the replicas."""
         if time.monotonic() < self._paused_until_s:
             self._fall_back("paused")
             return None
         try:
-            decision: Decision | Outcome | None = await asyncio.wait_for(
+            decision: PlacementDecision = await asyncio.wait_for(
                 self._router.place.remote(request), self._timeout_s
             )
-            while isinstance(decision, Held):
-                decision = await asyncio.wait_for(
-                    self._router.placement.remote(decision.ticket, _ALIVE_S), _ALIVE_S + self._timeout_s
-                )
         except TaskCancelledError:  # the client is gone, nothing ails the router
             raise
         except TimeoutError:
@@ -71,9 +64,6 @@ class PlacementClient:
             self._fall_back("error", request, error)
         else:
             self._timeouts = 0
-            if decision is None:  # it has been started anew since it held the request
-                self._fall_back("ticket_lost", request)
-                return None
             if not (isinstance(decision, Rejected) and decision.reason is RejectionReason.NOT_SETTLED):
                 return decision
             self._fall_back("not_settled", request)

@@ -25,7 +25,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         step_id: The step.
         jobs: Its members that are still wanted.
         beneficiary: The job that it made way for.
-        reason: A value of `slo.preemption.decide.PreemptReason`.
+        reason: A value of `slo.preemption.types.PreemptReason`.
         boundary: Where it stopped.
         boundaries: Boundaries of a whole forward pass.
         computed: The fraction of the pass that lies before `boundary`.

@@ -20,7 +20,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
         started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
         guard: Only waiters of a higher worth or of its class may stop it; see
-            `slo.preemption.decide.RunningStep`.
+            `slo.preemption.types.RunningStep`.
     """
 
     step_id: int
@@ -94,7 +94,7 @@ class StopOrder(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         step_id: The step to be stopped; a step with another id takes no notice.
         beneficiary: The job that it shall make way for; empty when its own clients are gone.
-        reason: A value of `slo.preemption.decide.PreemptReason`.
+        reason: A value of `slo.preemption.types.PreemptReason`.
         ordered_s: When it was ordered.
     """
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from prefill_node.board.messages import JobAccount, SchedulerView, SuspendedView
 from prefill_node.engine.stepping.step_choice import Queued, Suspended
 from slo.predict.prefill_time import attention_pairs
-from slo.preemption.decide import Prefill, as_one, must_wait
+from slo.preemption.decide import as_one, must_wait
+from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
 from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
 from slo.tiers import SYSTEM, Tier

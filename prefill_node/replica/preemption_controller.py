@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefill_node.board.doorbell import Doorkeeper
 from prefill_node.board.messages import StopOrder
-from slo.preemption.decide import Keep, Preempt
+from slo.preemption.types import Keep, Preempt
 from telemetry import logs
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prefill_node.replica.governing.governor import Governor
     from prefill_node.replica.preemption_metrics import PreemptionRecord
     from slo.monitor.directives import PreemptDirective
-    from slo.preemption.decide import KeepReason
+    from slo.preemption.types import KeepReason
 
 _FIRST_RANK = 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from opentelemetry import trace
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped, decode
-from slo.preemption.decide import KeepReason
+from slo.preemption.types import KeepReason
 from telemetry import logs
 from telemetry.catalogue import (
     DIRECTIVES,

@@ -34,7 +34,7 @@ from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
 from slo.predict.prefill_time import PrefillPredictor, fit
-from slo.preemption.decide import PreemptionMode
+from slo.preemption.types import PreemptionMode
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import PrefillReported, ReplicaGone
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from prefill_node.board.events import Started
     from prefill_node.engine_setup import EngineSetup
-    from slo.preemption.decide import PreemptionRules
+    from slo.preemption.types import PreemptionRules
     from slo.reports import Report
     from slo.tiers import Tier
 

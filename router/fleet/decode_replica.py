@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slo.reports import DecodeReported
     from slo.request import ReplicaId
 
-MOST_KV: Final = 0.95
+MAX_KV_USAGE: Final = 0.95
 """A decode replica whose KV use would exceed this has no headroom: requests that outgrow it are
 recomputed."""
 _KV_STEP: Final = 0.05
@@ -75,7 +75,7 @@ class PaceModel:
 
 
 @dataclass(slots=True, eq=False)
-class DecodeReplica:
+class DecodeView:
     """One decode replica: how full it is and how fast.
 
     Attributes:
@@ -121,8 +121,8 @@ class DecodeReplica:
 
 
 def choose_decode(
-    replicas: Sequence[DecodeReplica], tokens: int, tpot_s: float | None, link: KvLink | None
-) -> DecodeReplica | None:
+    replicas: Sequence[DecodeView], tokens: int, tpot_s: float | None, link: KvLink | None
+) -> DecodeView | None:
     """The replica that takes a request, None of none.
 
     In order: one with KV headroom; one that is predicted to keep the pace; the one over whose link the KV
@@ -135,18 +135,18 @@ def choose_decode(
         link: What KV moves over, for replicas without a link of their own; None leaves transfers out.
     """
 
-    def key(replica: DecodeReplica) -> tuple[bool, bool, int, int, int, float]:
+    def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:
         usage = replica.usage_with(tokens)
         running = replica.running + replica.placed_since_report
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
-        return usage > MOST_KV, too_slow, way, int(usage / _KV_STEP), running, usage
+        return usage > MAX_KV_USAGE, too_slow, way, int(usage / _KV_STEP), running, usage
 
     return min(replicas, key=key, default=None)
 
 
-def link_to(replica: DecodeReplica, link: KvLink) -> KvLink:
+def link_to(replica: DecodeView, link: KvLink) -> KvLink:
     """The link into a replica: its own, or that of all."""
     if replica.link_bytes_ps is None:
         return link

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from slo.request import ReplicaId
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
 """Of a replica that has not said how much its KV memory holds."""
-_LEAST_TRUST: Final = 0.25
-_LESS: Final = 0.95
-_MORE: Final = 1.01
+_MIN_TRUST: Final = 0.25
+_TRUST_SHRINKS: Final = 0.95
+_TRUST_GROWS: Final = 1.01
 
 
 @dataclass(slots=True)
@@ -78,17 +78,6 @@ class PrefixIndex:
             self._add(replica_id, account, block, block_tokens)
         self._trim(replica_id, account)
 
-    def stored(self, replica_id: ReplicaId, hashes: Iterable[int], block_tokens: float) -> None:
-        """A replica says that it holds blocks."""
-        self.placed(replica_id, [*hashes], block_tokens)
-
-    def evicted(self, replica_id: ReplicaId, hashes: Iterable[int]) -> None:
-        """A replica says that it holds blocks no longer."""
-        account = self._account(replica_id)
-        for block in hashes:
-            if block in account.blocks:
-                self._drop(replica_id, account, block)
-
     def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """A prefill has found so many tokens cached where so many were expected.
 
@@ -97,10 +86,10 @@ class PrefixIndex:
         """
         account = self._account(replica_id)
         if cached_tokens < expected_tokens:
-            account.trust = max(_LEAST_TRUST, account.trust * _LESS)
+            account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
         else:
-            account.trust = min(1.0, account.trust * _MORE)
+            account.trust = min(1.0, account.trust * _TRUST_GROWS)
 
     def resize(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
         """A replica says how much its KV memory holds."""

@@ -1,25 +1,25 @@
 """What the router knows of the fleet, from reports and from what it has placed itself.
 
-Owns the views of both tiers and of the prefix caches. Several routers may work on one fleet: each counts its
-own placements at once, and learns of the others' from the replicas' reports, which name all jobs whoever
-placed them. A router that has lost everything knows the fleet again after one report of each replica. All
-times are seconds on the router's monotonic clock.
+Owns the views of both tiers and of the prefix caches, and which replicas can be given work. A replica that
+was killed says no goodbye: it is noticed by its silence, and earlier by whoever calls it. Several routers may
+work on one fleet: each counts its own placements at once, and learns of the others' from the replicas'
+reports, which name all jobs whoever placed them. A router that starts anew knows the fleet after one report
+of each replica. All times are seconds on the router's monotonic clock.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from router.fleet.decode_replica import DecodeReplica
-from router.fleet.liveness import usable
-from router.fleet.prefill_replica import PlacedJob, PrefillReplica
+from router.fleet.decode_replica import DecodeView
+from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.prefix_index import PrefixIndex
 from slo.predict.prompt_length import PromptLengthEstimator
 from slo.queue.slack import NO_DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from router.messages import PlacementRequested
     from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
@@ -30,11 +30,50 @@ _FORGET_AFTER: Final = 3
 """A replica that has been silent for this many times the limit of staleness is forgotten."""
 
 
-class FleetView:
-    """The replicas as they were last heard of.
+class _Reporting(Protocol):
+    @property
+    def replica_id(self) -> ReplicaId: ...
+    @property
+    def reported_at_s(self) -> float: ...
+    @property
+    def draining(self) -> bool: ...
+
+
+_Replica = TypeVar("_Replica", bound=_Reporting)
+
+
+def usable(
+    replicas: Iterable[_Replica],
+    now_s: float,
+    silent_after_s: float,
+    stale_after_s: float,
+    failed: Collection[ReplicaId] = (),
+) -> list[_Replica]:
+    """The replicas that work can be given to.
+
+    Those that reported lately; if there are none, those that reported at all within the longer limit: when
+    everybody seems silent, it is rather the listener that was delayed.
 
     Args:
-        weights: Worth of a request on time, by tier.
+        replicas: All that are known.
+        now_s: The time.
+        silent_after_s: A replica reports more often than this.
+        stale_after_s: One that has not reported for this long is not used.
+        failed: Replicas that are not used either.
+    """
+    known = [
+        one
+        for one in replicas
+        if not one.draining and now_s - one.reported_at_s < stale_after_s and one.replica_id not in failed
+    ]
+    return [one for one in known if now_s - one.reported_at_s < silent_after_s] or known
+
+
+class FleetView:
+    """The replicas as they last reported.
+
+    Args:
+        weights: Weight of a request on time, by tier.
         stale_after_s: A replica that has not reported for this long is not used.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
         started_s: When the router starts.
@@ -49,8 +88,8 @@ class FleetView:
         started_s: float,
         silent_after_s: float = math.inf,
     ) -> None:
-        self.prefill: dict[ReplicaId, PrefillReplica] = {}
-        self.decode: dict[ReplicaId, DecodeReplica] = {}
+        self.prefill: dict[ReplicaId, PrefillView] = {}
+        self.decode: dict[ReplicaId, DecodeView] = {}
         self.prefixes = PrefixIndex()
         self.prompt_length = PromptLengthEstimator()
         self._weights = weights
@@ -69,7 +108,7 @@ class FleetView:
             self._forget_silent(now_s)
         replica = self.prefill.get(event.replica_id)
         if replica is None:
-            replica = PrefillReplica(event.replica_id, event.predictor, now_s, self._weights)
+            replica = PrefillView(event.replica_id, event.predictor, now_s, self._weights)
             self.prefill[event.replica_id] = replica
         replica.predictor = event.predictor
         replica.reported_at_s = now_s
@@ -89,13 +128,13 @@ class FleetView:
         ]
         replica.confirmed = known
         replica.preemptible_in_s = event.preemptible_in_s
-        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s, now_s)
+        replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
         return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full and how fast a decode replica is."""
         if event.replica_id not in self.decode:
-            self.decode[event.replica_id] = DecodeReplica(event.replica_id)
+            self.decode[event.replica_id] = DecodeView(event.replica_id)
         self.decode[event.replica_id].reported(event, now_s)
 
     def replica_gone(self, event: ReplicaGone) -> None:
@@ -104,17 +143,17 @@ class FleetView:
         self.decode.pop(event.replica_id, None)
         self.prefixes.forget(event.replica_id)
 
-    def job_ended(self, job_id: JobId, now_s: float) -> None:
+    def job_ended(self, job_id: JobId) -> None:
         """Forget a request that ended before or after its replica knew of it."""
         for replica in self.prefill.values():
-            if replica.remove(job_id, now_s) is not None:
+            if replica.remove(job_id) is not None:
                 return
 
-    def usable_prefill(self, now_s: float, lost: Collection[ReplicaId] = ()) -> list[PrefillReplica]:
-        """Prefill replicas that work can be given to, without those that lost it before."""
-        return usable(self.prefill.values(), now_s, self._silent_after_s, self._stale_after_s, lost)
+    def usable_prefill(self, now_s: float, failed: Collection[ReplicaId] = ()) -> list[PrefillView]:
+        """Prefill replicas that work can be given to, without those that failed it before."""
+        return usable(self.prefill.values(), now_s, self._silent_after_s, self._stale_after_s, failed)
 
-    def usable_decode(self, now_s: float) -> list[DecodeReplica]:
+    def usable_decode(self, now_s: float) -> list[DecodeView]:
         """Decode replicas that work can be given to."""
         return usable(self.decode.values(), now_s, self._silent_after_s, self._stale_after_s)
 
@@ -138,7 +177,7 @@ class FleetView:
         found = self.prefixes.cached_blocks(request.prefix_hashes)
         return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
 
-    def _hear_of_prefixes(self, replica: PrefillReplica, event: PrefillReported) -> None:
+    def _hear_of_prefixes(self, replica: PrefillView, event: PrefillReported) -> None:
         if event.kv_tokens:
             self.prefixes.resize(event.replica_id, event.kv_tokens)
         for job_id, cached_tokens in event.hits:

@@ -17,13 +17,13 @@ from router.fleet.queue_forecast import plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.fleet.prefill_replica import PrefillReplica
-    from router.placement.policies import Prefill
+    from router.fleet.prefill_replica import PrefillView
+    from router.placement.policies import NewPrefill
 
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Flags: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
-_FEWEST_PLACES: Final = 8
+_MIN_PLACES: Final = 8
 _FRESH_S: Final = 0.02
 
 
@@ -33,36 +33,36 @@ class Trial:
 
     Attributes:
         own_s: Its work there.
-        is_free: Whether it would be on time and everybody that is on time would remain so.
+        is_free: Whether it would be on time and all that are on time would remain so.
         end_s: When it would then end; otherwise, when it would end behind all that wait.
-        short_s: By how much time is short where it is not free; infinite where it would be late even if it
-            went before all others.
+        shortfall_s: Seconds that are missing where it is not free; infinite where it would be late even ahead
+            of all others.
         backlog_s: Work outstanding there, without it.
     """
 
     own_s: Floats
     is_free: Flags
     end_s: Floats
-    short_s: Floats
+    shortfall_s: Floats
     backlog_s: Floats
 
 
-class FleetRows:
-    """Rows of arrays for a changing set of replicas."""
+class FleetTable:
+    """The plans of a changing set of replicas, a row of each array for each replica."""
 
     def __init__(self) -> None:
-        self._replicas: list[PrefillReplica] = []
-        self._resize(0, _FEWEST_PLACES)
+        self._replicas: list[PrefillView] = []
+        self._resize(0, _MIN_PLACES)
 
     def _resize(self, rows: int, places: int) -> None:
         self._versions = [-1] * rows
         self._planned_s = [-math.inf] * rows
         self._deadlines = np.full((rows, places), np.inf)
         self._work_before = np.zeros((rows, places + 1))
-        self._room_before = np.full((rows, places + 1), np.inf)
-        self._room_behind = np.full((rows, places + 1), np.inf)
+        self._start_by = np.full((rows, places + 1), np.inf)
+        self._start_behind_by = np.full((rows, places + 1), np.inf)
         self._runner_place = np.zeros(rows, dtype=np.int64)
-        self._runner_room = np.full(rows, np.inf)
+        self._runner_start_by = np.full(rows, np.inf)
         self._waits_for_end = np.ones(rows, dtype=np.bool_)
         self._free_at = np.full(rows, -np.inf)
         self._preemptible_in = np.full(rows, np.inf)
@@ -72,7 +72,7 @@ class FleetRows:
         self._index = np.arange(rows)
         self._places = places
 
-    def update(self, replicas: Sequence[PrefillReplica], now_s: float) -> None:
+    def update(self, replicas: Sequence[PrefillView], now_s: float) -> None:
         """Lay out what has changed since the last call; row i is replica i."""
         if len(replicas) != len(self._replicas) or any(
             mine is not theirs for mine, theirs in zip(self._replicas, replicas, strict=True)
@@ -85,12 +85,12 @@ class FleetRows:
                 self._lay_out(row, replica, now_s)
 
     def refresh(self, row: int, now_s: float) -> None:
-        """Plan a replica anew if its plan is from a while ago: those kept may be late by now."""
+        """Plan a replica anew if its plan is old: what it has on time may be late by now."""
         if now_s - self._planned_s[row] > _FRESH_S:
             self._lay_out(row, self._replicas[row], now_s)
 
-    def _lay_out(self, row: int, replica: PrefillReplica, now_s: float) -> None:
-        work = replica.workload(now_s)
+    def _lay_out(self, row: int, replica: PrefillView, now_s: float) -> None:
+        work = replica.outstanding(now_s)
         laid = plan(work)
         kept = len(laid.deadlines_s)
         if kept > self._places:
@@ -103,13 +103,13 @@ class FleetRows:
         self._deadlines[row, kept:] = np.inf
         for array, values, rest in (
             (self._work_before, laid.work_before_s, laid.work_before_s[-1]),
-            (self._room_before, laid.room_before_s, np.inf),
-            (self._room_behind, laid.room_behind_s, np.inf),
+            (self._start_by, laid.start_by_s, np.inf),
+            (self._start_behind_by, laid.start_behind_by_s, np.inf),
         ):
             array[row, : kept + 1] = values
             array[row, kept + 1 :] = rest
         self._runner_place[row] = laid.runner_place
-        self._runner_room[row] = laid.runner_room_s
+        self._runner_start_by[row] = laid.runner_start_by_s
         self._waits_for_end[row] = laid.waits_for_end
         self._free_at[row] = -np.inf if work.runner is None else work.free_at_s
         self._preemptible_in[row] = np.inf if replica.preemptible_in_s is None else replica.preemptible_in_s
@@ -118,7 +118,7 @@ class FleetRows:
         predictor = replica.predictor
         self._coefficients[row] = predictor.fixed_s, predictor.per_token_s, predictor.per_pair_s
 
-    def own_s(self, prefill: Prefill) -> Floats:
+    def own_s(self, prefill: NewPrefill) -> Floats:
         """Work of a prefill on each replica, a cached prefix credited."""
         fixed, per_token, per_pair = self._coefficients.T
         tokens = prefill.tokens
@@ -129,8 +129,8 @@ class FleetRows:
                     own[row] = replica.predictor.prefill_s(tokens - cached, cached)
         return own
 
-    def trial(self, prefill: Prefill, now_s: float) -> Trial:
-        """Try a prefill on every replica at its place by deadline, nobody else moved but by its work."""
+    def trial(self, prefill: NewPrefill, now_s: float) -> Trial:
+        """Try a prefill on every replica, in the order of deadlines and with all else as planned."""
         own = self.own_s(prefill)
         due_s = prefill.deadline_s
         free_at = np.maximum(self._free_at, now_s)
@@ -141,20 +141,22 @@ class FleetRows:
             return Trial(own, nobody, now_s + backlog + own, np.zeros(len(own)), backlog)
         index, place = self._index, (self._deadlines <= due_s).sum(axis=1)
         work = self._work_before[index, place] + own
-        before, behind = self._room_before, self._room_behind
-        room_behind = behind[index, place] - free_at
+        before, behind = self._start_by, self._start_behind_by
+        slack_behind = behind[index, place] - free_at
         end_waiting = free_at + work
-        short_waiting = np.maximum(
-            end_waiting - due_s, own - np.minimum(before[index, place] - free_at, room_behind)
+        shortfall_waiting = np.maximum(
+            end_waiting - due_s, own - np.minimum(before[index, place] - free_at, slack_behind)
         )
         holds = self._waits_for_end & (np.minimum(before[:, 0], behind[:, 0]) >= free_at)
         end_stopping = np.where(place <= self._runner_place, stops_at, free_at) + work
-        room_stopping = np.minimum(before[index, place] - stops_at, room_behind)
-        room_stopping = np.minimum(room_stopping, self._runner_room - free_at)
-        short_stopping = np.maximum(end_stopping - due_s, own - room_stopping)
+        slack_stopping = np.minimum(before[index, place] - stops_at, slack_behind)
+        slack_stopping = np.minimum(slack_stopping, self._runner_start_by - free_at)
+        shortfall_stopping = np.maximum(end_stopping - due_s, own - slack_stopping)
         holds_stopping = (before[:, 0] >= stops_at) & (behind[:, 0] >= free_at)
-        waits = holds & (short_waiting <= 0)
-        stops = holds_stopping & (short_stopping <= 0)
+        waits = holds & (shortfall_waiting <= 0)
+        stops = holds_stopping & (shortfall_stopping <= 0)
         end = np.where(waits, end_waiting, np.where(stops, end_stopping, now_s + backlog + own))
-        short = np.where(stops_at + own <= due_s, np.minimum(short_waiting, short_stopping), np.inf)
-        return Trial(own, waits | stops, end, short, backlog)
+        shortfall = np.where(
+            stops_at + own <= due_s, np.minimum(shortfall_waiting, shortfall_stopping), np.inf
+        )
+        return Trial(own, waits | stops, end, shortfall, backlog)

@@ -9,86 +9,87 @@ import numpy as np
 
 from router.fleet.queue_forecast import prospect
 from router.messages import PlacementReason
-from router.placement.fleet_table import FleetRows
+from router.placement.fleet_table import FleetTable
 from router.placement.policies import Choice, queued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.fleet.prefill_replica import PrefillReplica
+    from router.fleet.prefill_replica import PrefillView
     from router.placement.fleet_table import Trial
-    from router.placement.policies import Prefill
+    from router.placement.policies import NewPrefill
 
 CANDIDATES: Final = 8
 CANDIDATES_OF_MANY: Final = 4
 MANY: Final = 32
-"""Replicas that are predicted in full when the prefill is free nowhere, and how many of more than so many."""
+"""Replicas that are predicted in full where the prefill is free nowhere; fewer of more than `MANY`."""
 OWN_WORK: Final = 2.0
-"""Of the prefill's own work, what counts like seconds until its end where it is free: work that a cached
-prefix saves is time for those to come."""
+"""Where the prefill is free, a second of its own work counts like this many seconds until its end: work that
+a cached prefix saves is time for later requests."""
 
 
 class LeastHarm:
-    """Takes the replica where the most is on time, by worth, with the request added.
+    """Takes the replica where the total weight of what is on time, with the request added, grows the most.
 
     Each replica is predicted by its own rules (`router.fleet.queue_forecast`). In order: the largest gain in
-    the worth of what is on time, the earliest end, the least backlog.
+    weight on time, the earliest end, the shortest backlog.
 
-    Exact: where the request and everybody who is on time without it fit one after the other by deadline, it
-    is free, and its gain is all of its worth, which is the most that any placement can gain. This is tried
-    on all replicas at once (`router.placement.fleet_table`).
+    Exact: where the request and all that are on time without it fit one after the other by deadline, it is
+    free, and its gain is its whole weight, more than which no placement can gain. This is tried on all
+    replicas at once (`router.placement.fleet_table`).
 
-    Bounded: where it is free nowhere, the replicas that are the least time short, at most `CANDIDATES`
-    (`CANDIDATES_OF_MANY` in a large fleet), are predicted in full; one farther off may give up somebody
-    worth less. If it gains nothing on any of them it is late wherever it goes, and the least backlog takes
-    it.
+    Bounded: where it is free nowhere, the replicas with the smallest shortfall, at most `CANDIDATES`
+    (`CANDIDATES_OF_MANY` in a large fleet), are predicted in full, although on another one a request of less
+    weight might have become late. A request that is late on all of them goes to the shortest backlog.
     """
 
     def __init__(self) -> None:
-        self._rows = FleetRows()
+        self._rows = FleetTable()
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `router.placement.policies.PlacementPolicy`."""
         rows = self._rows
         rows.update(replicas, now_s)
         trial = rows.trial(prefill, now_s)
         if trial.is_free.any():
             score = np.where(trial.is_free, trial.end_s + OWN_WORK * trial.own_s, math.inf)
-            row = _least(score, trial.backlog_s)
-            only = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.NOBODY_LATE
+            row = _argmin(score, trial.backlog_s)
+            reason = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.NOBODY_LATE
             end_s = float(trial.end_s[row])
-            return Choice(replicas[row], end_s - float(trial.own_s[row]), end_s, is_on_time=True, reason=only)
+            return Choice(
+                replicas[row], end_s - float(trial.own_s[row]), end_s, is_on_time=True, reason=reason
+            )
         return self._least_harm(prefill, replicas, trial, now_s)
 
     def _least_harm(
-        self, prefill: Prefill, replicas: Sequence[PrefillReplica], trial: Trial, now_s: float
+        self, prefill: NewPrefill, replicas: Sequence[PrefillView], trial: Trial, now_s: float
     ) -> Choice:
-        """Of the replicas that are the least time short, the one with the largest gain."""
-        hopeful = np.nonzero(trial.short_s < math.inf)[0]
-        most = CANDIDATES if len(replicas) <= MANY else CANDIDATES_OF_MANY
-        if len(hopeful) > most:
-            nearest = np.argpartition(trial.short_s[hopeful], most)[:most]
-            hopeful = hopeful[nearest]
-        best: tuple[float, float, float] | None = None
+        """Of the replicas with the smallest shortfall, the one with the largest gain."""
+        feasible = np.nonzero(trial.shortfall_s < math.inf)[0]
+        count = CANDIDATES if len(replicas) <= MANY else CANDIDATES_OF_MANY
+        if len(feasible) > count:
+            nearest = np.argpartition(trial.shortfall_s[feasible], count)[:count]
+            feasible = feasible[nearest]
+        best_key: tuple[float, float, float] | None = None
         choice: Choice | None = None
-        only = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.LEAST_HARM
-        for row in sorted(map(int, hopeful)):
+        reason = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.LEAST_HARM
+        for row in sorted(map(int, feasible)):
             self._rows.refresh(row, now_s)
             new = queued(prefill, float(trial.own_s[row]), now_s)
-            found = prospect(replicas[row].workload(now_s), new, float(self._rows.value[row]))
+            found = prospect(replicas[row].outstanding(now_s), new, float(self._rows.value[row]))
             key = (-found.gain, found.end_s, float(trial.backlog_s[row]))
-            if found.is_on_time and (best is None or key < best):
-                best = key
-                choice = Choice(replicas[row], found.start_s, found.end_s, found.is_on_time, only)
+            if found.is_on_time and (best_key is None or key < best_key):
+                best_key = key
+                choice = Choice(replicas[row], found.start_s, found.end_s, found.is_on_time, reason)
         if choice is not None:
             return choice
-        row = _least(trial.backlog_s + trial.own_s, trial.backlog_s)
+        row = _argmin(trial.backlog_s + trial.own_s, trial.backlog_s)
         end_s = now_s + float(trial.backlog_s[row] + trial.own_s[row])
         start_s = end_s - float(trial.own_s[row])
-        return Choice(replicas[row], start_s, end_s, is_on_time=False, reason=only)
+        return Choice(replicas[row], start_s, end_s, is_on_time=False, reason=reason)
 
 
-def _least(first: np.ndarray, second: np.ndarray) -> int:
-    """The row with the least of `first`, of equals the least of `second`, of those the first row."""
+def _argmin(first: np.ndarray, second: np.ndarray) -> int:
+    """The row with the smallest `first`, of equals the smallest `second`, of those the first row."""
     equal = np.nonzero(first == first.min())[0]
     return int(equal[np.argmin(second[equal])])

@@ -7,32 +7,31 @@ and changes nothing. Here are the plain ones and their terms; `router.placement.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from router.fleet.queue_forecast import plan, prospect
 from router.messages import PlacementReason
-from slo.queue.prefill import Prefill as Queued
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from router.fleet.prefill_replica import Fit, PrefillReplica
+    from router.fleet.prefill_replica import PrefillView
     from slo.request import ReplicaId
 
 _NEW = JobId("")
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class NewPrefill:
     """The prefill to be placed.
 
     Attributes:
         tokens: Its length.
         deadline_s: When it must end; infinite for never.
-        weight: Its worth on time.
+        weight: Value of its being on time.
         cached_tokens: Of its leading tokens, those that a replica's prefix cache is expected to hold;
             replicas with none are left out.
     """
@@ -42,7 +41,7 @@ class Prefill:
     weight: float
     cached_tokens: Mapping[ReplicaId, int] = field(default_factory=dict)
 
-    def own_s(self, replica: PrefillReplica) -> float:
+    def own_s(self, replica: PrefillView) -> float:
         """Its work on a replica."""
         cached = self.cached_tokens.get(replica.replica_id, 0)
         return replica.predictor.prefill_s(self.tokens - cached, cached)
@@ -58,7 +57,7 @@ class Choice:
         is_on_time: Whether that is in time.
     """
 
-    replica: PrefillReplica
+    replica: PrefillView
     start_s: float
     end_s: float
     is_on_time: bool
@@ -68,36 +67,9 @@ class Choice:
 class PlacementPolicy(Protocol):
     """Chooses one of at least one replica."""
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """Choose a replica for `prefill`; `replicas` is not empty and in a stable order."""
         ...
-
-
-class LeastSlackLoss:
-    """Costs the fleet the least: least weighted lateness added, then the earliest end.
-
-    The lateness counts the request's own and that of everyone behind whom it would be put, each weighted
-    by its tier. When nobody becomes late anywhere, the replica where the request ends first, and so keeps
-    the most slack, takes it. It predicts as if replicas gave nobody up (`PrefillReplica.fit`).
-    """
-
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
-        """See `PlacementPolicy`."""
-        best, best_fit = replicas[0], _fit(prefill, replicas[0], now_s)
-        for replica in replicas[1:]:
-            fit = _fit(prefill, replica, now_s, best_fit.lateness_s)
-            if (fit.lateness_s, fit.end_s) < (best_fit.lateness_s, best_fit.end_s):
-                best, best_fit = replica, fit
-        if len(replicas) == 1:
-            reason = PlacementReason.ONLY_REPLICA
-        else:
-            reason = PlacementReason.NOBODY_LATE if best_fit.lateness_s == 0 else PlacementReason.LEAST_HARM
-        end_s = best_fit.end_s
-        if end_s > prefill.deadline_s:
-            # The least harm may be to put it far back where it is late anyway; elsewhere it may be in time.
-            end_s = min(replica.end_s(prefill.tokens, prefill.deadline_s, now_s) for replica in replicas)
-        own_s = best.predictor.prefill_s(prefill.tokens)
-        return Choice(best, end_s - own_s, end_s, end_s <= prefill.deadline_s, reason)
 
 
 class RoundRobin:
@@ -106,20 +78,20 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         replica = replicas[self._next % len(replicas)]
         self._next += 1
-        return on(replica, prefill, now_s, PlacementReason.ROUND_ROBIN)
+        return _choice(replica, prefill, now_s, PlacementReason.ROUND_ROBIN)
 
 
 class LeastOutstandingTokens:
     """Takes the replica with the fewest prompt tokens still to do, deadlines aside."""
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         replica = min(replicas, key=lambda candidate: candidate.outstanding_tokens)
-        return on(replica, prefill, now_s, PlacementReason.LEAST_TOKENS)
+        return _choice(replica, prefill, now_s, PlacementReason.LEAST_TOKENS)
 
 
 class Drawing(Protocol):
@@ -140,21 +112,21 @@ class PowerOfTwoChoices:
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         if len(replicas) == 1:
-            return on(replicas[0], prefill, now_s, PlacementReason.ONLY_REPLICA)
+            return _choice(replicas[0], prefill, now_s, PlacementReason.ONLY_REPLICA)
         first = self._drawing.randrange(len(replicas))
         second = self._drawing.randrange(len(replicas) - 1)
         pair = replicas[first], replicas[second + (second >= first)]
         replica = min(pair, key=lambda candidate: candidate.outstanding_tokens)
-        return on(replica, prefill, now_s, PlacementReason.TWO_CHOICES)
+        return _choice(replica, prefill, now_s, PlacementReason.TWO_CHOICES)
 
 
 class PrefixAffinity:
     """Takes the replica that has the most of the prompt in its prefix cache; of equals the fewest tokens."""
 
-    def choose(self, prefill: Prefill, replicas: Sequence[PrefillReplica], now_s: float) -> Choice:
+    def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         cached = prefill.cached_tokens
         replica = min(
@@ -162,20 +134,16 @@ class PrefixAffinity:
         )
         has_prefix = replica.replica_id in cached
         reason = PlacementReason.LONGEST_PREFIX if has_prefix else PlacementReason.LEAST_TOKENS
-        return on(replica, prefill, now_s, reason)
+        return _choice(replica, prefill, now_s, reason)
 
 
-def on(replica: PrefillReplica, prefill: Prefill, now_s: float, reason: PlacementReason) -> Choice:
-    """A choice with what is predicted of it."""
-    work = replica.workload(now_s)
+def _choice(replica: PrefillView, prefill: NewPrefill, now_s: float, reason: PlacementReason) -> Choice:
+    """A choice of `replica`, with what is predicted there."""
+    work = replica.outstanding(now_s)
     found = prospect(work, queued(prefill, prefill.own_s(replica), now_s), plan(work).value)
     return Choice(replica, found.start_s, found.end_s, found.is_on_time, reason)
 
 
-def queued(prefill: Prefill, own_s: float, now_s: float) -> Queued:
-    """A prefill as the replica's rules would see it."""
-    return Queued(_NEW, prefill.weight, prefill.deadline_s, own_s, now_s)
-
-
-def _fit(prefill: Prefill, replica: PrefillReplica, now_s: float, enough_s: float = math.inf) -> Fit:
-    return replica.fit(prefill.tokens, prefill.deadline_s, prefill.weight, now_s, enough_s)
+def queued(prefill: NewPrefill, own_s: float, now_s: float) -> Prefill:
+    """A new prefill as one of a replica's queue."""
+    return Prefill(_NEW, prefill.weight, prefill.deadline_s, own_s, now_s)

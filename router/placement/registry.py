@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import (
     LeastOutstandingTokens,
-    LeastSlackLoss,
     PowerOfTwoChoices,
     PrefixAffinity,
     RoundRobin,
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 PlacementName: TypeAlias = Literal[
     "least_harm",
-    "least_slack_loss",
     "round_robin",
     "least_outstanding_tokens",
     "power_of_two_choices",
@@ -28,7 +26,6 @@ PlacementName: TypeAlias = Literal[
 ]
 POLICIES: Final[Mapping[str, Callable[[Drawing], PlacementPolicy]]] = {
     "least_harm": lambda _: LeastHarm(),
-    "least_slack_loss": lambda _: LeastSlackLoss(),
     "round_robin": lambda _: RoundRobin(),
     "least_outstanding_tokens": lambda _: LeastOutstandingTokens(),
     "power_of_two_choices": PowerOfTwoChoices,

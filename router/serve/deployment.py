@@ -6,8 +6,6 @@ question about a request and never sees the request's text or its tokens.
 
 from __future__ import annotations
 
-import asyncio
-import math
 import random
 import time
 import uuid
@@ -17,14 +15,13 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from router.admission import Gate
 from router.core import RouterCore, RouterLimits
-from router.messages import Evicted, Held, Placed, PlacementRequested, Rejected
+from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
-from router.serve.replacing import again
-from router.serve.tickets import Tickets
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
+from slo.errors import Rejected
 from slo.monitor.messages import Role, RouterSeen
-from slo.replacement import NotReplaced, Replaced
+from slo.replacement import Replaced
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from telemetry import logs
 from telemetry.catalogue import (
@@ -32,7 +29,6 @@ from telemetry.catalogue import (
     DECISION,
     FLEET_BACKLOG,
     FLEET_LOAD,
-    HELD,
     PLACEMENTS,
     PROMPT_LENGTH_ERROR,
     SLACK_AT_DISPATCH,
@@ -44,8 +40,9 @@ from telemetry.reporting.monitor_client import MonitorClient, Participant
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.fleet.decode_replica import KvLink
-    from router.messages import Decision, Outcome
+    from router.fleet.decode_replica import DecodeView, KvLink
+    from router.fleet.prefill_replica import PrefillView
+    from router.messages import PlacementDecision
     from slo.monitor.policy import ClusterPolicy
     from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
@@ -78,7 +75,7 @@ class RouterConfig:
     is_monitored: bool = False
 
     def controller(self) -> AdmissionController:
-        """Admission with nothing let in yet."""
+        """Admission with nothing admitted yet."""
         gates = TenantGates(self.tenants, self.default_limit)
         return AdmissionController(self.policies, self.admission, gates, random.Random())  # noqa: S311 - no secret
 
@@ -99,7 +96,6 @@ class SlackRouter:
         self._instruments = Instruments(
             PLACEMENTS,
             DECISION,
-            HELD,
             SLACK_AT_DISPATCH,
             PROMPT_LENGTH_ERROR,
             BYTES_PER_TOKEN,
@@ -112,34 +108,14 @@ class SlackRouter:
             participant = Participant(_reporter(), Role.ROUTER, _seen, self.follow)
             self._monitor = MonitorClient(participant, self._instruments)
 
-        self._tickets = Tickets()
-        self._tiers: dict[JobId, Tier] = {}
-        self._look: asyncio.TimerHandle | None = None
-
-    async def place(self, request: PlacementRequested) -> Decision:
-        """Decide on one request; what becomes of one that is held back, `placement` says."""
+    async def place(self, request: PlacementRequested) -> PlacementDecision:
+        """Decide on one request."""
         started_s = time.monotonic()
         decision = self._core.place(request, started_s)
         self._instruments.observe(DECISION, time.monotonic() - started_s)
         self._show_load(request.objective.tier, started_s)
-        if isinstance(decision, Held):
-            self._tickets.issue(decision.ticket)
-            self._tiers[decision.ticket] = request.objective.tier
         self._record(request.job_id, request.objective.tier, decision)
-        self._settle()
         return decision
-
-    async def placement(self, ticket: JobId, wait_s: float) -> Outcome | Held | None:
-        """What has become of a held request.
-
-        Args:
-            ticket: As `place` gave it.
-            wait_s: When to answer that it is still held.
-
-        Returns:
-            None when the ticket is not known: the router has been started anew, or the client has left.
-        """
-        return await self._tickets.outcome(ticket, wait_s)
 
     def _show_load(self, tier: Tier, now_s: float) -> None:
         self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
@@ -150,24 +126,20 @@ class SlackRouter:
         self._admission.follow(policy.shed, policy.reserved)
 
     async def replace(self, request: ReplacementRequested) -> ReplacementDecision:
-        """Find another place for a prefill whose replica was lost, and place nothing there any more.
+        """Find another place for a prefill whose replica failed, and place nothing there any more.
 
-        A replica that is not lost after all says so with its next report.
+        A replica that has not failed after all says so with its next report.
         """
-        for replica_id in request.lost:
+        for replica_id in request.failed_replicas:
             self._core.replica_gone(ReplicaGone(replica_id))
-        decision = await self.place(again(request))
-        assert not isinstance(decision, Held), "what has had a place before is not held"
+        decision = await self.place(PlacementRequested.again(request))
         if isinstance(decision, Placed):
             return Replaced(decision.prefill_replica, decision.handoff_s)
-        return NotReplaced(decision.reason, decision.retry_after_s)
+        return decision
 
     async def job_ended(self, job_id: JobId) -> None:
         """Forget a request whose client is gone."""
         self._core.job_ended(job_id, time.monotonic())
-        self._tickets.drop(job_id)
-        self._tiers.pop(job_id, None)
-        self._settle()
 
     async def report(self, report: Report) -> None:
         """Hear from a replica."""
@@ -185,22 +157,8 @@ class SlackRouter:
                 self._core.replica_gone(report)
             case _:
                 assert_never(report)
-        self._settle()
 
-    def _settle(self) -> None:
-        """Let those know of whom something has become, and look again when something may."""
-        now_s = time.monotonic()
-        for job_id, outcome in self._core.due(now_s):
-            self._record(job_id, self._tiers.pop(job_id), outcome)
-            self._tickets.settle(job_id, outcome)
-        self._instruments.set(HELD, self._core.held)
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        if (at_s := self._core.next_look_s(now_s)) < math.inf:
-            self._look = asyncio.get_running_loop().call_later(at_s - now_s, self._settle)
-
-    def _record(self, job_id: JobId, tier: Tier, decision: Decision | Outcome) -> None:
+    def _record(self, job_id: JobId, tier: Tier, decision: PlacementDecision) -> None:
         match decision:
             case Placed():
                 event = "request_placed"
@@ -209,13 +167,9 @@ class SlackRouter:
                     self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
             case Rejected():
                 event = "request_rejected"
-            case Held():
-                event = "request_held"
-            case Evicted():
-                event = "request_evicted"
             case _:
                 assert_never(decision)
-        if self._monitor is not None and not isinstance(decision, Held):
+        if self._monitor is not None:
             self._monitor.note((tier, decision))
         logs.event(event, job_id=job_id, tier=tier, **asdict(decision))
 
@@ -224,7 +178,6 @@ class SlackRouter:
         now_s = time.monotonic()
         return {
             "ready": self._core.is_ready(now_s),
-            "held": self._core.held,
             "monitored": self._monitor is not None,
             "bytes_per_token": self._core.prompt_length.bytes_per_token,
             "prompt_length_error": self._core.prompt_length.error,
@@ -238,7 +191,7 @@ def _reporter() -> str:
     return f"router-{uuid.uuid4().hex[:8]}"
 
 
-def _seen(events: tuple[tuple[Tier, Placed | Rejected | Evicted], ...]) -> RouterSeen:
+def _seen(events: tuple[tuple[Tier, PlacementDecision], ...]) -> RouterSeen:
     placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
     for tier, decision in events:
         counts = placed if isinstance(decision, Placed) else refused
@@ -246,7 +199,7 @@ def _seen(events: tuple[tuple[Tier, Placed | Rejected | Evicted], ...]) -> Route
     return RouterSeen(placed, refused)
 
 
-def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
+def _prefill_state(replica: PrefillView, now_s: float) -> dict[str, Any]:
     return {
         "replica": replica.replica_id,
         "outstanding": len(replica.jobs),
@@ -262,7 +215,7 @@ def _prefill_state(replica: Any, now_s: float) -> dict[str, Any]:
     }
 
 
-def _decode_state(replica: Any, now_s: float) -> dict[str, Any]:
+def _decode_state(replica: DecodeView, now_s: float) -> dict[str, Any]:
     return {
         "replica": replica.replica_id,
         "running": replica.running,

@@ -1,7 +1,7 @@
 """Sends each call of a deployment handle to the replica that the router chose for it.
 
 Runs inside Serve's handles, in the calling process. Owns nothing but the lookup; a call without a pin, or
-whose replica is gone, goes to the least busy one, if possible to none that lost the request before.
+whose replica is gone, goes to the least busy one, if possible to none that failed it before.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _PinnedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray ships no 
         """The pinned replica first, then all, least busy first; see Ray's `RequestRouter`."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        pin, lost = (None, ()) if pending_request is None else self._wish(pending_request)
+        pin, failed = (None, ()) if pending_request is None else self._target(pending_request)
         pinned = [replica for replica in candidate_replicas if replica.replica_id.unique_id == pin]
-        others = [replica for replica in candidate_replicas if replica.replica_id.unique_id not in lost]
+        others = [replica for replica in candidate_replicas if replica.replica_id.unique_id not in failed]
         return [pinned or sorted(others or candidate_replicas, key=self._known_queue_len)]
 
-    def _wish(self, pending_request: PendingRequest) -> tuple[ReplicaId | None, tuple[ReplicaId, ...]]:
-        """Where a call is to go, and where not if there is a choice."""
+    def _target(self, pending_request: PendingRequest) -> tuple[ReplicaId | None, tuple[ReplicaId, ...]]:
+        """The replica that a call is pinned to, and those that failed it before."""
         if (pin := pending_request.kwargs.get("pin")) is not None:
             return pin, ()
         for argument in pending_request.args:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules, Refused
+from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.admission.tenants import ANONYMOUS
+from slo.errors import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +71,7 @@ class AdmittingReplica:
         work_s = self._predictor.prefill_s(job.num_tokens)
         asked = AdmissionRequest(job.job_id, job.arrival.tier, ANONYMOUS.name, job.num_tokens, work_s)
         decision = self._admission.decide(asked, self._loop.now_s)
-        if isinstance(decision, Refused):
+        if isinstance(decision, Rejected):
             job.refused = decision.reason.value
         else:
             self._replica.arrive(job)

@@ -19,7 +19,7 @@ from simulator.arms.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.cost.passes import Granularity
 from simulator.replica.engine import EngineLimits, VirtualEngine
 from simulator.replica.replica import ReplicaRules, VirtualReplica
-from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import STEP_TOKENS
 from slo.queue.fairness import Fairness

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from simulator.cost.decode_steps import DecodeModel
     from simulator.replica.loop import EventLoop
-    from slo.predict.link import Link
+    from slo.predict.handoff import Link
     from slo.request import ReplicaId
 
 

@@ -19,9 +19,7 @@ from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from router.messages import Decision, Outcome
+    from router.messages import PlacementDecision
     from simulator.fleet.setup import FleetSetup
     from simulator.replica.loop import EventLoop
     from simulator.workload.arrivals import Arrival
@@ -42,17 +40,9 @@ class Dispatch:
         setup: The fleet.
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.
-        settled: Called with what becomes of requests that were held back.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        setup: FleetSetup,
-        *,
-        informs: bool,
-        settled: Callable[[JobId, Outcome], None],
-    ) -> None:
+    def __init__(self, loop: EventLoop, setup: FleetSetup, *, informs: bool) -> None:
         policies = setup.policies_as_weighed()
         if not informs:
             policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
@@ -65,8 +55,6 @@ class Dispatch:
             link=setup.kv_link(),
             gate=Gate(setup.controller()),
         )
-        self._settled = settled
-        self._look = 0
         self._loop = loop
         self._policies = policies
         self._informs = informs
@@ -74,10 +62,10 @@ class Dispatch:
 
     def place(
         self, job_id: JobId, arrival: Arrival, prompt_bytes: int, *, explicit_deadline: bool
-    ) -> Decision:
+    ) -> PlacementDecision:
         """Where a request goes; its length is estimated from its bytes, or known when there are none."""
         now_s = self._loop.now_s
-        decision = self._core.place(
+        return self._core.place(
             PlacementRequested(
                 job_id=job_id,
                 objective=Objective(arrival.tier, arrival.ttft_s, self._policies[arrival.tier].tpot_s),
@@ -90,8 +78,6 @@ class Dispatch:
             ),
             now_s,
         )
-        self._look_again()
-        return decision
 
     def report(self, report: PrefillReported | DecodeReported) -> None:
         """Hear of a replica after a report's way."""
@@ -103,7 +89,6 @@ class Dispatch:
             self._core.prefill_reported(report, self._loop.now_s)
         else:
             self._core.decode_reported(report, self._loop.now_s)
-        self._settle()
 
     def prefilled(self, job_id: JobId) -> None:
         """A prefill has ended; replicas that report say so themselves."""
@@ -113,22 +98,6 @@ class Dispatch:
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""
         self._core.replica_gone(ReplicaGone(replica_id))
-        self._settle()
-
-    def _settle(self) -> None:
-        """Ask what has become of those held back, and when to ask again."""
-        for job_id, outcome in self._core.due(self._loop.now_s):
-            self._settled(job_id, outcome)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._look += 1
-        if (at_s := self._core.next_look_s(self._loop.now_s)) < math.inf:
-            self._loop.call_at(at_s, self._timer, self._look)
-
-    def _timer(self, look: int) -> None:
-        if look == self._look:
-            self._settle()
 
     @staticmethod
     def _block(arrival: Arrival, prompt_bytes: int) -> int:

@@ -11,13 +11,14 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from router.messages import Evicted, Held, Placed, Rejected
+from router.messages import Placed
 from simulator.fleet.decode_site import DecodeSite
 from simulator.fleet.dispatch import Dispatch
 from simulator.fleet.outcome import FleetRun, Passage
 from simulator.fleet.prefill_site import Life, PrefillSite
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
+from slo.errors import Rejected
 from slo.outcomes import Outcome
 from slo.request import JobId, ReplicaId, RequestContext
 
@@ -66,7 +67,7 @@ class _Fleet:
         names = [ReplicaId(f"decode-{place}") for place in range(setup.decode_replicas)]
         self._decode = {name: DecodeSite(self._loop, name, setup.decode, setup.link) for name in names}
         informs = self._places[0].informs
-        self._dispatch = Dispatch(self._loop, setup, informs=informs, settled=self._settled)
+        self._dispatch = Dispatch(self._loop, setup, informs=informs)
         if setup.length_sigma is not None:
             self._write_texts(setup.length_sigma)
 
@@ -124,17 +125,6 @@ class _Fleet:
                 self._refuse(passage, decision.reason.value, Outcome.SHED)
             case Placed():
                 self._send(passage, decision)
-            case Held():
-                pass  # `_settled` will be called
-
-    def _settled(self, job_id: JobId, outcome: Placed | Evicted) -> None:
-        """What has become of a request that was held back."""
-        passage = self._passages[job_id]
-        match outcome:
-            case Placed():
-                self._send(passage, outcome)
-            case Evicted():
-                self._refuse(passage, outcome.reason.value, Outcome.EVICTED)
 
     def _send(self, passage: Passage, decision: Placed) -> None:
         passage.placements += 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.replica.loop import EventLoop
-    from slo.predict.link import Link
+    from slo.predict.handoff import Link
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from router.fleet.decode_replica import KvLink
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from slo.admission.controller import AdmissionController
 from slo.admission.tenant_limits import TenantGates
-from slo.predict.link import Link
+from slo.predict.handoff import Link
 from slo.tiers import DEFAULT_TIER_POLICIES
 
 if TYPE_CHECKING:

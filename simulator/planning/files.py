@@ -42,7 +42,7 @@ from slo.files.strict_yaml import (
     known_name,
     read_mapping,
 )
-from slo.predict.link import Link
+from slo.predict.handoff import Link
 from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
 
 _FEWEST_REQUESTS = 2000

@@ -8,7 +8,7 @@ from simulator.cost.accelerators import CHIPS, Chip, kv_tokens
 from simulator.cost.operators import ModelShape
 from simulator.workload.files import Tokens
 from slo.files.strict_yaml import FleetConfigError, Positive, Section, known_name
-from slo.predict.link import Link
+from slo.predict.handoff import Link
 
 Ranks = Annotated[int, Field(ge=1, le=64)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -21,7 +21,7 @@ from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
 from simulator.findings import State
 from simulator.replica.prefix_cache import PrefixCache
 from slo.predict.prefill_time import attention_pairs
-from slo.preemption.decide import Limits
+from slo.preemption.types import Limits
 from slo.queue.batching import STEP_TOKENS
 
 if TYPE_CHECKING:

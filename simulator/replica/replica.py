@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from simulator.findings import State
-from slo.preemption.decide import Keep, Preempt, PreemptionMode
+from slo.preemption.types import Keep, Preempt, PreemptionMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
     from slo.predict.prefill_time import PrefillPredictor
-    from slo.preemption.decide import PreemptionRules
+    from slo.preemption.types import PreemptionRules
     from slo.queue.order import QueueOrder
     from slo.tiers import Tier
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from slo.admission.demand import MEMORY_S, Demand, divide
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.tiers import PREMIUM, SYSTEM, Tier
 
 if TYPE_CHECKING:
@@ -88,15 +88,7 @@ class Admitted:
     """The request may be placed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The request is refused before it is queued; `retry_after_s` is when trying again has a chance."""
-
-    reason: RejectionReason
-    retry_after_s: float
-
-
-Decision: TypeAlias = Admitted | Refused
+Decision: TypeAlias = Admitted | Rejected
 ADMITTED: Final = Admitted()
 
 
@@ -218,7 +210,7 @@ class AdmissionController:
         """Predicted prefill seconds of a class that were let in and have not been served."""
         return self._backlog_s[tier]
 
-    def _for_lack(self, request: AdmissionRequest, now_s: float) -> Refused | None:
+    def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
         self._refresh(now_s)
         tier, load = request.tier, self._load
@@ -242,9 +234,9 @@ class AdmissionController:
             return self._refused(RejectionReason.BACKLOG, excess_s)
         return None
 
-    def _refused(self, reason: RejectionReason, retry_after_s: float) -> Refused:
+    def _refused(self, reason: RejectionReason, retry_after_s: float) -> Rejected:
         rules = self._rules
-        return Refused(reason, min(max(retry_after_s, rules.min_retry_s), rules.max_retry_s))
+        return Rejected(reason, min(max(retry_after_s, rules.min_retry_s), rules.max_retry_s))
 
     def _refresh(self, now_s: float) -> None:
         """Work out the probabilities anew, if they are old."""

@@ -1,7 +1,7 @@
-"""Profiles, which `slackserve calibrate` writes: how they are read.
+"""Reads the profiles that `slackserve calibrate` writes.
 
-Owns the version of the format, and what in a profile predicts. What else it holds, and how it is measured and
-written, is `deployments.calibrate.profile`'s.
+Owns the version of the format, and the parts of a profile that predict. What else it holds, and how it is
+measured and written, is `deployments.calibrate.profile`'s.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.predict.handoff import HandoffFit
-from slo.predict.link import Link
+from slo.predict.handoff import HandoffFit, Link
 from slo.predict.measured_on import UNKNOWN, Subject
 from slo.predict.prefill_time import PrefillPredictor
 
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 
 PROFILE_FORMAT: Final = 2
 READABLE: Final = (1, PROFILE_FORMAT)
-"""Format 1 has prefill times only, and does not say of what."""
+"""Format 1 has prefill times only, without their subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured.
+    """The measured times of one subject.
 
     Attributes:
-        predictor: The curve through prefill times; its handoff is the part that no length changes.
+        predictor: The curve through prefill times; its handoff is the part that does not depend on length.
         subject: What was measured.
         handoff: From the end of a prefill to its first token; None when it was not measured.
         kv_bytes_per_token: KV bytes of one token on the subject; 0 when the handoff was not measured.
@@ -41,9 +40,9 @@ class Profile:
     kv_bytes_per_token: int = 0
 
     def link(self, kv_bytes_per_token: int) -> Link | None:
-        """What KV moves over, for a model with so many bytes per token; None when it was not measured.
+        """The link, for a model with so many KV bytes per token; None when it was not measured.
 
-        The seconds per token are those that were measured, also where a token has other bytes.
+        The measured seconds per token are kept, even when the subject's tokens had another number of bytes.
         """
         if (handoff := self.handoff) is None:
             return None
@@ -52,7 +51,7 @@ class Profile:
 
 
 def read_whole_profile(path: Path, refusal: type[Exception]) -> Profile:
-    """Everything in a profile that predicts.
+    """Read the parts of a profile that predict.
 
     Raises:
         refusal: when the file cannot be read or is something else.
@@ -71,7 +70,7 @@ def read_whole_profile(path: Path, refusal: type[Exception]) -> Profile:
 
 
 def read_profile(path: Path, refusal: type[Exception]) -> PrefillPredictor:
-    """The curve through the measured prefill times.
+    """Read the curve through the measured prefill times.
 
     Raises:
         refusal: when the file cannot be read or is something else.
@@ -88,7 +87,7 @@ def _profile(values: Mapping[str, Any]) -> Profile:
 
 
 def _subject(values: Mapping[str, Any]) -> Subject:
-    """What the profile says of it; one that says nothing is of anything."""
+    """The profile's subject; `UNKNOWN` where the file does not say."""
     about = values.get("about", {}) if values["format"] > 1 else {}
     return Subject(**{part.name: about.get(part.name) for part in fields(Subject)})
 

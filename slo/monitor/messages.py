@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slo.monitor.attainment import RequestEnded
     from slo.monitor.directives import PreemptDirective, ReplicaSeen
     from slo.monitor.policy import ClusterPolicy
     from slo.monitor.settings import MonitorSettings
+    from slo.outcomes import RequestEnded
     from slo.predict.prediction_error import PassMeasured
     from slo.request import ReplicaId
     from slo.tiers import Tier

@@ -1,7 +1,7 @@
 """How long it takes from the end of a prefill to the first token: KV transfer, then the first decode step.
 
-Owns the model of both and its fit. Does not measure anything; what KV moves over is the business of
-`kv_transfer`.
+Owns the model of both and its fit, and that of the link that KV moves over. Does not measure or move
+anything.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class HandoffFit:
 
 
 def fit_handoff(samples: Sequence[HandoffSample]) -> HandoffFit:
-    """Lines through the medians at each length by the median slope (Theil and Sen), which one outlier spares.
+    """Fit lines through the medians at each length by the median slope (Theil and Sen), robust to outliers.
 
-    What is left of a handoff without its decode step is the transfer; together they are what was measured.
+    The transfer is what a handoff takes besides its decode step; both lines together give the handoff.
 
     Raises:
         ValueError: with fewer than two different prompt lengths.
@@ -100,3 +100,24 @@ def _line(points: dict[int, float]) -> tuple[float, float]:
     slopes = [(points[b] - points[a]) / (b - a) for a, b in combinations(sorted(points), 2)]
     slope = max(0.0, statistics.median(slopes))
     return max(0.0, statistics.median(value - slope * n for n, value in points.items())), slope
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What moves KV cache into one decode replica.
+
+    Attributes:
+        bytes_ps: Bytes per second, infinite for no limit.
+        latency_s: From the last byte sent to the receiver's notice; those of several transfers overlap.
+    """
+
+    bytes_ps: float = 25e9
+    latency_s: float = 0.002
+
+    def alone_s(self, size_bytes: float) -> float:
+        """Seconds of a transfer that waits for no other."""
+        return size_bytes / self.bytes_ps + self.latency_s
+
+
+INSTANT_LINK = Link(float("inf"), 0.0)
+"""Takes no time."""

@@ -1,6 +1,6 @@
-"""What measured times hold for: a model on an accelerator, in so many parts, with numbers of one kind.
+"""What times were measured on: a model, an accelerator, a number of ranks, a dtype.
 
-Owns the comparison. Times of one subject say nothing about another.
+Owns the comparison; times measured on one subject do not hold for another.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured, or predicted; what is None is not known and differs from nothing.
+    """What is measured, or predicted; a part that is None is unknown and does not differ from any other.
 
     Attributes:
-        model: Its id, as `slackserve serve --model` takes it; of a directory, the name.
-        accelerator: What its driver calls it; "cpu" for none.
+        model: Its id, as `slackserve serve --model` takes it; for a directory, its name.
+        accelerator: Its name in the driver; "cpu" for none.
         tensor_parallel: Ranks of a replica.
         dtype: Of the weights, such as "bfloat16".
     """
@@ -40,7 +40,7 @@ UNKNOWN: Final = Subject()
 
 @dataclass(frozen=True, slots=True)
 class Measurable:
-    """What a replica says of itself to whoever measures it.
+    """A replica's answer to `slackserve calibrate`, which measures it.
 
     Attributes:
         subject: What is measured.

@@ -1,8 +1,7 @@
 """How far predictions are off, and by what factor to correct those of prefill times.
 
 Owns the errors over the latest predictions, and the factor from measured forward passes, one replica at a
-time. Who measures is the replicas' business,
-the corrected predictor `slo.predict.prefill_time.PrefillPredictor.times`.
+time. The replicas measure; `slo.predict.prefill_time.PrefillPredictor.times` applies the factor.
 """
 
 from __future__ import annotations
@@ -13,14 +12,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 QUANTILE: Final = 0.75
-"""Of measured over predicted time. Slack that is reckoned with the mean is too long every other time."""
+"""Of measured over predicted time. Slack computed with the mean is too long every other time."""
+MIN_CORRECTION: Final = 0.2
+MAX_CORRECTION: Final = 5.0
 REMEMBERED: Final = 64
-"""Passes per replica; the estimate has left an old speed behind after as many."""
-LEAST_SAMPLES: Final = 8
+"""Latest passes that count, per replica."""
+MIN_SAMPLES: Final = 8
 _MAD_TO_SIGMA: Final = 1.4826
 _CLIP_SIGMAS: Final = 3.0
-_LEAST_SPREAD: Final = 0.02
+_MIN_SPREAD: Final = 0.02
 """Nothing within two per cent of the median is an outlier."""
 
 
@@ -65,7 +68,7 @@ class RollingError:
         self._errors: deque[float] = deque(maxlen=remembered)
 
     def add(self, predicted_s: float, measured_s: float) -> None:
-        """Something was predicted and measured; what is not positive says nothing."""
+        """Something was predicted and measured; values that are not positive are ignored."""
         if min(predicted_s, measured_s) > 0:
             self._errors.append(abs(predicted_s - measured_s) / measured_s)
 
@@ -89,7 +92,7 @@ class Residuals:
         self._overruns: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(self, measured: PassMeasured) -> None:
-        """A pass was measured; one without a prediction says nothing."""
+        """A pass was measured; one without a prediction is ignored."""
         if min(measured.predicted_s, measured.corrected_s, measured.measured_s) <= 0:
             return
         self._log_ratios.append(math.log(measured.measured_s / measured.predicted_s))
@@ -112,13 +115,13 @@ class Residuals:
         Ratios farther from their median than three robust standard deviations (Hampel's rule) count as if
         they were just there: a pass that was held up once does not make a replica slow.
         """
-        if len(self._log_ratios) < LEAST_SAMPLES:
+        if len(self._log_ratios) < MIN_SAMPLES:
             return None
         middle = statistics.median(self._log_ratios)
         spread = _MAD_TO_SIGMA * statistics.median(abs(ratio - middle) for ratio in self._log_ratios)
-        reach = _CLIP_SIGMAS * max(spread, _LEAST_SPREAD / _CLIP_SIGMAS)
+        reach = _CLIP_SIGMAS * max(spread, _MIN_SPREAD / _CLIP_SIGMAS)
         clipped = [min(max(ratio, middle - reach), middle + reach) for ratio in self._log_ratios]
-        factor = math.exp(_quantile(clipped, self._quantile))
+        factor = math.exp(float(np.quantile(clipped, self._quantile)))
         return min(max(factor, MIN_CORRECTION), MAX_CORRECTION)
 
 
@@ -127,7 +130,7 @@ def prediction_error(*residuals: Residuals | RollingError) -> PredictionError | 
     errors = [error for each in residuals for error in each.errors]
     if not errors:
         return None
-    return PredictionError(len(errors), statistics.fmean(errors), _quantile(errors, 0.9))
+    return PredictionError(len(errors), statistics.fmean(errors), float(np.quantile(errors, 0.9)))
 
 
 def overrun(*residuals: Residuals) -> tuple[int, float]:
@@ -137,19 +140,4 @@ def overrun(*residuals: Residuals) -> tuple[int, float]:
         Their number, and the 90th percentile of measured over predicted time; 1 without any.
     """
     ratios = [ratio for each in residuals for ratio in each.overruns]
-    return len(ratios), _quantile(ratios, 0.9) if ratios else 1.0
-
-
-def _quantile(values: list[float], quantile: float) -> float:
-    """By linear interpolation between the values."""
-    ordered = sorted(values)
-    place = quantile * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-MIN_CORRECTION: Final = 0.2
-
-
-MAX_CORRECTION: Final = 5.0
+    return len(ratios), float(np.quantile(ratios, 0.9)) if ratios else 1.0

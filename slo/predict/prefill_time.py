@@ -54,7 +54,7 @@ class PrefillPredictor:
         return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs if tokens > 0 else 0.0
 
     def times(self, factor: float) -> PrefillPredictor:
-        """The predictor of a replica that takes `factor` times as long; the handoff is not the replica's."""
+        """The predictor of a replica that takes `factor` times as long; the handoff stays as it is."""
         return replace(
             self,
             per_token_s=self.per_token_s * factor,
@@ -90,10 +90,11 @@ class Fit:
 
 
 def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
-    """Least squares of the relative errors, every coefficient kept at or above zero.
+    """Fit by least squares of the relative errors, with no negative coefficient.
 
-    Relative errors: a tenth of a short prefill matters as much to its deadline as a tenth of a long one. Of
-    repeated measurements the median counts, which one that was held up does not move; quality is that of all.
+    Errors are relative because a tenth of a short prefill matters as much to its deadline as a tenth of a
+    long one. Of repeated measurements the median is fitted, which one outlier does not move; the quality is
+    that over all.
 
     Raises:
         ValueError: with fewer than two different prompt lengths, or a time that is not positive.
@@ -138,22 +139,22 @@ def _features(sample: Sample) -> tuple[float, float, float]:
 def _non_negative(features: np.ndarray, target: np.ndarray) -> np.ndarray:
     """The non-negative coefficients with the least squared error: the best over all sets of active ones.
 
-    With as few measured lengths as coefficients the curve is not determined; then as many are used as there
-    are different rows, those for long prompts left out first.
+    With fewer different rows than coefficients the curve is not determined; then only as many coefficients
+    as rows are used, those for long prompts left out first.
     """
     scale = np.linalg.norm(features, axis=0)
     scaled = features / scale
     count = features.shape[1]
     rank = min(count, len(np.unique(np.round(scaled, 12), axis=0)))
     active = range(count - rank, count) if rank < count else range(count)
-    best, least = np.zeros(count), float("inf")
+    best, min_error = np.zeros(count), float("inf")
     for size in range(1, rank + 1):
         for chosen in combinations(active, size):
             part, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
             if np.any(part < 0):
                 continue
             error = float(np.sum((scaled[:, chosen] @ part - target) ** 2))
-            if error < least * (1 - 1e-12):
-                best, least = np.zeros(count), error
+            if error < min_error * (1 - 1e-12):
+                best, min_error = np.zeros(count), error
                 best[list(chosen)] = part / scale[list(chosen)]
     return best

@@ -11,7 +11,7 @@ from typing import Final
 
 MIN_BYTES_PER_TOKEN: Final = 0.5
 MAX_BYTES_PER_TOKEN: Final = 16.0
-"""No text of any language is outside; what is (a truncated prompt, say) is held to it."""
+"""No text of any language is outside; a ratio that is (of a truncated prompt, say) is clamped."""
 
 
 @dataclass(slots=True)

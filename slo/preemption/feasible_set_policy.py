@@ -1,4 +1,4 @@
-"""Preemption that follows from who can be on time together, with the running step as one among the others.
+"""Preemption by the feasible set: who can be on time together, the running step being one among the others.
 
 Owns the rule of `PreemptionPolicy.FEASIBLE_SET`. Limits, the other policies and what they share are
 `slo.preemption.decide`'s.
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from slo.preemption.types import (
-    Decision,
     Keep,
     KeepReason,
     Preempt,
+    PreemptionDecision,
     PreemptionMode,
     PreemptionRules,
     PreemptReason,
-    ReplicaState,
     RunningStep,
 )
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
@@ -35,49 +34,53 @@ _NOTHING_S: Final = 1e-9
 """Less work than this is the rounding of sums."""
 
 
-def decide_by_set(
-    state: ReplicaState, now_s: float, rules: PreemptionRules, forecast: Forecast | None
-) -> Decision:
-    """Stop the step if more can be on time, by worth, than when it ends first.
+def decide_by_feasible_set(
+    step: RunningStep,
+    waiting: Sequence[Prefill],
+    now_s: float,
+    rules: PreemptionRules,
+    forecast: Forecast | None,
+) -> PreemptionDecision:
+    """Stop the step if the value on time is higher than when it ends first.
 
-    All that wait and the running step together are given to `slo.queue.feasible_set`. If the step is not
-    among those that are kept, it makes way as soon as it is in the way of one of them; if it is, it does so
-    only for those with nearer deadlines that cannot wait for its end. So one long prefill is given up for two
-    short ones, whoever came first, and nothing is stopped that is in nobody's way.
+    The waiters and the running step together are given to `slo.queue.feasible_set`. A step outside the
+    feasible set is preempted as soon as it delays one that is in it; a step inside is preempted only for
+    those with nearer deadlines that cannot wait for its end. So one long prefill is preempted for two short
+    ones, whichever came first, and a step that delays nobody is never stopped.
 
     Waiters that have been suspended for as long as they may be go before all others; nothing is stopped for
-    them. Those that have made way for the step itself are left out.
+    them. Those that were preempted for the step itself are left out.
 
     Args:
-        state: What runs, at least, and what waits, in any order.
+        step: What runs.
+        waiting: What waits, in any order.
         now_s: The time.
-        rules: Of them, the margin is how many times its predicted time the step is reckoned with.
+        rules: Their margin is how many times its predicted time the step is assumed to take.
         forecast: What will arrive; see `slo.queue.feasible_set`.
     """
-    step = state.running
-    assert step is not None
     limit_s = rules.limits.max_suspended_s
     members = {member.job_id for member in step.members}
-    waiting = [waiter for waiter in state.waiting if waiter.suspended_s < limit_s]
-    pool = [waiter for waiter in waiting if waiter.preempted_by not in members]
-    if waiting and not pool:
+    suspendable = [waiter for waiter in waiting if waiter.suspended_s < limit_s]
+    pool = [waiter for waiter in suspendable if waiter.preempted_by not in members]
+    if suspendable and not pool:
         return Keep(KeepReason.PROTECTED)
-    overdue_s = sum([waiter.remaining_s for waiter in state.waiting if waiter.suspended_s >= limit_s])
+    overdue_s = sum([waiter.remaining_s for waiter in waiting if waiter.suspended_s >= limit_s])
     stop_s = rules.stop_latency_s + step.boundary_s
     ended_s = now_s + rules.margin * step.remaining_s + overdue_s
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
     stopped = feasible_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
-    before = [*takewhile(lambda prefill: prefill is not runner, stopped.kept)]
-    is_kept = len(before) < len(stopped.kept)
+    before = [*takewhile(lambda prefill: prefill is not runner, stopped.feasible)]
+    in_set = len(before) < len(stopped.feasible)
     spare_s = _min_spare_s(before, ended_s)
     if spare_s >= 0:
         # Who is in time now can become late only by a slow step, and that shows at its boundaries.
         at_s = now_s + spare_s + stop_s
-        reason = _why_not(stopped, pool, now_s, is_kept=is_kept)
+        reason = _why_not(stopped, pool, now_s, in_set=in_set)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    if _value_if_ended(step, runner, pool, ended_s, forecast, rules.mode) >= sum(map(value, stopped.kept)):
+    value_if_ended = _value_if_ended(step, runner, pool, ended_s, forecast, rules.mode)
+    if value_if_ended >= sum(map(value, stopped.feasible)):
         return Keep(KeepReason.WOULD_HARM)
-    return _preempt(step, runner, before, stop_s + overdue_s, limit_s, is_kept=is_kept)
+    return _preempt(step, runner, before, stop_s + overdue_s, limit_s, in_set=in_set)
 
 
 def _value_if_ended(
@@ -88,18 +91,18 @@ def _value_if_ended(
     forecast: Forecast | None,
     mode: PreemptionMode,
 ) -> float:
-    """The worth on time if the step runs to its end at `ended_s`.
+    """The value on time if the step runs to its end at `ended_s`.
 
-    A runner without a deadline adds nothing: it is not late for having been stopped. One whose prompt goes on
-    behind the step waits with the others for its next chunk.
+    A runner without a deadline adds nothing: stopping it does not make it late. A runner whose prompt is
+    longer than the step waits with the others for its next chunk.
     """
     if runner is None or runner.deadline_s == math.inf:
-        return sum(map(value, feasible_set(pool, ended_s, forecast).kept))
+        return sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
     behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
     if behind_s <= _NOTHING_S:
-        return value(runner) + sum(map(value, feasible_set(pool, ended_s, forecast).kept))
+        return value(runner) + sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
     behind = msgspec.structs.replace(runner, remaining_s=behind_s)
-    return sum(map(value, feasible_set([behind, *pool], ended_s, forecast).kept))
+    return sum(map(value, feasible_set([behind, *pool], ended_s, forecast).feasible))
 
 
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
@@ -121,7 +124,7 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
 
 
 def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
-    """The least that any of them has to spare when they run in this order from `start_s` on."""
+    """The smallest slack of any of them when they run in this order from `start_s` on."""
     min_s, end_s = math.inf, start_s
     for prefill in prefills:
         end_s += prefill.remaining_s
@@ -129,12 +132,12 @@ def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     return min_s
 
 
-def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, is_kept: bool) -> KeepReason:
-    """Why nobody among `pool` needs the step to stop; `is_kept` says that the step is on time with them."""
-    if is_kept and stopped.tardy:
+def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, in_set: bool) -> KeepReason:
+    """Why nobody among `pool` needs the step to stop; `in_set` says that the step is in the feasible set."""
+    if in_set and stopped.tardy:
         return KeepReason.WOULD_HARM
     due = [waiter for waiter in pool if waiter.deadline_s < math.inf]
-    if not due or len(stopped.kept) > is_kept:
+    if not due or len(stopped.feasible) > in_set:
         return KeepReason.WAITERS_IN_TIME
     if any(now_s + waiter.remaining_s <= waiter.deadline_s for waiter in due):
         return KeepReason.CANNOT_SAVE
@@ -148,28 +151,28 @@ def _preempt(
     ahead_s: float,
     limit_s: float,
     *,
-    is_kept: bool,
-) -> Decision:
-    """Stop the step for the first that can make it stop, unless it would then be suspended for too long.
+    in_set: bool,
+) -> PreemptionDecision:
+    """Stop the step for the first waiter that may stop it, unless it would then be suspended for too long.
 
     Args:
         step: What runs.
-        runner: The same as one prefill; None when it is late anyway.
-        before: Those that run before it goes on; those that it waits for if it is to be on time too.
+        runner: The same as one prefill; None when it is infeasible.
+        before: The feasible set up to the runner; all of it when the runner is not in it.
         ahead_s: From now until the first of them starts.
         limit_s: How long a prefill may be suspended.
-        is_kept: Whether it is on time with them.
+        in_set: Whether the runner is in the feasible set.
     """
     first = next((place for place, prefill in enumerate(before) if prefill.preempted_by is None), None)
     if first is None:
         return Keep(KeepReason.PROTECTED)
-    awaited = before if is_kept else before[: first + 1]
+    awaited = before if in_set else before[: first + 1]
     suspended_s = max(member.suspended_s for member in step.members)
     if suspended_s + ahead_s + sum(prefill.remaining_s for prefill in awaited) > limit_s:
         return Keep(KeepReason.MAX_SUSPENDED_TIME)
     reason = PreemptReason.RUNNER_TARDY
     if runner is None:
         reason = PreemptReason.RUNNER_INFEASIBLE
-    elif is_kept or runner.deadline_s == math.inf:
+    elif in_set or runner.deadline_s == math.inf:
         reason = PreemptReason.RESCUE
     return Preempt(step.step_id, before[first].job_id, reason)

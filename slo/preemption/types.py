@@ -18,7 +18,7 @@ from slo.request import JobId  # noqa: TC001 - likewise
 
 
 class PreemptionMode(enum.StrEnum):
-    """What becomes of a stopped step: it continues where it stopped, starts again, or is never stopped."""
+    """Whether a stopped step later continues where it stopped or starts again; off when none is stopped."""
 
     RESUME = "resume"
     RECOMPUTE = "recompute"
@@ -26,13 +26,12 @@ class PreemptionMode(enum.StrEnum):
 
 
 class PreemptionPolicy(enum.StrEnum):
-    """When a waiter that can be met takes the replica from a runner that can be met.
+    """When a feasible waiter preempts a feasible runner.
 
-    `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare deadlines, with the most and with
-    the least urgent member of the step. `RESCUE` asks besides what stopping would change: it stops a step
-    only for a waiter that would otherwise be late, and that is worth more than what becomes late by it.
-    `FEASIBLE_SET` (`slo.preemption.feasible_set_policy`) weighs the step against all waiters together,
-    instead of one by one.
+    `CONSERVATIVE` and `AGGRESSIVE` (FlowPrefill, arXiv 2602.16603) compare the waiter's deadline with that of
+    the most and of the least urgent member of the step. `RESCUE` stops a step only for a waiter that would
+    otherwise be late and has more weight than all that become late by it. `FEASIBLE_SET`
+    (`slo.preemption.feasible_set_policy`) weighs the step against all waiters together, not one by one.
     """
 
     CONSERVATIVE = "conservative"
@@ -46,7 +45,7 @@ class PreemptReason(enum.StrEnum):
 
     RUNNER_INFEASIBLE = "runner_infeasible"
     RUNNER_TARDY = "runner_tardy"
-    """Not everybody can be on time, and others are worth more per second of work."""
+    """Not everybody can be on time, and others have more value per second of work."""
     RESCUE = "rescue"
     BEATS_MOST_URGENT = "beats_most_urgent"
     BEATS_LEAST_URGENT = "beats_least_urgent"
@@ -79,14 +78,14 @@ class KeepReason(enum.StrEnum):
     CANNOT_SAVE = "cannot_save"
     """The waiter would be late even if the step were stopped."""
     PROTECTED = "protected"
-    """The step belongs to a job that the waiter has made way for."""
+    """The waiter was itself preempted, for a member of the step or for another job."""
     STARVING = "starving"
-    """The step belongs to a class that has waited for too long; nobody who waits is worth enough more."""
+    """The step belongs to a class that has waited for too long; no waiter has enough weight to pass it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much preemption is borne. A step that has reached one of them runs to its end.
+    """Limits of preemption; a step that has reached one of them runs to its end.
 
     Attributes:
         max_preemptions: Stops of one request.
@@ -113,13 +112,13 @@ class RunningStep(msgspec.Struct, frozen=True):
 
     Attributes:
         members: The prefills in it, at least one.
-        remaining_s: Predicted seconds to its end; a member whose prompt goes on behind it has more.
+        remaining_s: Predicted seconds to its end; a member whose prompt is longer than the step has more.
         restart_s: Predicted seconds to compute it again from its start.
         progress: Fraction of its boundaries that it has passed, 0 to 1.
         stoppable: Whether it looks at stop orders at all.
         checkpoint_bytes: Bytes that stopping it would keep, on each rank.
-        boundary_s: Longest time between two of its boundaries, which stopping may have to wait.
-        guard: Only waiters of a higher worth or of its own class may stop it, as that class would otherwise
+        boundary_s: Longest time between two of its boundaries; a stop takes effect at the next one.
+        guard: Only waiters of a higher weight or of its own class may stop it, as that class would otherwise
             starve (`slo.queue.fairness`). Infinite: no other class may.
     """
 
@@ -138,8 +137,8 @@ class ReplicaState(msgspec.Struct, frozen=True):
     """What runs and what waits.
 
     Attributes:
-        waiting: Waiting prefills in the queue's order, which `FEASIBLE_SET` does not need; of each suspended
-            step, its most urgent member.
+        waiting: Waiting prefills in the queue's order, which `FEASIBLE_SET` does not need; each suspended
+            step is one (`slo.preemption.decide.as_one`).
     """
 
     running: RunningStep | None
@@ -153,7 +152,7 @@ class PreemptionRules:
     """The rules in force.
 
     Attributes:
-        margin: At least 1. `FEASIBLE_SET` and `RESCUE` reckon with a runner that takes this many times its
+        margin: At least 1. `FEASIBLE_SET` and `RESCUE` assume that the runner takes this many times its
             predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
             many times as far away as the waiter's.
         stop_latency_s: From the decision to the stop, the way to the next boundary not included.
@@ -188,4 +187,4 @@ class Keep(msgspec.Struct, frozen=True):
     recheck_at_s: float = math.inf
 
 
-Decision: TypeAlias = Preempt | Keep
+PreemptionDecision: TypeAlias = Preempt | Keep

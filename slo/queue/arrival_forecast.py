@@ -1,6 +1,6 @@
 """How much of a replica's time requests that have not arrived yet will want.
 
-Owns the running account of what arrives, by what it is worth per second of work. Reads no clock.
+Owns the running account of what arrives, by its value per second of work. Reads no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 MEMORY_S: Final = 30.0
 """What arrived this long ago counts 1/e of what arrives now."""
 SHARE: Final = 0.7
-"""Of the expected work, what is kept free for: those with far deadlines can give way to some of it later."""
+"""The fraction of the expected work that time is kept free for; some can pass those with far deadlines."""
 NEAR: Final = 4.0
-"""Nothing is kept free of the next so many mean works: what is due that soon is as likely as not to be done
-before anybody comes. With `SHARE`, the best of 0.5 to 0.9 and 0 to 8 in simulated overload."""
+"""No time is kept free within this many mean works from now: what is due that soon is as likely as not to be
+done before anybody comes. With `SHARE`, the best of 0.5 to 0.9 and 0 to 8 in simulated overload."""
 _FROM_LOAD: Final = 0.9
 _TO_LOAD: Final = 1.2
 """Nothing is kept free below the one load, `SHARE` above the other; between them proportionally."""
-_MOST: Final = 0.95
+_MAX_RESERVED: Final = 0.95
 _PER_OCTAVE: Final = 4
 _LOWEST: Final = -10 * _PER_OCTAVE
 _CLASSES: Final = 32 * _PER_OCTAVE
@@ -33,10 +33,10 @@ _CLASSES: Final = 32 * _PER_OCTAVE
 class Forecast:
     """Expects the near future to be like the recent past.
 
-    Work is filed by its worth per second, in classes a quarter of an octave wide, and slowly forgotten.
+    Work is filed by its value per second, in classes a quarter of an octave wide, and decays exponentially.
 
     Args:
-        memory_s: Time constant of forgetting.
+        memory_s: Time constant of the decay.
 
     Attributes:
         pressure: 0 as long as the replica can do everything, 1 when it is overloaded beyond doubt.
@@ -49,17 +49,17 @@ class Forecast:
         self._work_s = [0.0] * _CLASSES
         self._all_work_s = 0.0
         self._count = 0.0
-        self._kept = 1.0
-        """What remains until the last arrival of what is filed."""
+        self._scale = 1.0
+        """What filed work is multiplied by to be read, as of the last arrival."""
         self._densest: list[float] | None = None
-        """The filed work of so many of the densest classes."""
+        """At index n, the filed work of the n densest classes together."""
 
     def arrived(self, work_s: float, weight: float, now_s: float) -> None:
         """A request has arrived.
 
         Args:
             work_s: Its predicted work.
-            weight: Its worth on time.
+            weight: Its weight.
             now_s: The time; never earlier than in the call before.
         """
         if work_s <= 0 or weight <= 0:
@@ -69,7 +69,7 @@ class Forecast:
             self._all_work_s *= factor
             self._count *= factor
         grown = self._decay.grown(now_s)
-        self._kept = 1.0 / grown
+        self._scale = 1.0 / grown
         self._work_s[_class_of(weight / work_s)] += work_s * grown
         self._all_work_s += work_s * grown
         self._count += grown
@@ -79,7 +79,7 @@ class Forecast:
     @property
     def load(self) -> float:
         """Work that arrives per second; above 1 a replica cannot do it all."""
-        return self._all_work_s * self._kept / self._memory_s
+        return self._all_work_s * self._scale / self._memory_s
 
     @property
     def near_s(self) -> float:
@@ -87,9 +87,9 @@ class Forecast:
         return NEAR * self._all_work_s / self._count if self._count else 0.0
 
     def reserved(self, value_per_s: float) -> float:
-        """The fraction of the time from `near_s` on to keep free for what is worth more per second of work.
+        """The fraction of the time from `near_s` on to keep free for what has more value per second of work.
 
-        0 without `pressure`, so that nobody is turned away for fear of the future.
+        0 without `pressure`: a replica that can do everything keeps nothing free.
 
         Args:
             value_per_s: Weight of a request divided by its remaining work.
@@ -102,9 +102,9 @@ class Forecast:
             return [0.0] * len(values_per_s)
         if self._densest is None:
             self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
-        share, kept, memory_s, densest = SHARE * pressure, self._kept, self._memory_s, self._densest
+        share, scale, memory_s, densest = SHARE * pressure, self._scale, self._memory_s, self._densest
         denser = [densest[_CLASSES - 1 - _class_of(value)] for value in values_per_s]
-        return [min(_MOST, share * (work * kept / memory_s)) for work in denser]
+        return [min(_MAX_RESERVED, share * (work * scale / memory_s)) for work in denser]
 
 
 def _class_of(value_per_s: float) -> int:

@@ -1,7 +1,7 @@
 """Which waiting prefills share the next forward pass.
 
-Owns the rule that decides how far down the slack-ordered queue one step reaches. Does not order the queue
-(see `slo.queue.slack`) and knows nothing of KV memory.
+Owns the rule that decides how far down the ordered queue one step reaches. Does not order the queue (see
+`slo.queue.order`) and knows nothing of KV memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from slo.predict.prefill_time import PrefillPredictor
 
 STEP_TOKENS: Final = 8192
-"""Most tokens of one step by default; a longer prompt is prefilled in chunks of so many, which fill a device
-as well as larger ones do and have their boundaries closer together."""
+"""Default maximum of tokens in one step. A longer prompt is prefilled in chunks of this many, which fill a
+device as well as larger ones do and have their boundaries closer together."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class StepLimit(enum.StrEnum):
 
 
 JOIN_MARGIN: Final = 1.05
-"""How many times its predicted time a shared pass is reckoned with: company is no reason to run a risk."""
+"""How many times its predicted time a shared pass is assumed to take."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def compose_step(
     predictor: PrefillPredictor,
     token_budget: int,
 ) -> Step:
-    """Choose the longest prefix of `candidates` in which nobody is made late by the company.
+    """Choose the longest prefix of `candidates` in which sharing the pass makes nobody late.
 
     A forward pass ends for all its requests at once, so each further request delays those already in it.
     One joins only if every member that would be on time without it is still on time with it, should the pass
@@ -71,24 +71,24 @@ def compose_step(
         candidates: Waiting prefills, most urgent first.
         now_s: When the step would start.
         predictor: Time of a forward pass.
-        token_budget: Most tokens that the engine puts into one step.
+        token_budget: Maximum of tokens that the engine puts into one step.
     """
     if not candidates:
         return Step(0, StepLimit.QUEUE_EMPTY)
     tokens, pairs = candidates[0].tokens, candidates[0].pairs
-    earliest_kept_s = _deadline_to_keep(candidates[0], now_s + predictor.pass_s(tokens, pairs))
+    earliest_deadline_s = _binding_deadline_s(candidates[0], now_s + predictor.pass_s(tokens, pairs))
     for size, candidate in enumerate(candidates[1:], start=1):
         if tokens + candidate.tokens > token_budget:
             return Step(size, StepLimit.TOKEN_BUDGET)
         tokens += candidate.tokens
         pairs += candidate.pairs
         pass_s = predictor.pass_s(tokens, pairs)
-        if now_s + JOIN_MARGIN * pass_s > earliest_kept_s:
+        if now_s + JOIN_MARGIN * pass_s > earliest_deadline_s:
             return Step(size, StepLimit.SLACK)
-        earliest_kept_s = min(earliest_kept_s, _deadline_to_keep(candidate, now_s + pass_s))
+        earliest_deadline_s = min(earliest_deadline_s, _binding_deadline_s(candidate, now_s + pass_s))
     return Step(len(candidates), StepLimit.QUEUE_EMPTY)
 
 
-def _deadline_to_keep(candidate: Candidate, end_s: float) -> float:
-    """Its deadline if a step that ends at `end_s` meets it; one that is lost anyway constrains nobody."""
+def _binding_deadline_s(candidate: Candidate, end_s: float) -> float:
+    """Its deadline if a step that ends at `end_s` meets it, else infinity: an infeasible one binds nobody."""
     return candidate.deadline_s if end_s <= candidate.deadline_s else math.inf

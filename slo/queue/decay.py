@@ -1,7 +1,7 @@
-"""Running accounts that slowly forget.
+"""Exponential decay of running accounts.
 
-Owns how an account forgets: what was filed `memory_s` ago counts 1/e of what is filed now. Instead of
-everything old shrinking at each entry, what is new grows; once in a while everything is scaled back.
+What was filed `memory_s` ago counts 1/e of what is filed now. Instead of shrinking everything old at each
+entry, new entries are scaled up; once in a while everything is scaled back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _RESCALE_AT: Final = 50.0
-"""Time constants after which entries have grown so much that older ones are better scaled back."""
+"""Time constants after which everything filed is scaled back, before new entries get too large."""
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class ExponentialDecay:
     """The scale of one account. Reads no clock; times never go back.
 
     Attributes:
-        memory_s: Time constant of forgetting, seconds.
+        memory_s: Time constant of the decay, seconds.
     """
 
     memory_s: float
     _since_s: float | None = None
-    """What is filed then is filed as it is."""
+    """Entries of this time are filed unscaled."""
 
     def rescale(self, now_s: float) -> float:
         """What everything filed has to be multiplied by before the next entry; nearly always 1."""

@@ -1,6 +1,6 @@
 """Which waiting prefills can all be met together.
 
-Owns the choice of whom to give up when not everybody can be on time. The order of the queue
+Owns the choice of the tardy set when not everybody can be on time. The order of the queue
 (`slo.queue.order`) and the preemption that follows from it (`slo.preemption.feasible_set_policy`) are built
 on it.
 """
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from slo.queue.prefill import Prefill
 
 PREEMPTED_FACTOR: Final = 2.0
-"""How much more a prefill is worth once it has been stopped: what was spent on it is lost if it is given up,
-and it goes on occupying memory until it is finished all the same."""
+"""How much more value a prefill has once it has been stopped: when it becomes tardy the work done on it was
+wasted, and it occupies memory until it is finished all the same."""
 
 _Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
-"""Seconds until it is due, its arrival, its position, its work: in order of deadlines, then of arrivals."""
+"""Seconds until it is due, its arrival, its position, its work, itself; sorts by deadline, then arrival."""
 
 
 def value(prefill: Prefill) -> float:
-    """What it is worth to have a prefill on time."""
+    """The value of having a prefill on time: its weight, more once it has been preempted."""
     return prefill.weight * PREEMPTED_FACTOR if prefill.preemptions else prefill.weight
 
 
 class FeasibleSet(NamedTuple):
-    """Prefills by what can be done for them.
+    """A partition of waiting prefills.
 
     Attributes:
-        kept: Those that end in time when run one after the other in this order, that of their deadlines.
-        tardy: Those that could be met alone and make room for the others, by deadline.
-        rest: Those that are late anyway, and those without a deadline, as they came.
+        feasible: Those that all end in time when run one after the other in this order, by deadline.
+        tardy: Those that could be on time alone, but not together with `feasible`; by deadline.
+        rest: Those that are infeasible even alone, and those without a deadline, in the order given.
     """
 
-    kept: list[Prefill]
+    feasible: list[Prefill]
     tardy: list[Prefill]
     rest: list[Prefill]
 
@@ -48,13 +48,13 @@ class FeasibleSet(NamedTuple):
 def feasible_set(
     prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None
 ) -> FeasibleSet:
-    """Choose whom to keep on time, so that little weight is given up.
+    """Choose whom to keep on time, so that the tardy set has little value.
 
     Args:
         prefills: In any order.
         start_s: When the first of them can start.
-        forecast: What will arrive; time is kept free for what is worth more per second of work than the least
-            dense that is kept. Without it the present alone counts.
+        forecast: What will arrive; time is kept free for what has more value per second of work than the
+            least dense of the feasible set. Without it the present alone counts.
     """
     rows: list[_Row] = []
     rest: list[Prefill] = []
@@ -71,20 +71,20 @@ def feasible_set(
         forecast = None
     if forecast is None and _all_fit(rows):
         return FeasibleSet([row[-1] for row in rows], [], rest)
-    deadlines, _, _, works, hopeful = zip(*rows, strict=True)
-    choice = _Choice(works, deadlines, [*map(value, hopeful)], forecast)
-    if forecast is not None and choice.all_fit():
-        return FeasibleSet([*hopeful], [], rest)
-    tardy = choice.tardy()
+    deadlines, _, _, works, candidates = zip(*rows, strict=True)
+    search = _TardySetSearch(works, deadlines, [*map(value, candidates)], forecast)
+    if forecast is not None and search.all_fit():
+        return FeasibleSet([*candidates], [], rest)
+    tardy = search.tardy()
     return FeasibleSet(
-        [prefill for position, prefill in enumerate(hopeful) if position not in tardy],
-        [hopeful[position] for position in sorted(tardy)],
+        [prefill for position, prefill in enumerate(candidates) if position not in tardy],
+        [candidates[position] for position in sorted(tardy)],
         rest,
     )
 
 
 def _all_fit(rows: Sequence[_Row]) -> bool:
-    """Whether all are in time, one after the other; with one the question has been asked."""
+    """Whether all are in time, one after the other; each of them is when it runs alone."""
     if len(rows) == 1:
         return True
     end_s = 0.0
@@ -95,20 +95,20 @@ def _all_fit(rows: Sequence[_Row]) -> bool:
     return True
 
 
-class _Choice:
-    """Whom to give up so that all others end by their deadlines when run one after the other.
+class _TardySetSearch:
+    """Finds a tardy set without which all others end by their deadlines when run one after the other.
 
-    To lose the least weight is NP-hard (knapsack is the case of one common deadline), so this is a heuristic:
-    the better of two sweeps in the manner of Moore and Hodgson (Management Science 15, 1968), then taking
-    back what still fits. The first sweep gives up the most work per weight, which is right when much is late,
-    the second the least weight, which is right when little is. With equal weights each of them is Moore and
-    Hodgson's algorithm, and the number on time the largest possible. When time is kept free for what will
-    arrive, which goes by worth per work, the first sweep alone is run.
+    The tardy set of the least weight is NP-hard to find (knapsack is the case of one common deadline), so
+    this is a heuristic: the better of two sweeps in the manner of Moore and Hodgson (Management Science 15,
+    1968), then taking back what still fits. The first sweep removes the most work per weight, which is right
+    when much is late, the second the least weight, which is right when little is. With equal weights each of
+    them is Moore and Hodgson's algorithm, and the number on time the largest possible. When time is kept free
+    for what will arrive, which goes by value per work, the first sweep alone is run.
 
     Args:
         works: Seconds of work, in order of the deadlines; each could be met alone.
         deadlines: Seconds from the start, ascending.
-        weights: Worth of each on time.
+        weights: Value of each on time.
         forecast: See `feasible_set`.
     """
 
@@ -134,7 +134,7 @@ class _Choice:
         self._is_all_free = max(self._reserved) == 0.0
 
     def all_fit(self) -> bool:
-        """Whether nobody has to be given up: the least dense so far has the most time kept free before it."""
+        """Whether the tardy set is empty: the least dense so far has the most time kept free before it."""
         end_s = most = 0.0
         near_s = self._near_s
         for work_s, due_s, reserved in zip(self._works, self._deadlines, self._reserved, strict=True):
@@ -145,7 +145,7 @@ class _Choice:
         return True
 
     def tardy(self) -> set[int]:
-        """The positions to give up."""
+        """The positions of the tardy set."""
         works, weights = self._works, self._weights
         is_all_free = self._is_all_free
         by_work = sorted(range(len(works)), key=works.__getitem__, reverse=True)
@@ -156,7 +156,7 @@ class _Choice:
         return self._take_back(tardy)
 
     def _sweep(self, worst_first: list[int]) -> list[int]:
-        """Run along the deadlines; while the work so far ends late, give up the worst of it."""
+        """Go along the deadlines; while the work so far ends late, move the worst of it to the tardy set."""
         works, is_all_free = self._works, self._is_all_free
         rank = [0] * len(works)
         for place, position in enumerate(worst_first):
@@ -181,7 +181,7 @@ class _Choice:
         return due_s - self._reserved[position] * max(0.0, due_s - self._near_s)
 
     def _take_back(self, tardy: list[int]) -> set[int]:
-        """What remains of `tardy` when those that fit after all are taken out, the most valuable first."""
+        """The tardy set without those that fit after all, taken out by descending weight."""
         works, weights = self._works, self._weights
         remains = set(tardy)
         usable_s = self._deadlines
@@ -196,22 +196,22 @@ class _Choice:
         return remains
 
     def _gaps(self, tardy: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
-        """By position: when one that was given up would start, how much those kept behind it can wait.
+        """By position: when a tardy one would start there, and how long the feasible ones behind it can wait.
 
         Args:
-            tardy: Their positions.
+            tardy: The positions of the tardy set.
             usable_s: Of the time until each deadline, what is not kept free for others.
         """
-        kept = [*self._works]
+        feasible_works = [*self._works]
         for position in tardy:
-            kept[position] = 0.0
-        ends = [*accumulate(kept)]
+            feasible_works[position] = 0.0
+        ends = [*accumulate(feasible_works)]
         min_s = math.inf
         room: list[float] = []
-        for position in range(len(kept) - 1, -1, -1):
-            is_kept = kept[position] > 0 or position not in tardy
+        for position in range(len(feasible_works) - 1, -1, -1):
+            is_feasible = feasible_works[position] > 0 or position not in tardy
             spare_s = usable_s[position] - ends[position]
-            if is_kept and spare_s < min_s:
+            if is_feasible and spare_s < min_s:
                 min_s = spare_s
             room.append(min_s)
         room.reverse()

@@ -26,9 +26,10 @@ class QueueOrder(enum.StrEnum):
 
     `SEDF`: the earliest deadline that can still be met (`slo.queue.slack.sedf_rank`).
 
-    `FEASIBLE_SET`: the earliest deadline among those that can all be met together. When not all can, the
-    least worth per second of work is given up, so that one request that is late anyway does not make all
-    behind it late too, as it does in any order by deadline alone.
+    `FEASIBLE_SET`: the earliest deadline among those that can all be met together
+    (`slo.queue.feasible_set`). When not all can, those of the least value per second of work are tardy, so
+    that one request that is late anyway does not make all behind it late too, as it does in any order by
+    deadline alone.
     """
 
     SEDF = "sedf"
@@ -49,19 +50,19 @@ def order(
 ) -> list[Prefill]:
     """Sort waiting prefills, the one to run next first.
 
-    Whatever the kind, those lead that have been suspended for as long as they may be, and of those that are
-    late anyway and of those without a deadline the ones that have been stopped go first: they hold memory,
-    and one of the places of suspended steps, until they end. Behind those that are overdue goes who leads by
-    the right of a class that would otherwise starve (`slo.queue.fairness`).
+    Under either rule, overdue prefills go first: those that have been suspended for as long as they may be.
+    Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among
+    the infeasible, and among those without a deadline, preempted ones go first: until they end they hold
+    memory and one of the places of suspended steps.
 
     Args:
         kind: The rule.
         prefills: In any order.
         now_s: The time.
         free_at_s: When the first of them can start, if not now.
-        max_suspended_s: Total suspension at which a prefill has waited long enough.
+        max_suspended_s: Total suspension at which a prefill is overdue.
         forecast: What `FEASIBLE_SET` keeps time free for; None for nothing.
-        fairness: What is owed to those that would be left behind; None for nothing.
+        fairness: Boosts classes that would starve; None boosts nobody.
     """
     start_s = now_s if free_at_s is None else free_at_s
     overdue: list[Prefill] = []
@@ -73,7 +74,7 @@ def order(
         prefills = [prefill for prefill in prefills if prefill.suspended_s < max_suspended_s]
     match kind:
         case QueueOrder.SEDF:
-            ordered = _by_rank(prefills, start_s)
+            ordered = _by_sedf_rank(prefills, start_s)
         case QueueOrder.FEASIBLE_SET:
             ordered = _feasible_first(prefills, start_s, forecast, fairness)
         case _:
@@ -83,7 +84,7 @@ def order(
     return overdue + ordered if overdue else ordered
 
 
-def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
+def _by_sedf_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
     def key(prefill: Prefill) -> tuple[int, bool, float, float]:
         group, distance, arrived_s = sedf_rank(
             prefill.deadline_s, start_s, prefill.remaining_s, prefill.arrived_s
@@ -96,11 +97,11 @@ def _by_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
 def _feasible_first(
     prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: Fairness | None
 ) -> list[Prefill]:
-    """Those that are kept on time, those given up for them, those that are late or have no deadline."""
-    kept, tardy, rest = feasible_set(prefills, start_s, forecast)
+    """The feasible set, then the tardy set, then those that are infeasible or have no deadline."""
+    feasible, tardy, rest = feasible_set(prefills, start_s, forecast)
     if len(rest) > 1:
-        rest = _by_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
-    if forecast is not None and tardy:  # those given up for what may come are kept among themselves
-        start_s += sum(prefill.remaining_s for prefill in kept)
-        return kept + _feasible_first(tardy, start_s, None, fairness) + rest
-    return kept + tardy + rest
+        rest = _by_sedf_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
+    if forecast is not None and tardy:  # some may be tardy only for what may arrive: they have a feasible set
+        start_s += sum(prefill.remaining_s for prefill in feasible)
+        return feasible + _feasible_first(tardy, start_s, None, fairness) + rest
+    return feasible + tardy + rest

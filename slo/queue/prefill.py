@@ -1,26 +1,26 @@
-"""A prefill as the rules see it."""
+"""The form in which all rules of queueing, preemption and placement see a prefill."""
 
 from __future__ import annotations
 
 import msgspec
 
-from slo.request import JobId  # noqa: TC001 - likewise
+from slo.request import JobId  # noqa: TC001 - property tests read the annotations of structs
 from slo.tiers import SYSTEM, Tier
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """A prefill as the rules see it.
+    """A prefill that waits, runs or is suspended.
 
     Attributes:
-        weight: Worth of being on time.
+        weight: The value of its being on time.
         deadline_s: When it must end; infinite for none.
-        remaining_s: Predicted seconds of the work still to do, credit for what is done included. A member of
+        remaining_s: Predicted seconds of the work still to do; what is done does not count. A member of
             a step, running or suspended, has what is left of the step, since a forward pass ends for all,
             and of its prompt behind that.
         arrived_s: When it arrived.
         preemptions: How often it has been stopped.
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
-        preempted_by: The job that it has made way for, as long as it `must_wait` for that one.
+        preempted_by: The job that it was preempted for, as long as it `must_wait` for that one.
         tier: The class that it belongs to.
     """
 

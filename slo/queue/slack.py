@@ -25,9 +25,9 @@ class SlackRank(NamedTuple):
     """Sort key of a waiting request; smaller goes first.
 
     Attributes:
-        group: 0 for requests that can be met, 1 for those that are lost, 2 for those without a deadline:
-            a lost request has been promised something, one without a deadline has not.
-        order: Within the group, the deadline; among lost requests, minus the distance to it.
+        group: 0 for feasible requests, 1 for infeasible ones, 2 for those without a deadline: an infeasible
+            request has been promised something, one without a deadline has not.
+        order: Within the group, the deadline; among infeasible requests, minus the distance to it.
         arrival_s: First come, first served among equals.
     """
 
@@ -40,9 +40,8 @@ def sedf_rank(deadline_s: float, now_s: float, predicted_remaining_s: float, arr
     """Slack-aware earliest deadline first (S-EDF, FlowPrefill, arXiv 2602.16603, section 4).
 
     S-EDF's priority is sign(slack) / |deadline - now|, larger first. The rank is in the same order: for
-    positive slack the earliest deadline leads, for negative slack the farthest. It is written so that the
-    rank of a request that can be met does not change with time, and so that requests without a deadline,
-    which S-EDF does not know, come last.
+    positive slack the earliest deadline leads, for negative slack the farthest. The rank of a feasible
+    request does not change with time. Requests without a deadline, which S-EDF does not know, come last.
     """
     if math.isinf(deadline_s):
         return SlackRank(2, 0.0, arrival_s)

@@ -12,12 +12,11 @@ import sys
 import ray
 
 from deployments.monitor.actor import MonitorOptions, start_monitor, stop_monitor
-from slo.monitor.attainment import RequestEnded
 from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import IngressSeen, PrefillSeen, Role
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteeringRules
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
 from slo.request import ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM

@@ -22,7 +22,7 @@ LOST_PART: Final = 0.5
 
 
 class SuspensionRoom(NamedTuple):
-    """How much may be suspended on a replica; see `slo.preemption.decide.Limits`.
+    """How much may be suspended on a replica; see `slo.preemption.types.Limits`.
 
     Attributes:
         steps: Steps at a time.

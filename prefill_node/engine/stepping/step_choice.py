@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from prefill_node.engine.stepping.suspension import SuspendedStep
     from slo.predict.prefill_time import PrefillPredictor
-    from slo.preemption.decide import Prefill
     from slo.queue.arrival_forecast import Forecast
     from slo.queue.fairness import Boost, Fairness
+    from slo.queue.prefill import Prefill
     from slo.request import JobId
 
 

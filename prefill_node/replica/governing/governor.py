@@ -16,26 +16,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from prefill_node.board.messages import JobAccount
-from slo.preemption.decide import (
-    Decision,
+from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Preempt,
+    PreemptionDecision,
     PreemptionMode,
     PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
-    Prefill,
     ReplicaState,
     RunningStep,
-    as_one,
-    decide,
-    limit_reached,
-    must_wait,
-    refusal_of,
 )
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 if TYPE_CHECKING:
@@ -107,7 +103,9 @@ class Governor:
         """Whether running steps can be stopped at all."""
         return self.rules.mode is not PreemptionMode.OFF and self.profile.boundaries > 0
 
-    def decide(self, view: SchedulerView | None, reached: tuple[int, int], now_s: float) -> Decision:
+    def decide(
+        self, view: SchedulerView | None, reached: tuple[int, int], now_s: float
+    ) -> PreemptionDecision:
         """Decide anew; called whenever something has changed.
 
         Args:
@@ -121,7 +119,7 @@ class Governor:
             return Keep(KeepReason.IDLE)
         step = view.step
         if step.jobs and all(job in self.ledger.abandoned for job in step.jobs):
-            decision: Decision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
+            decision: PreemptionDecision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
             running = self._running(view, step, reached, now_s)
             waiting = self._prefills(view, now_s)
@@ -138,7 +136,7 @@ class Governor:
         view: SchedulerView | None,
         reached: tuple[int, int],
         now_s: float,
-    ) -> Decision:
+    ) -> PreemptionDecision:
         """Whether an order of the cluster's monitor still makes sense here.
 
         The step must run, its beneficiary wait and still be saved by a stop, and no limit may be in the way.

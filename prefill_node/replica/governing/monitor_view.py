@@ -14,7 +14,7 @@ from slo.request import JobId
 if TYPE_CHECKING:
     from prefill_node.board.messages import SchedulerView
     from prefill_node.replica.governing.governor import Governor
-    from slo.preemption.decide import KeepReason
+    from slo.preemption.types import KeepReason
     from slo.request import ReplicaId
 
 

@@ -11,10 +11,9 @@ from vllm.exceptions import GenerationError
 
 from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
-    NotReplaced,
     Replaced,
     ReplacementOutcome,
     ReplacementRules,
@@ -153,7 +152,7 @@ async def test_before_or_during_the_prefill_the_router_finds_another_place(piece
     assert [one.prefill_replica for one in steps.contexts] == [A, B]
     assert counts == {(lost.value, "router"): 1}
     (asked,) = steps.asked
-    assert (asked.lost, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
+    assert (asked.failed_replicas, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
     assert asked.ttft_budget_s == pytest.approx(2.0, abs=0.2)
     again = steps.contexts[1]
     assert (again.handoff_s, again.failed_replicas, again.prompt_bytes) == (0.3, (A,), 0)
@@ -217,7 +216,7 @@ async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica():
 
 async def test_a_router_that_has_just_started_or_would_let_nobody_in_does_not_end_an_admitted_request():
     for reason in (RejectionReason.NOT_SETTLED, RejectionReason.OVER_SHARE):
-        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [NotReplaced(reason, 1.0)])
+        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Rejected(reason, 1.0)])
         assert await serve(steps) == [TEXT]
 
 
@@ -231,7 +230,7 @@ async def test_it_is_placed_again_so_many_times_and_then_refused(limit):
     assert refused.value.outcome is ReplacementOutcome.LIMIT
     assert len(steps.contexts) == limit + 1
     assert counts[("replica_died", "limit")] == 1
-    assert [request.lost for request in steps.asked] == [(A,), (A, B)][:limit]
+    assert [request.failed_replicas for request in steps.asked] == [(A,), (A, B)][:limit]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ async def test_it_is_placed_again_so_many_times_and_then_refused(limit):
     ],
 )
 async def test_it_is_refused_for_what_the_router_says(reason, outcome):
-    steps = Play({A: FailureCause.REPLICA_DIED}, [NotReplaced(reason, 1.0)])
+    steps = Play({A: FailureCause.REPLICA_DIED}, [Rejected(reason, 1.0)])
     with pytest.raises(NotReplacedError) as refused:
         await serve(steps)
     assert refused.value.outcome is outcome

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core import RouterCore, RouterLimits
-from router.messages import Placed, PlacementReason, PlacementRequested, Rejected
-from router.placement.policies import LeastSlackLoss
-from slo.errors import RejectionReason
+from router.messages import Placed, PlacementReason, PlacementRequested
+from router.placement.least_harm import LeastHarm
+from router.placement.policies import NewPrefill
+from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
@@ -24,7 +25,7 @@ POLICIES = {
 
 
 def core(prefill=2, decode=1, now_s=0.0, stale_after_s=100.0):
-    router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(stale_after_s=stale_after_s))
+    router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=stale_after_s))
     for n in range(prefill):
         router.prefill_reported(report(f"prefill-{n}"), now_s)
     for n in range(decode):
@@ -115,7 +116,7 @@ def test_lost_requests_do_not_stand_in_the_way_of_one_that_can_be_met():
 
 
 def test_a_router_that_has_just_started_refuses_nobody():
-    router = RouterCore(POLICIES, LeastSlackLoss(), started_s=100.0)
+    router = RouterCore(POLICIES, LeastHarm(), started_s=100.0)
     assert router.place(request(1, 10), 101.0).reason is RejectionReason.NOT_SETTLED
     assert router.place(request(1, 10), 104.0).reason is RejectionReason.NO_REPLICA
 
@@ -227,7 +228,7 @@ class RouterMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now_s = 0.0
-        self.router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(stale_after_s=1e9))
+        self.router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=1e9))
         self.truth = {f"prefill-{n}": {} for n in range(3)}
         self.on_the_way = {}
         self.number = 0
@@ -286,9 +287,10 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def queues_agree_with_jobs(self):
         for replica in self.router.prefill.values():
-            waiting = {prefill.job_id for prefill in replica.workload(self.now_s).waiting}
+            waiting = {prefill.job_id for prefill in replica.outstanding(self.now_s).waiting}
             assert waiting | ({replica.running} - {None}) == set(replica.jobs)
-            assert replica.end_s(1, math.inf, self.now_s) >= self.now_s + replica.backlog_s(self.now_s)
+            last = LeastHarm().choose(NewPrefill(1, math.inf, 1.0), [replica], self.now_s)
+            assert last.end_s >= self.now_s + replica.backlog_s(self.now_s)
             assert replica.backlog_s(self.now_s) >= 0
 
 

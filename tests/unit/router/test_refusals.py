@@ -8,11 +8,11 @@ import pytest
 from deployments.http.errors import rejected
 from router.admission import Gate
 from router.core import RouterCore
-from router.messages import Placed, PlacementRequested, Rejected
+from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome
 from slo.predict.prefill_time import PrefillPredictor

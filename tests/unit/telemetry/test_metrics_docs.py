@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slo.errors import RejectionReason
-from slo.preemption.decide import KeepReason, PreemptReason
+from slo.preemption.types import KeepReason, PreemptReason
 from telemetry.catalogue import ALL, MONITOR, MetricKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()

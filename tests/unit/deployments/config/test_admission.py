@@ -13,8 +13,8 @@ from deployments.config.settings import parse
 from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission.controller import AdmissionRules
 from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
-from slo.preemption.decide import Prefill
 from slo.queue.fairness import FairnessRules
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND, PREMIUM
 

@@ -9,7 +9,7 @@ from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.settings import SlackServeConfig, parse
 from slo.monitor.settings import MonitorSettings
-from slo.preemption.decide import PreemptionPolicy
+from slo.preemption.types import PreemptionPolicy
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 

@@ -8,7 +8,7 @@ from deployments.config import ConfigError
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.settings import SlackServeConfig, parse
 from prefill_node.engine_setup import EngineSetup
-from slo.preemption.decide import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import QueueOrder
 
 

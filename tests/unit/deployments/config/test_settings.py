@@ -27,7 +27,7 @@ def test_defaults_are_the_documented_tiers():
         ({"prefill": {"replicas": 0}}, "prefill.replicas", "greater than or equal to 1"),
         ({"port": 70000}, "port", "less than or equal to 65535"),
         ({"accelerator": "tpu"}, "accelerator", "'cpu' or 'cuda'"),
-        ({"router": {"placement": "random"}}, "router.placement", "least_slack_loss"),
+        ({"router": {"placement": "random"}}, "router.placement", "least_harm"),
         ({"tiers": {"premium": {"ttft_ms": 5, "ttft_scale": 2}}}, "tiers.premium", "not both"),
         ({"tiers": {"premium": {"ttft_ms": float("nan")}}}, "tiers.premium.ttft_ms", "finite number"),
         ({"accelerator_type": "H100"}, "accelerator_type", "goes with accelerator: cuda"),

@@ -6,9 +6,8 @@ import pytest
 
 from deployments.http import accounting
 from deployments.http.accounting import Identity, RequestRecord
-from slo.monitor.attainment import RequestEnded
 from slo.objectives import Objective
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, RequestEnded
 from slo.request import JobId
 from slo.tiers import PREMIUM
 

@@ -1,80 +1,123 @@
-"""An ingress whose request is held waits as long as the router lives, and goes on without it otherwise."""
+"""An ingress goes on without a router that is gone or slow."""
 
 import asyncio
+import time
 
 import pytest
 
 from deployments.http import placement_client
 from deployments.http.placement_client import PlacementClient
-from router.messages import Evicted, Held, PlacementRequested
-from slo.errors import EvictionReason
+from router.messages import Placed, PlacementReason, PlacementRequested
+from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
-from slo.request import JobId
+from slo.request import JobId, ReplicaId
 from slo.tiers import STANDARD
 
-REQUEST = PlacementRequested(JobId("x"), Objective(STANDARD, 1.0, None), False, 100, 0)
-EVICTED = Evicted(EvictionReason.DEADLINE_PASSED, 1.0, 2.0)
+TIMEOUT_S = 0.05
+AT_ONCE = 300
+HERE = Placed(ReplicaId("p"), ReplicaId("d"), 10, None, 0.1, 1.0, 0.0, PlacementReason.ONLY_REPLICA)
 
 
-class Call:
-    """A method of a deployment handle."""
-
-    def __init__(self, answers):
-        self.answers = [*answers]
-        self.asked = []
+class Method:
+    def __init__(self, play):
+        self.play = play
+        self.calls = 0
 
     def remote(self, *arguments):
-        self.asked.append(arguments)
-        return self.answer()
-
-    async def answer(self):
-        answer = self.answers.pop(0)
-        if answer == "silence":
-            await asyncio.sleep(60)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        self.calls += 1
+        return self.play(*arguments)
 
 
 class Router:
-    def __init__(self, *later):
-        self.place = Call([Held(JobId("x"))])
-        self.placement = Call(later)
+    """Answers with what it is told to, as a Serve handle does."""
+
+    def __init__(self, place):
+        self.place = Method(place)
 
 
-class Counts:
-    def __init__(self):
-        self.causes = []
-
-    def count(self, metric, cause):
-        self.causes.append(cause)
+class Counts(dict):
+    def count(self, _, cause):
+        self[cause] = self.get(cause, 0) + 1
 
 
-async def ask(router):
+def answering(decision):
+    async def play(*_):
+        return decision
+
+    return play
+
+
+async def hanging(*_):
+    await asyncio.Event().wait()
+
+
+async def dying(*_):
+    raise ConnectionError("the router's process has ended")
+
+
+def request():
+    return PlacementRequested(JobId("job"), Objective(STANDARD, 1.0, None), False, 10, 0)
+
+
+async def place(client):
+    started_s = time.monotonic()
+    decision = await client.place(request())
+    return decision, time.monotonic() - started_s
+
+
+async def test_a_router_that_hangs_holds_nobody_up_under_load():
     counts = Counts()
-    decision = await PlacementClient(router, 0.05, counts).place(REQUEST)
-    return decision, counts.causes
-
-
-async def test_it_asks_again_for_as_long_as_the_request_is_held():
-    router = Router(Held(JobId("x")), Held(JobId("x")), EVICTED)
-    assert await ask(router) == (EVICTED, [])
-    assert [ticket for ticket, _ in router.placement.asked] == ["x"] * 3
-
-
-@pytest.mark.parametrize(
-    ("later", "cause"),
-    [(None, "ticket_lost"), ("silence", "timeout"), (RuntimeError("the actor died"), "error")],
-    ids=["started anew", "silent", "dead"],
-)
-async def test_a_router_that_is_lost_is_done_without(later, cause, monkeypatch):
-    monkeypatch.setattr(placement_client, "_ALIVE_S", 0.01)
-    assert await ask(Router(Held(JobId("x")), later)) == (None, [cause])
+    router = Router(hanging)
+    client = PlacementClient(router, TIMEOUT_S, counts)
+    done = await asyncio.gather(*(place(client) for _ in range(AT_ONCE)))
+    assert {decision for decision, _ in done} == {None}
+    waits = sorted(wait_s for _, wait_s in done)
+    assert waits[AT_ONCE // 2] < 5 * TIMEOUT_S, "the wait does not grow with those who wait"
+    assert sum(counts.values()) == AT_ONCE
+    asked = router.place.calls
+    _, wait_s = await place(client)
+    assert wait_s < TIMEOUT_S / 2, "the next ones do not wait at all"
+    assert router.place.calls == asked
 
 
 async def test_a_client_that_leaves_ends_the_wait():
-    waiting = asyncio.create_task(ask(Router("silence")))
+    counts = Counts()
+    waiting = asyncio.create_task(place(PlacementClient(Router(hanging), TIMEOUT_S, counts)))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    assert not counts, "nothing ails the router"
+
+
+async def test_one_slow_answer_does_not_make_the_next_ones_do_without_the_router():
+    router = Router(hanging)
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    await place(client)
+    router.place.play = answering(HERE)
+    assert (await place(client))[0] == HERE
+    router.place.play = hanging
+    await place(client)
+    router.place.play = answering(HERE)
+    assert (await place(client))[0] == HERE, "waits in vain count only when they follow on each other"
+
+
+async def test_a_dead_router_is_left_alone_and_asked_again_later(monkeypatch):
+    monkeypatch.setattr(placement_client, "_PAUSE_S", 0.05)
+    counts = Counts()
+    router = Router(dying)
+    client = PlacementClient(router, TIMEOUT_S, counts)
+    assert [(await place(client))[0] for _ in range(3)] == [None] * 3
+    assert counts == {"error": 1, "paused": 2}
+    router.place.play = answering(HERE)
+    await asyncio.sleep(0.06)
+    assert (await place(client))[0] == HERE
+
+
+async def test_a_router_that_has_just_started_is_done_without_but_not_left_alone():
+    counts = Counts()
+    router = Router(answering(Rejected(RejectionReason.NOT_SETTLED, 1.0, None, None)))
+    client = PlacementClient(router, TIMEOUT_S, counts)
+    assert (await place(client))[0] is None
+    router.place.play = answering(HERE)
+    assert (await place(client))[0] == HERE

@@ -10,15 +10,14 @@ from serving import free_port
 
 from deployments.monitor.actor import shown
 from deployments.monitor.exporter import Exporter, samples
-from slo.monitor.attainment import RequestEnded
 from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor.messages import IngressSeen, MonitorReport, PrefillSeen, Role, RouterSeen
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteeringRules
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
-from slo.preemption.decide import KeepReason
+from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
 from telemetry import catalogue

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prefill_node.engine.stepping.lost_steps import LOST_PART, SuspensionRoom, in_excess
 from prefill_node.engine.stepping.step_choice import Suspended
 from prefill_node.engine.stepping.suspension import SuspendedStep
-from slo.preemption.decide import Prefill
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 NOW_S = 100.0

@@ -18,8 +18,8 @@ from prefill_node.engine.stepping.step_choice import (
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
-from slo.preemption.decide import Prefill
 from slo.queue.order import QueueOrder
+from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
 

@@ -15,7 +15,7 @@ from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import NOBODY, ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.predict.prefill_time import PrefillPredictor
-from slo.preemption.decide import (
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,

@@ -13,7 +13,7 @@ from prefill_node.replica.monitor_link import Monitored
 from slo.monitor.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
 from slo.monitor.policy import ClusterPolicy
 from slo.predict.prefill_time import PrefillPredictor
-from slo.preemption.decide import (
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,

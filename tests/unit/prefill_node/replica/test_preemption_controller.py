@@ -12,7 +12,7 @@ from prefill_node.board.events import Served, encode
 from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.replica.preemption_controller import Watch
 from slo.monitor.directives import DirectiveReason, PreemptDirective
-from slo.preemption.decide import Keep, KeepReason, Preempt, PreemptReason
+from slo.preemption.types import Keep, KeepReason, Preempt, PreemptReason
 from slo.request import JobId, ReplicaId
 
 SOON_S = 0.02

@@ -10,7 +10,7 @@ from prefill_node.board.messages import SchedulerView, SuspendedView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
-from slo.preemption.decide import KeepReason
+from slo.preemption.types import KeepReason
 from slo.request import JobId
 from slo.tiers import PREMIUM
 from telemetry.catalogue import MetricKind

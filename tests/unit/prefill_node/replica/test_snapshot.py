@@ -10,7 +10,7 @@ from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.governing.snapshot import load, snapshot
 from slo.predict.prefill_time import PrefillPredictor
-from slo.preemption.decide import Limits, PreemptionRules
+from slo.preemption.types import Limits, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId

@@ -1,6 +1,6 @@
 import pytest
 
-from router.fleet.decode_replica import DecodeReplica, KvLink, PaceModel, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, PaceModel, choose_decode
 from slo.reports import DecodeReported
 from slo.request import ReplicaId
 
@@ -8,7 +8,7 @@ LINK = KvLink(bytes_per_token=100_000, bytes_ps=1e9, latency_s=0.01)
 
 
 def replica(name, kv_usage=0.0, running=0, **rest):
-    known = DecodeReplica(ReplicaId(name))
+    known = DecodeView(ReplicaId(name))
     known.reported(DecodeReported(ReplicaId(name), kv_usage, running, **rest), 0.0)
     return known
 

@@ -38,12 +38,9 @@ def test_the_least_recently_used_goes_first_and_of_a_prompt_its_end():
     assert index.cached_blocks([3, 4, 5]) == {A: 1}
 
 
-def test_a_replica_corrects_what_is_believed_of_it():
+def test_a_replica_that_is_gone_has_nothing_cached():
     index = PrefixIndex()
     index.placed(A, [1, 2, 3], 100)
-    index.evicted(A, [2, 77])
-    assert index.cached_blocks([1, 2, 3]) == {A: 1}
-    index.stored(A, [2], 100)
     assert index.cached_blocks([1, 2, 3]) == {A: 3}
     index.forget(A)
     assert index.cached_blocks([1, 2, 3]) == {}
@@ -66,7 +63,7 @@ def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
 
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["placed", "evicted", "forget", "resize", "found"]),
+        st.sampled_from(["placed", "forget", "resize", "found"]),
         st.sampled_from([A, B]),
         st.lists(st.integers(0, 30), max_size=12, unique=True),
         st.integers(0, 2000),
@@ -84,8 +81,6 @@ def test_it_stays_within_the_capacity_and_agrees_with_itself(changes):
         match what:
             case "placed":
                 index.placed(replica, blocks, 100)
-            case "evicted":
-                index.evicted(replica, blocks)
             case "forget":
                 index.forget(replica)
                 index.resize(replica, capacity[replica])

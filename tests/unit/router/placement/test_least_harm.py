@@ -7,15 +7,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.fleet.prefill_replica import PlacedJob, PrefillReplica
+from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.queue_forecast import plan, prospect
 from router.messages import PlacementReason
-from router.placement.fleet_table import FleetRows
+from router.placement.fleet_table import FleetTable
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import (
     LeastOutstandingTokens,
+    NewPrefill,
     PowerOfTwoChoices,
-    Prefill,
     PrefixAffinity,
     queued,
 )
@@ -36,15 +36,15 @@ WAITING = st.tuples(
 
 def replica(*jobs, name="prefill-0", running=None, preemptible_in_s=None):
     """A replica with these (tokens, due, tier); the one at `running` has just begun."""
-    known = PrefillReplica(ReplicaId(name), LINE, 0.0, WEIGHTS)
+    known = PrefillView(ReplicaId(name), LINE, 0.0, WEIGHTS)
     placed = [PlacedJob(JobId(f"{n}"), tier, tokens, due, 0.0) for n, (tokens, due, tier) in enumerate(jobs)]
     known.preemptible_in_s = preemptible_in_s
-    known.replace(placed, None if running is None else JobId(str(running)), 0.0, 0.0)
+    known.replace(placed, None if running is None else JobId(str(running)), 0.0)
     return known
 
 
 def prefill(tokens, due_s, weight=2.0, **cached):
-    return Prefill(tokens, due_s, weight, {ReplicaId(name): tokens for name, tokens in cached.items()})
+    return NewPrefill(tokens, due_s, weight, {ReplicaId(name): tokens for name, tokens in cached.items()})
 
 
 replicas_of_any_kind = st.builds(
@@ -59,10 +59,10 @@ replicas_of_any_kind = st.builds(
 def test_free_means_that_everybody_on_time_remains_so(known, tokens, due_s, now_s):
     """And where nobody is given up, it means nothing else."""
     new = prefill(tokens, due_s)
-    rows = FleetRows()
+    rows = FleetTable()
     rows.update([known], now_s)
     trial = rows.trial(new, now_s)
-    work = known.workload(now_s)
+    work = known.outstanding(now_s)
     before = plan(work)
     found = prospect(work, queued(new, tokens * 0.001, now_s), before.value)
     on_time = feasible_set(work.waiting, work.free_at_s)
@@ -79,17 +79,17 @@ def test_no_other_placement_is_predicted_to_have_more_on_time(fleet, tokens, due
     choice = LeastHarm().choose(new, fleet, 0.0)
 
     def gain(known):
-        work = known.workload(0.0)
+        work = known.outstanding(0.0)
         return prospect(work, queued(new, tokens * 0.001, 0.0), plan(work).value).gain
 
-    assume(all(not feasible_set(known.workload(0.0).waiting, 0.0).tardy for known in fleet))
+    assume(all(not feasible_set(known.outstanding(0.0).waiting, 0.0).tardy for known in fleet))
     assert gain(choice.replica) >= max(map(gain, fleet)) - 1e-9
 
 
 @given(st.lists(WAITING, max_size=8))
 def test_the_plan_keeps_what_the_replica_would_keep(jobs):
-    work = replica(*jobs).workload(0.0)
-    kept = feasible_set(work.waiting, 0.0).kept
+    work = replica(*jobs).outstanding(0.0)
+    kept = feasible_set(work.waiting, 0.0).feasible
     laid = plan(work)
     assert laid.value == pytest.approx(sum(map(value, kept)))
     assert laid.deadlines_s == [one.deadline_s for one in kept]
@@ -99,21 +99,21 @@ def test_rows_follow_the_work():
     """A row laid out anew equals one laid out once; more work than there are places makes room."""
     rng = random.Random(3)
     fleet = [replica(name=f"prefill-{n}") for n in range(3)]
-    rows, number = FleetRows(), 0
+    rows, number = FleetTable(), 0
     for _ in range(120):
         known = rng.choice(fleet)
         if known.jobs and rng.random() < 0.35:
-            known.remove(rng.choice(list(known.jobs)), 0.0)
+            known.remove(rng.choice(list(known.jobs)))
         else:
             number += 1
             due = rng.uniform(1, 60)
-            known.add(PlacedJob(JobId(f"n{number}"), STANDARD, rng.randint(1, 500), due, 0.0), 0.0)
+            known.add(PlacedJob(JobId(f"n{number}"), STANDARD, rng.randint(1, 500), due, 0.0))
         new = prefill(rng.randint(1, 500), rng.uniform(0.1, 60))
         rows.update(fleet, 0.0)
-        fresh = FleetRows()
+        fresh = FleetTable()
         fresh.update(fleet, 0.0)
         ours, theirs = rows.trial(new, 0.0), fresh.trial(new, 0.0)
-        for name in ("own_s", "is_free", "end_s", "short_s", "backlog_s"):
+        for name in ("own_s", "is_free", "end_s", "shortfall_s", "backlog_s"):
             assert list(getattr(ours, name)) == list(getattr(theirs, name))
     assert max(len(known.jobs) for known in fleet) > 8
 

@@ -1,55 +1,44 @@
-import random
-
 import pytest
-from fleet_in_virtual_time import Arrival, Replica, run
+from simulated_fleet import NOBODY_IS_SHED, fleet, stream
 
 from router.core import RouterCore
-from router.placement.policies import LeastOutstandingTokens, LeastSlackLoss, RoundRobin
+from router.messages import PlacementRequested
+from router.placement.policies import RoundRobin
+from simulator.fleet.fleet import simulate
+from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
-from slo.request import ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
+from slo.reports import DecodeReported, PrefillReported
+from slo.request import JobId, ReplicaId
+from slo.tiers import DEFAULT_TIER_POLICIES, PREMIUM
 
 LINE = PrefillPredictor(per_token_s=0.0002, fixed_s=0.01)
-POLICIES = {
-    PREMIUM: TierPolicy(0.3, None, sheddable=False, weight=4.0),
-    STANDARD: TierPolicy(2.0, None, sheddable=False, weight=2.0),
-    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
-}
 
 
-def trace(seed: int, requests: int = 1500, rate: float = 5.0) -> list[Arrival]:
-    """Poisson arrivals: 60 % short premium, 30 % middling standard, 10 % very long background."""
-    rng = random.Random(seed)
-    arrivals, now_s = [], 0.0
-    for _ in range(requests):
-        now_s += rng.expovariate(rate)
-        tier = rng.choices([PREMIUM, STANDARD, BACKGROUND], [0.6, 0.3, 0.1])[0]
-        low, high = {
-            PREMIUM: (50, 500),
-            STANDARD: (500, 4000),
-            BACKGROUND: (3000, 8000),
-        }[tier]
-        arrivals.append(Arrival(now_s, rng.randint(low, high), tier, POLICIES[tier].ttft_s))
-    return arrivals
-
-
-def attainment(placement, seed):
-    replicas = [Replica(ReplicaId(f"prefill-{n}"), LINE) for n in range(2)]
-    return run(trace(seed), RouterCore(POLICIES, placement), replicas, POLICIES)
+def served(placement, seed):
+    """Two replicas that serve by slack and cannot preempt, at four fifths of what they can do."""
+    setup = fleet("sedf", 2, placement=placement, policies=NOBODY_IS_SHED)
+    return simulate(setup, stream(1.6, 600, seed))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_slack_aware_placement_beats_round_robin_and_token_counts(seed):
-    ours = attainment(LeastSlackLoss(), seed)
-    turns = attainment(RoundRobin(), seed)
-    tokens = attainment(LeastOutstandingTokens(), seed)
-    assert ours.attainment() > turns.attainment() + 0.05
-    assert ours.attainment(PREMIUM) > turns.attainment(PREMIUM) + 0.05
-    assert ours.attainment() >= tokens.attainment()
+    ours = served("least_harm", seed)
+    turns = served("round_robin", seed)
+    tokens = served("least_outstanding_tokens", seed)
+    assert ours.attainment > turns.attainment + 0.05
+    assert ours.by_tier[PREMIUM] > turns.by_tier[PREMIUM] + 0.05
+    assert ours.attainment >= tokens.attainment
 
 
 def test_round_robin_takes_turns():
-    core = RouterCore(POLICIES, RoundRobin())
-    replicas = [Replica(ReplicaId(f"prefill-{n}"), LINE) for n in range(3)]
-    arrivals = [Arrival(100.0 * n, 10, PREMIUM, 0.3) for n in range(1, 7)]
-    assert run(arrivals, core, replicas, POLICIES).attainment() == 1.0
+    core = RouterCore(DEFAULT_TIER_POLICIES, RoundRobin())
+    core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    names = [ReplicaId(f"prefill-{n}") for n in range(3)]
+    for name in names:
+        core.prefill_reported(PrefillReported(name, LINE, (), None, 0.0), 0.0)
+    objective = Objective(PREMIUM, 0.3, None)
+    placed = [
+        core.place(PlacementRequested(JobId(f"{n}"), objective, False, 10, 0), 0.01 * n) for n in range(6)
+    ]
+    assert [one.prefill_replica for one in placed] == names + names
+    assert all(one.slack_s >= 0 for one in placed)

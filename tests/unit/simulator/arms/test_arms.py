@@ -19,7 +19,7 @@ from simulator.replica.loop import EventLoop
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
-from slo.preemption.decide import PreemptionRules
+from slo.preemption.types import PreemptionRules
 from slo.queue.batching import STEP_TOKENS
 from slo.tiers import CLIENT_TIERS, PREMIUM, STANDARD
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from simulator.fleet.link import Ingest
 from simulator.replica.loop import EventLoop
-from slo.predict.link import INSTANT_LINK, Link
+from slo.predict.handoff import INSTANT_LINK, Link
 
 
 def sent(link, transfers):

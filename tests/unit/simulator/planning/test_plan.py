@@ -14,7 +14,7 @@ from simulator.planning.plan import Demand, plan
 from simulator.planning.replica_search import fewest, most
 from simulator.report import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
-from slo.predict.link import INSTANT_LINK
+from slo.predict.handoff import INSTANT_LINK
 from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM
 
 

@@ -13,10 +13,9 @@ from slo.admission.controller import (
     AdmissionController,
     AdmissionRequest,
     AdmissionRules,
-    Refused,
 )
 from slo.admission.tenant_limits import TenantGates, TenantLimit
-from slo.errors import RejectionReason
+from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
 from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM, Tier
@@ -188,7 +187,7 @@ def test_tenant_limits_refuse_before_anything_is_counted():
     assert admission.decide(request(0), 0.0) is ADMITTED
     for n in range(1, 500):
         refused = admission.decide(request(n), 0.0)
-        assert refused == Refused(RejectionReason.REQUEST_RATE, 1.0)
+        assert refused == Rejected(RejectionReason.REQUEST_RATE, 1.0)
     assert admission.load(1.0) < 0.02
     assert admission.decide(request(500), 1.0) is ADMITTED
 
@@ -258,7 +257,7 @@ def test_retry_after_grows_with_the_load_and_is_bounded():
         admission = controller(AdmissionRules(max_backlog_s=1e9, memory_s=20.0, calm_s=0.0))
         admission.decide(request("large", work_s=load * 20.0), 0.0)
         decisions = [admission.decide(request(n, work_s=1e-9), 0.2) for n in range(100)]
-        waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Refused)))
+        waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Rejected)))
     assert 1.0 <= waits[0] < waits[1] <= waits[2] <= 60.0
     assert waits[1] == pytest.approx(20.0 * 1.3, rel=0.1)  # 20 s * ln(3 / 0.8)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.monitor.attainment import RequestEnded
 from slo.monitor.core import FORGET_AFTER_S, SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor.messages import (
@@ -21,9 +20,9 @@ from slo.monitor.messages import (
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason
-from slo.outcomes import Outcome
+from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
-from slo.preemption.decide import KeepReason, PreemptionPolicy
+from slo.preemption.types import KeepReason, PreemptionPolicy
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 

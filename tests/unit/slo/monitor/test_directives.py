@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen, direct
-from slo.preemption.decide import KeepReason
+from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, rank_of
 

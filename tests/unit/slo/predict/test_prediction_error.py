@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.predict.prediction_error import (
-    LEAST_SAMPLES,
     MAX_CORRECTION,
     MIN_CORRECTION,
+    MIN_SAMPLES,
     PassMeasured,
     Residuals,
     RollingError,
@@ -46,7 +46,7 @@ def test_a_profile_that_is_off_by_three_is_corrected_within_a_hundred_passes(fac
 
 def test_it_stays_corrected_and_says_how_well_it_predicts():
     residuals = Residuals()
-    before = measure(residuals, PROFILE.times(3.0), LEAST_SAMPLES)
+    before = measure(residuals, PROFILE.times(3.0), MIN_SAMPLES)
     assert min(before) > 0.6
     measure(residuals, PROFILE.times(3.0), 92)
     error = prediction_error(residuals)
@@ -85,7 +85,7 @@ def test_one_pass_that_was_held_up_changes_next_to_nothing():
 
 def test_too_few_passes_correct_nothing():
     residuals = Residuals()
-    measure(residuals, PROFILE.times(3), LEAST_SAMPLES - 1)
+    measure(residuals, PROFILE.times(3), MIN_SAMPLES - 1)
     assert residuals.factor() is None
     measure(residuals, PROFILE.times(3), 1)
     assert residuals.factor() is not None
@@ -98,7 +98,7 @@ def test_without_measurements_there_is_no_error():
 
 def test_what_has_no_prediction_says_nothing():
     residuals = Residuals()
-    for _ in range(LEAST_SAMPLES):
+    for _ in range(MIN_SAMPLES):
         residuals.add(PassMeasured(0.0, 0.0, 1.0))
         residuals.add(PassMeasured(1.0, 1.0, 0.0))
     assert residuals.factor() is None
@@ -114,7 +114,7 @@ def test_whatever_is_measured_a_correction_stays_in_its_bounds(passes, quantile)
     for predicted_s, measured_s in passes:
         residuals.add(PassMeasured(predicted_s, predicted_s, measured_s))
     factor = residuals.factor()
-    assert (factor is None) == (len(passes) < LEAST_SAMPLES)
+    assert (factor is None) == (len(passes) < MIN_SAMPLES)
     assert factor is None or MIN_CORRECTION <= factor <= MAX_CORRECTION
 
 

@@ -15,7 +15,7 @@ from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import MonitorReport, PrefillSeen, Role
 from slo.monitor.settings import MonitorSettings
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
-from slo.preemption.decide import PreemptionMode, PreemptionRules
+from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.request import ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from preemption_steps import NEVER, asked, job, rules, step
 
-from slo.preemption.decide import (
+from slo.preemption.decide import decide, limit_reached, must_wait
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,
@@ -15,37 +17,14 @@ from slo.preemption.decide import (
     PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
-    Prefill,
     ReplicaState,
-    RunningStep,
-    decide,
-    limit_reached,
-    must_wait,
 )
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND
 
 CONSERVATIVE, AGGRESSIVE, RESCUE, FEASIBLE_SET = PreemptionPolicy
 RESUME, RECOMPUTE, OFF = PreemptionMode
-COMPARING = (CONSERVATIVE, AGGRESSIVE)
-NEVER = math.inf
-
-
-def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
-    return Prefill(JobId(name), weight, due_s, work_s, 0.0, **history)
-
-
-def step(*members, remaining_s=2.0, **about):
-    members = tuple(replace(member, remaining_s=remaining_s) for member in members)
-    return RunningStep(7, members, remaining_s, about.pop("restart_s", remaining_s), **about)
-
-
-def rules(policy=RESCUE, mode=RESUME, **fields):
-    return PreemptionRules(mode, policy, **{"limits": Limits.default_for(mode), "margin": 1.2, **fields})
-
-
-def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
-    return decide(ReplicaState(running, waiting, steps, held_bytes), now_s, rules(**about))
 
 
 RELAXED = job("relaxed", due_s=9.0)
@@ -98,32 +77,32 @@ KEPT = [
     ("mostly done", KeepReason.STUBBORN, step(RELAXED, progress=0.5), [URGENT], {"mode": RECOMPUTE}),
     ("time enough", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w", 5.0)], {}),
     ("no deadline", KeepReason.WAITERS_IN_TIME, step(RELAXED), [job("w")], {}),
-    ("all lost", KeepReason.WAITERS_INFEASIBLE, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
+    ("all infeasible", KeepReason.WAITERS_INFEASIBLE, step(RELAXED), [job("w", 0.9), job("v", 0.2)], {}),
     ("about as urgent", KeepReason.MARGIN, step(job("r", 2.1)), [URGENT], {"policy": CONSERVATIVE}),
-    ("worth no more", KeepReason.WOULD_HARM, step(job("r", 2.5, weight=4.0)), [URGENT], {}),
+    ("no more weight", KeepReason.WOULD_HARM, step(job("r", 2.5, weight=4.0)), [URGENT], {}),
     (
-        "worth no more, by set",
+        "no more weight, by set",
         KeepReason.WOULD_HARM,
         step(job("r", 2.5, weight=4.0)),
         [URGENT],
         {"policy": FEASIBLE_SET},
     ),
     (
-        "worth less, by set",
+        "less weight, by set",
         KeepReason.WOULD_HARM,
         step(job("r", 2.5, weight=9.0)),
         [URGENT],
         {"policy": FEASIBLE_SET},
     ),
     (
-        "it has made way, by set",
+        "preempted for the runner, by set",
         KeepReason.PROTECTED,
         step(RELAXED),
         [replace(URGENT, preempted_by=RELAXED.job_id)],
         {"policy": FEASIBLE_SET},
     ),
     (
-        "it has made way for another, by set",
+        "preempted for another, by set",
         KeepReason.PROTECTED,
         step(RELAXED),
         [replace(URGENT, preempted_by=JobId("other"))],
@@ -137,7 +116,7 @@ KEPT = [
         {"stop_latency_s": 1.1, "policy": FEASIBLE_SET},
     ),
     (
-        "all lost, by set",
+        "all infeasible, by set",
         KeepReason.WAITERS_INFEASIBLE,
         step(RELAXED),
         [job("w", 0.9)],
@@ -167,7 +146,7 @@ KEPT = [
     ("due sooner", KeepReason.MARGIN, step(job("r", 2.0)), [job("w", 2.1, weight=9.0)], {}),
     ("too late", KeepReason.CANNOT_SAVE, step(RELAXED), [URGENT], {"stop_latency_s": 1.1}),
     (
-        "it has made way",
+        "preempted for the runner",
         KeepReason.PROTECTED,
         step(RELAXED),
         [replace(URGENT, preempted_by=RELAXED.job_id)],
@@ -175,7 +154,7 @@ KEPT = [
     ),
     ("its class would starve", KeepReason.STARVING, replace(step(STARVED), guard=math.inf), [URGENT], {}),
     (
-        "its class would starve, nobody is worth enough",
+        "its class would starve, nobody has the weight",
         KeepReason.STARVING,
         replace(step(STARVED), guard=URGENT.weight),
         [URGENT],
@@ -186,7 +165,7 @@ STOPPED = [
     ("cannot wait", PreemptReason.RESCUE, step(RELAXED), {}),
     ("nobody is owed anything", PreemptReason.RESCUE, step(job("r")), {}),
     (
-        "it would starve, but the waiter is worth more, by set",
+        "it would starve, but the waiter has more weight, by set",
         PreemptReason.RESCUE,
         replace(step(RELAXED), guard=URGENT.weight / 2),
         {"policy": FEASIBLE_SET},
@@ -206,7 +185,7 @@ STOPPED = [
         step(job("r", 1.9, weight=9.0)),
         {"policy": FEASIBLE_SET},
     ),
-    ("worth less, by set", PreemptReason.RUNNER_TARDY, step(job("r", 2.5)), {"policy": FEASIBLE_SET}),
+    ("less weight, by set", PreemptReason.RUNNER_TARDY, step(job("r", 2.5)), {"policy": FEASIBLE_SET}),
     ("nearer", PreemptReason.BEATS_MOST_URGENT, step(RELAXED), {"policy": CONSERVATIVE}),
     (
         "nearer than one",
@@ -247,55 +226,17 @@ def test_every_reason_occurs():
 @pytest.mark.parametrize("policy", PreemptionPolicy)
 @pytest.mark.parametrize("runner_due_s", [-3.0, 0.1, 1.9, 2.0, 50.0, NEVER])
 @pytest.mark.parametrize("margin", [1.0, 1.2, 100.0])
-def test_a_lost_waiter_stops_nothing(policy, runner_due_s, margin):
-    lost = job("lost", due_s=0.9, weight=1e9)
-    long_lost = job("long lost", due_s=-7.0, weight=1e9)
-    decision = asked(step(job("r", runner_due_s)), lost, long_lost, policy=policy, margin=margin)
+def test_an_infeasible_waiter_stops_nothing(policy, runner_due_s, margin):
+    infeasible = job("infeasible", due_s=0.9, weight=1e9)
+    long_infeasible = job("long infeasible", due_s=-7.0, weight=1e9)
+    decision = asked(step(job("r", runner_due_s)), infeasible, long_infeasible, policy=policy, margin=margin)
     assert decision == Keep(KeepReason.WAITERS_INFEASIBLE)
 
 
 @pytest.mark.parametrize("policy", PreemptionPolicy)
-def test_a_lost_runner_makes_way_whatever_it_is_worth(policy):
+def test_an_infeasible_runner_is_preempted_whatever_its_weight(policy):
     decision = asked(step(job("r", 1.9, weight=1e9)), job("w", 2.0), policy=policy, margin=1e6)
     assert decision == Preempt(7, JobId("w"), PreemptReason.RUNNER_INFEASIBLE)
-
-
-def test_a_lost_runner_makes_way_at_once_or_when_it_must():
-    running, waiter = step(job("r", 1.9)), job("w", 20.0)
-    for policy in COMPARING:
-        assert asked(running, waiter, policy=policy) == Preempt(
-            7, JobId("w"), PreemptReason.RUNNER_INFEASIBLE
-        )
-    assert asked(running, waiter).reason is KeepReason.WAITERS_IN_TIME
-
-
-@pytest.mark.parametrize("policy", COMPARING)
-def test_between_two_that_can_be_met_the_margin_decides(policy):
-    running = step(job("r", 12.0))
-    assert isinstance(asked(running, job("w", 9.9), policy=policy), Preempt)
-    assert asked(running, job("w", 10.1), policy=policy).reason is KeepReason.MARGIN
-    assert isinstance(asked(running, job("w", 10.1), policy=policy, margin=1.1), Preempt)
-
-
-def test_the_margin_counts_from_now():
-    running, waiter = step(job("r", 112.0)), job("w", 109.9)
-    assert isinstance(asked(running, waiter, policy=CONSERVATIVE, now_s=100.0), Preempt)
-    assert asked(running, waiter, policy=CONSERVATIVE, now_s=90.0).reason is KeepReason.MARGIN
-
-
-@pytest.mark.parametrize("policy", COMPARING)
-@given(
-    waiter_due_s=st.floats(-20, 20),
-    runner_due_s=st.floats(-20, 20),
-    work_s=st.floats(0.01, 5),
-    margin=st.floats(1, 10),
-)
-def test_no_margin_lets_the_less_urgent_pass(policy, waiter_due_s, runner_due_s, work_s, margin):
-    """As a factor on S-EDF's signed priority, a margin lets the longer lost stop the less lost."""
-    running = step(job("r", runner_due_s), remaining_s=work_s)
-    decision = asked(running, job("w", waiter_due_s, work_s), policy=policy, margin=margin)
-    if waiter_due_s >= runner_due_s >= work_s or waiter_due_s < work_s:
-        assert isinstance(decision, Keep)
 
 
 @pytest.mark.parametrize("margin", [0.99, 0.0, -1.0, math.nan])
@@ -344,73 +285,6 @@ def test_conservative_asks_the_most_urgent_aggressive_the_least_rescue_and_on_ti
     running = step(*(job(f"m{due_s}", due_s) for due_s in members))
     waiter = job("w", 2.0, weight=1.5)
     assert [asked(running, waiter, policy=policy).reason for policy in PreemptionPolicy] == reasons
-
-
-def test_a_rescue_is_weighed_against_all_who_become_late_by_it():
-    late = [job(f"late{n}", 2.9, weight=1.5) for n in range(2)]
-    running = step(*late, job("bears it", 3.0, weight=9.0), job("lost", 1.0, weight=9.0))
-    assert asked(running, job("w", 2.0, weight=3.0)).reason is KeepReason.WOULD_HARM
-    assert asked(running, job("w", 2.0, weight=3.1)).reason is PreemptReason.RESCUE
-
-
-def test_to_be_recomputed_harms_more_than_to_be_resumed():
-    running = step(job("r", 4.0), remaining_s=2.0, restart_s=3.5)
-    assert asked(running, job("w", 2.0)).reason is PreemptReason.RESCUE
-    assert asked(running, job("w", 2.0), mode=RECOMPUTE).reason is KeepReason.WOULD_HARM
-
-
-def test_predictions_of_the_runner_are_trusted_up_to_the_margin():
-    running = step(RELAXED)
-    assert asked(running, job("w", 3.3), margin=1.1).reason is KeepReason.WAITERS_IN_TIME
-    assert asked(running, job("w", 3.3), margin=1.2).reason is PreemptReason.RESCUE
-
-
-# What runs before a waiter counts as its work.
-
-
-def test_work_ahead_makes_a_waiter_critical():
-    ahead, waiter = job("ahead", 5.0, work_s=1.5), job("w", 4.0)
-    assert asked(step(RELAXED), waiter).reason is KeepReason.WAITERS_IN_TIME
-    assert asked(step(RELAXED), ahead, waiter) == Preempt(7, JobId("w"), PreemptReason.RESCUE)
-
-
-def test_those_ahead_that_cannot_be_met_do_not_count():
-    lost = job("lost", 0.5, work_s=10.0)
-    assert asked(step(RELAXED), lost, URGENT) == Preempt(7, URGENT.job_id, PreemptReason.RESCUE)
-
-
-def test_those_ahead_that_made_way_for_the_runner_do_not_count():
-    bound = job("bound", 5.0, work_s=1.5, preempted_by=RELAXED.job_id)
-    decision = asked(step(RELAXED), bound, job("w", 2.0))
-    assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
-
-
-def test_the_first_in_the_queue_that_qualifies_wins():
-    modest, valuable = job("modest", 2.0, work_s=0.5), job("valuable", 2.1, work_s=0.5, weight=4.0)
-    assert asked(step(job("r", 3.0)), modest, valuable).beneficiary == "modest"
-    precious = step(job("r", 2.6, weight=2.0), remaining_s=2.2)
-    assert asked(precious, modest, valuable).beneficiary == "valuable"
-
-
-# When to look again.
-
-
-def test_the_timer_is_set_to_when_the_first_waiter_becomes_critical():
-    running = step(RELAXED, boundary_s=0.25)
-    decision = asked(running, job("w", 5.0), job("v", 7.0), job("lost", 0.1), stop_latency_s=0.25, margin=1.0)
-    assert decision == Keep(KeepReason.WAITERS_IN_TIME, recheck_at_s=3.5)
-
-
-def test_a_decision_at_that_moment_still_saves_the_waiter():
-    waiter = job("w", 5.0)
-    kept = asked(step(RELAXED), waiter, stop_latency_s=0.5)
-    overdue = step(job("r", 20.0), remaining_s=2.0)
-    decision = asked(overdue, waiter, now_s=kept.recheck_at_s, stop_latency_s=0.5)
-    assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
-
-
-def test_no_timer_where_nobody_can_become_critical():
-    assert asked(step(RELAXED), job("w"), job("lost", 0.1)).recheck_at_s == math.inf
 
 
 # Whom a stopped step waits for.
@@ -531,7 +405,7 @@ def test_a_step_at_its_limits_is_never_stopped(state, rules):
 
 @settings(max_examples=500)
 @given(states(), ALL_RULES)
-def test_a_rescue_saves_its_waiter_and_costs_less_than_it_is_worth(state, rules):
+def test_a_rescue_saves_its_waiter_and_harms_less_than_its_weight(state, rules):
     rules = dataclasses.replace(rules, policy=RESCUE, limits=Limits(10**9, math.inf, 10**9, 10**9, 2.0))
     decision = decide(state, NOW_S, rules)
     if not isinstance(decision, Preempt):

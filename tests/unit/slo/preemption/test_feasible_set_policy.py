@@ -1,4 +1,4 @@
-"""Whether a step makes way when all that wait are looked at together."""
+"""Whether a step is preempted when all that wait are looked at together."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slo.preemption.decide import (
+from slo.preemption.decide import decide
+from slo.preemption.types import (
     Keep,
     KeepReason,
     Limits,
@@ -18,13 +19,12 @@ from slo.preemption.decide import (
     PreemptionPolicy,
     PreemptionRules,
     PreemptReason,
-    Prefill,
     ReplicaState,
     RunningStep,
-    decide,
 )
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.feasible_set import feasible_set, value
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 RESUME, RECOMPUTE, _ = PreemptionMode
@@ -55,14 +55,14 @@ def stops(running, *waiting, **about):
 
 
 def crowded():
-    """Many short prefills are worth much and arrive at a load of two."""
+    """Many short prefills have much value and arrive at a load of two."""
     forecast = Forecast()
     for n in range(2000):
         forecast.arrived(0.1, 4.0, n * 0.05)
     return forecast
 
 
-# Whom a step makes way for
+# Whom a step is preempted for
 
 
 def test_two_short_waiters_beat_one_long_runner_that_was_on_time():
@@ -96,7 +96,7 @@ def test_of_one_and_one_the_more_valuable_is_on_time():
     assert stops(long, replace(short, weight=2.0)) is None
 
 
-def test_a_step_that_was_stopped_before_is_worth_more():
+def test_a_step_that_was_stopped_before_has_more_value():
     long, short = job("long", 10.5, preemptions=1), job("short", 1.5, weight=1.5)
     assert stops(step(long, remaining_s=10.0), short) is None
     assert stops(step(replace(long, preemptions=0), remaining_s=10.0), short) is not None
@@ -131,14 +131,14 @@ def test_a_step_is_not_stopped_for_those_who_come_after_it():
     assert decision.reason is KeepReason.WAITERS_IN_TIME
 
 
-def test_a_step_that_is_just_on_time_is_worth_what_it_is_worth():
-    """It would not survive a stop of a tenth of a second, and is not given up for less for that."""
+def test_a_step_that_is_just_on_time_keeps_its_value():
+    """It would not survive a stop of a tenth of a second, and is not preempted for less for that."""
     precious = step(job("r", 2.0, weight=9.0), boundary_s=0.1)
     assert stops(precious, job("w", 1.5)) is None
     assert stops(precious, job("w", 1.5, weight=9.5)) == ("w", PreemptReason.RUNNER_TARDY)
 
 
-def test_a_step_that_would_have_to_be_computed_again_and_be_late_is_worth_what_it_is_worth():
+def test_a_step_that_would_have_to_be_computed_again_and_be_late_keeps_its_value():
     precious = step(job("r", 3.0, weight=9.0), restart_s=3.5, progress=0.4)
     assert stops(precious, job("w", 1.5), mode=RECOMPUTE) is None
     assert stops(precious, job("w", 1.5), mode=RESUME) == ("w", PreemptReason.RESCUE)
@@ -154,7 +154,7 @@ def test_work_of_those_that_go_first_in_any_case_counts():
     assert stops(running, overdue) is None
 
 
-def test_those_that_made_way_for_the_step_are_left_out():
+def test_those_preempted_for_the_step_are_left_out():
     bound = job("bound", 4.0, work_s=1.5, preempted_by=JobId("r"))
     assert stops(step(job("r", 9.0)), bound, job("w", 3.0)) is None
     assert asked(step(job("r", 9.0)), bound).reason is KeepReason.PROTECTED
@@ -166,7 +166,7 @@ def test_the_first_that_can_make_it_stop_is_its_beneficiary():
     assert stops(step(job("r", 20.0)), *waiters) == ("first", PreemptReason.RESCUE)
 
 
-def test_with_much_to_come_a_long_step_is_given_up_for_a_short_waiter():
+def test_with_much_to_come_a_long_step_is_tardy_for_a_short_waiter():
     """All three could be met. The time of the long one is kept for what is expected."""
     long = step(job("long", 9.0), remaining_s=5.0)
     waiters = job("a", 1.5, 0.1, weight=4.0), job("b", 2.0, 0.1, weight=4.0)
@@ -193,7 +193,7 @@ def test_a_step_that_keeps_its_time_is_not_stopped_when_it_is_looked_at_again():
 
 
 def test_no_timer_where_nobody_can_become_late():
-    assert asked(step(job("r", 20.0)), job("w"), job("lost", 0.5)).recheck_at_s == math.inf
+    assert asked(step(job("r", 20.0)), job("w"), job("infeasible", 0.5)).recheck_at_s == math.inf
 
 
 # Properties
@@ -292,7 +292,7 @@ def test_the_beneficiary_ends_in_time_if_it_starts_after_the_stop(state, rules, 
         return
     beneficiary = next(w for w in state.waiting if w.job_id == decision.beneficiary)
     assert free_at_s(state, rules) + beneficiary.remaining_s <= beneficiary.deadline_s < NEVER
-    assert beneficiary.preempted_by is None, "one that has made way stops nobody"
+    assert beneficiary.preempted_by is None, "one that was preempted stops nobody"
     assert beneficiary.suspended_s < 60.0
 
 
@@ -309,8 +309,8 @@ def test_more_is_on_time_with_the_stop_than_without(state, rules):
         first = min(on_time, key=lambda m: m.deadline_s)
         again_s = state.running.restart_s if rules.mode is RECOMPUTE else state.running.remaining_s
         runner = [replace(first, weight=sum(m.weight for m in on_time), remaining_s=again_s)]
-    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).kept
-    without = feasible_set(pool(state), ended_at_s(state, rules)).kept
+    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).feasible
+    without = feasible_set(pool(state), ended_at_s(state, rules)).feasible
     assert sum(map(value, with_stop)) > sum(map(value, without)) + sum(map(value, runner))
 
 
@@ -351,8 +351,8 @@ def test_the_order_in_which_they_wait_does_not_matter(state, rules, forecast, rn
 
 @settings(max_examples=300)
 @given(states(), ALL_RULES)
-def test_a_waiter_without_a_deadline_or_that_is_lost_changes_nothing(state, rules):
-    more = [job("undated", work_s=5.0, weight=9.0), job("lost", NOW_S + 1.0, work_s=5.0, weight=9.0)]
+def test_a_waiter_without_a_deadline_or_that_is_infeasible_changes_nothing(state, rules):
+    more = [job("undated", work_s=5.0, weight=9.0), job("infeasible", NOW_S + 1.0, work_s=5.0, weight=9.0)]
     assume(pool(state))
     before = decide(state, NOW_S, rules)
     after = decide(replace(state, waiting=[*state.waiting, *more]), NOW_S, rules)

@@ -1,4 +1,4 @@
-"""How much time is expected to be wanted, by what it is worth."""
+"""How much time is expected to be wanted, by its value."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_work_of_no_length_does_not_count(work_s):
     assert forecast.load == 0.0
 
 
-def test_work_of_no_worth_does_not_count():
+def test_work_of_no_weight_does_not_count():
     forecast = Forecast()
     forecast.arrived(100.0, 0.0, 0.0)
     assert forecast.load == 0.0
@@ -81,7 +81,7 @@ def test_nothing_is_kept_free_of_the_time_of_the_next_few():
     assert mixed.near_s == pytest.approx(NEAR * 0.1, rel=0.01), "what was longer is forgotten"
 
 
-def test_only_what_is_worth_more_per_second_counts():
+def test_only_what_has_more_value_per_second_counts():
     mixed = steady((0.4, 4.0), (0.8, 1.0))  # 10 and 1.25 per second
     assert mixed.reserved(1e3) == 0.0
     assert mixed.reserved(10.0) == 0.0, "its own kind"

@@ -23,7 +23,7 @@ def test_without_deadlines_the_token_budget_is_the_limit():
     assert compose_step(candidates, 0.0, LINE, 8192) == Step(2, StepLimit.TOKEN_BUDGET)
 
 
-def test_a_lost_one_constrains_nobody():
+def test_an_infeasible_one_constrains_nobody():
     candidates = [Candidate(1000, deadline_s=0.5), Candidate(1000, NO_DEADLINE)]
     assert compose_step(candidates, 0.0, LINE, 8192) == Step(2, StepLimit.QUEUE_EMPTY)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.preemption.decide import Prefill
 from slo.queue.ageing import Ageing
 from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
 

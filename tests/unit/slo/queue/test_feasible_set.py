@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.preemption.decide import Prefill
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.feasible_set import PREEMPTED_FACTOR, feasible_set, value
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 NEVER = math.inf
@@ -71,41 +71,41 @@ def queues(weights=(1.0, 2.0, 4.0), due=DUE_OR_NOT, stopped=(0, 0, 1)):
 
 def test_everybody_is_kept_where_everybody_can_be():
     queue = [job("c", 9.0, 3.0), job("a", 3.0, 2.0), job("b", 6.0, 3.0)]
-    assert names(feasible_set(queue, 0.0).kept) == ["a", "b", "c"]
+    assert names(feasible_set(queue, 0.0).feasible) == ["a", "b", "c"]
 
 
 def test_late_ones_and_those_without_a_deadline_are_left_out():
-    found = feasible_set([job("lost", 0.5), job("undated"), job("met", 2.0)], 0.0)
-    assert (names(found.kept), found.tardy, names(found.rest)) == (["met"], [], ["lost", "undated"])
+    found = feasible_set([job("infeasible", 0.5), job("undated"), job("met", 2.0)], 0.0)
+    assert (names(found.feasible), found.tardy, names(found.rest)) == (["met"], [], ["infeasible", "undated"])
 
 
-def test_what_was_stopped_is_worth_more():
+def test_what_was_stopped_has_more_value():
     assert value(job("stopped", weight=3.0, preemptions=2)) == 3.0 * PREEMPTED_FACTOR
     assert value(job("fresh", weight=3.0)) == 3.0
 
 
-def test_the_least_dense_is_given_up_first_when_more_is_expected_than_can_be_done():
+def test_the_least_dense_is_tardy_first_when_more_is_expected_than_can_be_done():
     """All three fit, if nothing as dense as `dense` arrives."""
     queue = [job("sparse", 3.0, 1.5), job("middle", 2.9, 0.7, weight=2.0), job("dense", 2.8, 0.1, weight=4.0)]
-    assert names(feasible_set(queue, 0.0).kept) == ["dense", "middle", "sparse"]
-    assert names(feasible_set(queue, 0.0, CALM).kept) == ["dense", "middle", "sparse"]
-    assert names(feasible_set(queue, 0.0, expecting(1.1)).kept) == ["dense", "middle"]
-    assert names(feasible_set(queue, 0.0, expecting(1.9)).kept) == ["dense"]
+    assert names(feasible_set(queue, 0.0).feasible) == ["dense", "middle", "sparse"]
+    assert names(feasible_set(queue, 0.0, CALM).feasible) == ["dense", "middle", "sparse"]
+    assert names(feasible_set(queue, 0.0, expecting(1.1)).feasible) == ["dense", "middle"]
+    assert names(feasible_set(queue, 0.0, expecting(1.9)).feasible) == ["dense"]
 
 
 def test_the_densest_is_kept_however_much_is_expected():
     queue = [job("dense", 1.0, 0.01, weight=4.0)]
-    assert names(feasible_set(queue, 0.0, expecting(50.0)).kept) == ["dense"]
+    assert names(feasible_set(queue, 0.0, expecting(50.0)).feasible) == ["dense"]
 
 
 def test_of_the_nearest_time_nothing_is_kept_free():
     """Four mean works of 0.1 s are near."""
-    assert names(feasible_set([job("near", 0.39, 0.39)], 0.0, CROWDED).kept) == ["near"]
+    assert names(feasible_set([job("near", 0.39, 0.39)], 0.0, CROWDED).feasible) == ["near"]
     assert names(feasible_set([job("near", 0.5, 0.5)], 0.0, CROWDED).tardy) == ["near"]
 
 
 def test_who_has_the_time_is_kept_although_much_is_expected():
-    assert names(feasible_set([job("far", 60.0, 2.0)], 0.0, CROWDED).kept) == ["far"]
+    assert names(feasible_set([job("far", 60.0, 2.0)], 0.0, CROWDED).feasible) == ["far"]
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
@@ -116,7 +116,7 @@ def test_a_forecast_of_what_can_be_done_changes_nothing(load, prefills):
 
 @settings(max_examples=300)
 @given(queues(), st.floats(0, 10), FORECASTS)
-def test_all_that_are_kept_end_in_time_and_nobody_is_lost_or_repeated(prefills, start_s, forecast):
+def test_all_that_are_kept_end_in_time_and_nobody_is_dropped_or_repeated(prefills, start_s, forecast):
     kept, tardy, rest = feasible_set(prefills, start_s, forecast)
     assert is_feasible(kept, start_s)
     assert [p.deadline_s for p in kept] == sorted(p.deadline_s for p in kept)
@@ -129,7 +129,7 @@ def test_all_that_are_kept_end_in_time_and_nobody_is_lost_or_repeated(prefills, 
 def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, forecast):
     """Until the deadline of each that is kept, but soon, no more is done than its own density allows."""
     end_s = 0.0
-    for prefill in feasible_set(prefills, start_s, forecast).kept:
+    for prefill in feasible_set(prefills, start_s, forecast).feasible:
         end_s += prefill.remaining_s
         reserved = 0.0 if forecast is None else forecast.reserved(value(prefill) / prefill.remaining_s)
         if reserved > 0.0:
@@ -140,4 +140,4 @@ def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, foreca
 @settings(max_examples=200)
 @given(queues(weights=(1.0,), due=DUE, stopped=(0,)), st.integers(0, 10).map(float))
 def test_with_equal_weights_and_no_forecast_as_many_are_kept_as_can_be(prefills, start_s):
-    assert len(feasible_set(prefills, start_s).kept) == most_on_time(prefills, start_s)
+    assert len(feasible_set(prefills, start_s).feasible) == most_on_time(prefills, start_s)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.preemption.decide import Prefill
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.queue.slack import sedf_rank
 from slo.request import JobId
 
@@ -81,14 +81,14 @@ def test_with_equal_weights_as_many_are_on_time_as_can_be(prefills):
 
 @settings(max_examples=200)
 @given(queues(), st.sampled_from(QueueOrder))
-def test_nobody_is_lost_or_repeated(prefills, kind):
+def test_nobody_is_dropped_or_repeated(prefills, kind):
     ordered = order(kind, prefills, 0.0)
     assert sorted(p.job_id for p in ordered) == sorted(p.job_id for p in prefills)
 
 
 @settings(max_examples=200)
 @given(queues(due=st.integers(-5, 60).map(float)))
-def test_those_kept_on_time_lead_and_none_of_those_given_up_fits_between_them(prefills):
+def test_those_kept_on_time_lead_and_none_of_those_tardy_fits_between_them(prefills):
     ordered = order(QueueOrder.FEASIBLE_SET, prefills, 0.0)
     kept = [*itertools.takewhile(on_time(ordered).__contains__, ordered)]
     assert kept == sorted(kept, key=lambda p: p.deadline_s)
@@ -98,7 +98,7 @@ def test_those_kept_on_time_lead_and_none_of_those_given_up_fits_between_them(pr
 
 
 def crowded_queue(rng, size):
-    """Deadlines, work and worth independent of each other, half as much time as work."""
+    """Deadlines, work and weight independent of each other, half as much time as work."""
     return [
         job(str(n), rng.uniform(0, 0.25 * size), rng.uniform(0.05, 1.0), rng.choice([1.0, 2.0, 4.0]))
         for n in range(size)
@@ -123,31 +123,31 @@ def test_one_that_is_late_anyway_does_not_make_the_others_late():
     assert names(QueueOrder.FEASIBLE_SET, [long, *short]) == ["short0", "short1", "short2", "long"]
 
 
-def test_the_least_worth_per_second_is_given_up():
+def test_the_least_value_per_second_is_tardy():
     premium, background = job("premium", 4.0, 3.0, weight=4.0), job("background", 3.0, 2.0, weight=1.0)
     assert names(QueueOrder.FEASIBLE_SET, [background, premium]) == ["premium", "background"]
 
 
-def test_little_worth_is_given_up_where_it_is_enough():
-    """By worth per second alone, the valuable one would have to go."""
+def test_little_weight_is_tardy_where_it_is_enough():
+    """By value per second alone, the valuable one would have to go."""
     valuable, modest = job("valuable", 10.0, 10.0, weight=4.0), job("modest", 10.5, 1.0, weight=1.0)
     assert names(QueueOrder.FEASIBLE_SET, [valuable, modest]) == ["valuable", "modest"]
 
 
-def test_then_those_given_up_then_the_lost_then_those_without_a_deadline():
+def test_then_the_tardy_then_the_infeasible_then_those_without_a_deadline():
     queue = [
         job("undated, later", arrived_s=2.0),
         job("undated", arrived_s=1.0),
-        job("lost", 1.0, 2.0),
-        job("given up", 5.0, 5.0),
+        job("infeasible", 1.0, 2.0),
+        job("tardy", 5.0, 5.0),
         job("kept", 3.0, 2.0),
         job("kept, later", 5.0, 2.5),
     ]
     assert names(QueueOrder.FEASIBLE_SET, queue) == [
         "kept",
         "kept, later",
-        "given up",
-        "lost",
+        "tardy",
+        "infeasible",
         "undated",
         "undated, later",
     ]
@@ -160,7 +160,7 @@ def test_time_runs_from_when_the_replica_is_free():
     assert names(QueueOrder.SEDF, queue, 0.0, free_at_s=0.6) == ["long", "short", "urgent"]
 
 
-def test_one_that_was_stopped_is_given_up_last():
+def test_one_that_was_stopped_is_tardy_last():
     fresh, stopped = job("fresh", 5.0, 3.0, weight=1.5), job("stopped", 5.5, 3.0, preemptions=1)
     assert names(QueueOrder.FEASIBLE_SET, [fresh, stopped]) == ["stopped", "fresh"]
 
@@ -168,13 +168,13 @@ def test_one_that_was_stopped_is_given_up_last():
 @pytest.mark.parametrize("kind", QueueOrder)
 def test_of_those_late_anyway_the_stopped_go_first(kind):
     queue = [
-        job("long lost", 1.0, 20.0),
-        job("stopped, lost", 9.0, 20.0, preemptions=1),
+        job("long infeasible", 1.0, 20.0),
+        job("stopped, infeasible", 9.0, 20.0, preemptions=1),
         job("undated"),
         job("stopped, undated", arrived_s=5.0, preemptions=1),
     ]
     assert names(kind, queue, 0.0) == [*sorted(names(kind, queue, 0.0), key=lambda n: "undated" in n)]
-    assert names(kind, queue, 0.0)[0] == "stopped, lost"
+    assert names(kind, queue, 0.0)[0] == "stopped, infeasible"
     assert names(kind, queue, 0.0)[2] == "stopped, undated"
 
 

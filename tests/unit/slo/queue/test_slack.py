@@ -14,24 +14,26 @@ def test_slack_counts_only_the_work_still_to_do():
     assert slack_s(deadline_s=NO_DEADLINE, now_s=4.0, predicted_remaining_s=2.0) == math.inf
 
 
-def test_feasible_by_deadline_then_lost_then_no_deadline():
+def test_feasible_by_deadline_then_infeasible_then_no_deadline():
     now_s = 100.0
     urgent = sedf_rank(101.0, now_s, 0.5, arrival_s=9)
     relaxed = sedf_rank(200.0, now_s, 0.5, arrival_s=1)
     undated = sedf_rank(NO_DEADLINE, now_s, 0.5, arrival_s=0)
-    just_lost = sedf_rank(100.4, now_s, 0.5, arrival_s=2)
-    long_lost = sedf_rank(40.0, now_s, 0.5, arrival_s=2)
-    assert sorted([just_lost, undated, long_lost, relaxed, urgent]) == [
+    just_infeasible = sedf_rank(100.4, now_s, 0.5, arrival_s=2)
+    long_infeasible = sedf_rank(40.0, now_s, 0.5, arrival_s=2)
+    assert sorted([just_infeasible, undated, long_infeasible, relaxed, urgent]) == [
         urgent,
         relaxed,
-        long_lost,
-        just_lost,
+        long_infeasible,
+        just_infeasible,
         undated,
     ]
 
 
 @given(TIMES, TIMES, TIMES, WORK, WORK)
-def test_a_feasible_request_always_goes_before_a_lost_one(now_s, one_s, other_s, one_work_s, other_work_s):
+def test_a_feasible_request_always_goes_before_an_infeasible_one(
+    now_s, one_s, other_s, one_work_s, other_work_s
+):
     one_ok = slack_s(one_s, now_s, one_work_s) >= 0
     other_ok = slack_s(other_s, now_s, other_work_s) >= 0
     if one_ok and not other_ok:

@@ -1,22 +1,20 @@
-"""Lost prefills get another place: who may have one, and where it is."""
+"""Where failed prefills are placed again, and which replicas are usable."""
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import RouterCore, RouterLimits
-from router.fleet.liveness import usable
-from router.messages import Placed, Rejected
-from router.placement.policies import LeastSlackLoss
-from router.serve.replacing import again
-from slo.errors import RejectionReason
+from router.fleet.view import usable
+from router.messages import Placed, PlacementRequested
+from router.placement.least_harm import LeastHarm
+from slo.errors import Rejected, RejectionReason
 from slo.predict.prefill_time import PrefillPredictor
-from slo.replacement import FailureCause, ReplacementOutcome, ReplacementRequested, ReplacementRules
+from slo.replacement import FailureCause, ReplacementRequested
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
-from slo.request import JobId, ReplicaId, RequestContext
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, TierPolicy
+from slo.request import JobId, ReplicaId
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -33,7 +31,7 @@ def report(replica, **rest):
 
 
 def core(*prefill, decode=(D,)):
-    router = RouterCore(POLICIES, LeastSlackLoss(), RouterLimits(STALE_S, silent_after_s=SILENT_S))
+    router = RouterCore(POLICIES, LeastHarm(), RouterLimits(STALE_S, silent_after_s=SILENT_S))
     for name in prefill:
         router.prefill_reported(report(name), 0.0)
     for name in decode:
@@ -42,33 +40,11 @@ def core(*prefill, decode=(D,)):
 
 
 def lost(*replicas, tier=STANDARD, budget_s=2.0, explicit=False, tokens=100):
-    return again(
+    return PlacementRequested.again(
         ReplacementRequested(
             JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), FailureCause.REPLICA_DIED
         )
     )
-
-
-def context(tier, budget_s, explicit):
-    return RequestContext(JobId("job"), "request", tier, budget_s, explicit_deadline=explicit)
-
-
-class TestWhoMayBePlacedAgain:
-    RULES = ReplacementRules(2, frozenset({STANDARD, BACKGROUND}))
-
-    @given(st.sampled_from(CLIENT_TIERS), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5))
-    def test_only_the_limit_and_an_impossible_deadline_stand_against_it(self, tier, budget_s, explicit, n):
-        refusal = self.RULES.refusal(context(tier, budget_s, explicit), n)
-        if n >= 2:
-            assert refusal is ReplacementOutcome.LIMIT
-        elif budget_s is None or budget_s > 0 or tier == PREMIUM or not explicit:
-            assert refusal is None
-        else:
-            assert refusal is ReplacementOutcome.DEADLINE
-
-    def test_with_a_limit_of_none_nothing_is_placed_again(self):
-        never = ReplacementRules(0, frozenset())
-        assert never.refusal(context(PREMIUM, None, explicit=False), 0) is ReplacementOutcome.LIMIT
 
 
 class TestWhereItGoes:
@@ -159,11 +135,3 @@ class TestWhoIsHeardOf:
         fresh = [one for one in eligible if 100 - one.reported_at_s < SILENT_S]
         assert not fresh or chosen == fresh
         assert usable(fleet, 100.0, math.inf, STALE_S, lost_numbers) == eligible
-
-
-@pytest.mark.parametrize("field", ["explicit_deadline", "failed_replicas"])
-def test_the_context_carries_what_replacement_needs(field):
-    sent = RequestContext(
-        JobId("job"), "request", PREMIUM, 1.0, explicit_deadline=True, failed_replicas=(A, B)
-    )
-    assert getattr(RequestContext.decode(sent.encode()), field) == getattr(sent, field)

@@ -1,0 +1,48 @@
+"""Which request counts as met, missed or not judged."""
+
+from dataclasses import replace
+
+import pytest
+
+from slo.outcomes import Outcome, RequestEnded
+from slo.tiers import PREMIUM
+
+OK = RequestEnded(
+    model="m",
+    tier=PREMIUM,
+    tenant="acme",
+    outcome=Outcome.FINISHED,
+    e2e_s=1.0,
+    ttft_s=0.1,
+    ttft_budget_s=0.2,
+    tpot_s=0.01,
+    tpot_budget_s=0.03,
+)
+LATE = replace(OK, ttft_s=0.3)
+LEFT = replace(OK, outcome=Outcome.CANCELLED)
+
+JUDGED = {
+    "in time": (OK, True),
+    "just in time": (replace(OK, ttft_s=0.2), True),
+    "first token late": (LATE, False),
+    "tokens too slow": (replace(OK, tpot_s=0.04), False),
+    "only its pace is promised": (replace(LATE, ttft_budget_s=None), True),
+    "nothing is promised": (replace(LATE, ttft_budget_s=None, tpot_budget_s=None), None),
+    "nothing could be timed": (replace(OK, ttft_s=None, tpot_s=None), None),
+    "refused for want of capacity": (replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None), False),
+    "failed after a timely first token": (replace(OK, outcome=Outcome.FAILED), False),
+    "malformed": (replace(OK, outcome=Outcome.REJECTED, ttft_s=None, tpot_s=None), None),
+    "left in good time": (LEFT, None),
+    "left after a late first token": (replace(LEFT, ttft_s=0.3), False),
+    "left before anything was due": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.1), None),
+    "left when the first token was overdue": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3), False),
+    "left without ever being streamed to": (
+        replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3, streamed=False),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ended", "attained"), JUDGED.values(), ids=JUDGED)
+def test_what_counts_as_met(ended, attained):
+    assert ended.attained is attained
