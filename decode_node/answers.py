@@ -1,4 +1,4 @@
-"""The pieces of an engine's answer: what they say, not what is done about it.
+"""The pieces of an engine's answer: what they say, and errors of our own in the same form.
 
 vLLM answers with an object, or with server-sent events, one or several at a time; an error is either.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from ray.serve.llm.openai_api_models import ErrorResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +49,18 @@ def error_in(piece: Any) -> EngineError | None:
         elif part.startswith(_ERROR_EVENT):
             return _read(json.loads(part.removeprefix("data: "))["error"])
     return None
+
+
+def error_response(code: int, kind: str, message: str, param: str | None = None) -> ErrorResponse:
+    """An error to answer with.
+
+    Args:
+        code: An HTTP status.
+        kind: What went wrong, for programs.
+        message: For people.
+        param: The request's field that is wrong.
+    """
+    return ErrorResponse(error={"message": message, "type": kind, "param": param, "code": code})
 
 
 def is_answer(piece: Any) -> bool:

@@ -1,8 +1,8 @@
-"""Noticing that a prefill replica is lost while requests wait for it.
+"""Noticing that a prefill replica has failed while requests wait for it.
 
 A replica whose process ends breaks the calls to it. One that hangs, or whose host is gone, breaks nothing,
 and what Serve has not assigned when the last replica dies it keeps until there is another, which may take a
-minute. Owns when a wait is given up; who is asked, and how, is its caller's.
+minute. Owns when a wait ends without an answer; whom to ask, and how, is the caller's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PULLED_S: Final = 1.0
 _CANCEL_S: Final = 1.0
 
 
-class PrefillLostError(Exception):
+class PrefillFailedError(Exception):
     """A prefill, or its KV cache, will not come.
 
     Attributes:
@@ -77,7 +77,7 @@ class PrefillWatch:
             grace_s: For so long it is waited for even then.
 
         Raises:
-            PrefillLostError: when it is not waited for any longer.
+            PrefillFailedError: when it is not waited for any longer.
         """
         task = asyncio.ensure_future(answer)
         watched = self._join(replica)
@@ -86,7 +86,7 @@ class PrefillWatch:
             if not task.done() and grace_s > 0:
                 await asyncio.wait([task], timeout=grace_s)
             if not task.done():
-                raise PrefillLostError(watched.task.result(), replica)
+                raise PrefillFailedError(watched.task.result(), replica)
             return task.result()
         finally:
             self._leave(replica, watched)

@@ -1,7 +1,7 @@
 """The decode replica's calls to the prefill tier.
 
-Owns how a prefill is asked for, how it is given up, and which errors say that a replica is lost. What follows
-from that is `decode_node.handover`'s.
+Owns how a prefill is asked for, how it is cancelled, and which errors say that a replica has failed. What
+follows from that is `decode_node.orchestrator`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
-from decode_node.prefill_health import PrefillLostError
+from decode_node.prefill_health import PrefillFailedError
 from slo.replacement import FailureCause
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM
 from telemetry import logs
@@ -47,7 +47,7 @@ class PrefillTier:
             The response, with the address of the KV blocks, or the error; and who gave it, as far as known.
 
         Raises:
-            PrefillLostError: when the replica or its engine ends first.
+            PrefillFailedError: when the replica or its engine ends first.
         """
         headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
         responses = self._handle.completions.remote(request, type(info)(headers=headers))
@@ -58,10 +58,10 @@ class PrefillTier:
             responses.cancel()
             raise
         except _REPLICA_ERRORS as error:
-            raise PrefillLostError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None
+            raise PrefillFailedError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None
         refusal = getattr(prefilled, "error", None)
         if refusal is not None and refusal.type == ENGINE_DIED:
-            raise PrefillLostError(FailureCause.ENGINE_DIED, refusal.param or placed)
+            raise PrefillFailedError(FailureCause.ENGINE_DIED, refusal.param or placed)
         params = getattr(prefilled, "kv_transfer_params", None) or {}
         return prefilled, params.pop(REPLICA_PARAM, placed)
 

@@ -14,6 +14,8 @@ from typing import Any
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
+from decode_node.answers import error_response
+
 BAD_REQUEST = 400
 _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
 
@@ -89,13 +91,13 @@ def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResp
             f"the prompt has {prompt_tokens} tokens; this model takes at most {max_model_len - 1} "
             f"and at least one token of output"
         )
-        return _error(message, "prompt")
+        return error_response(BAD_REQUEST, "invalid_request_error", message, "prompt")
     if asked is not None and prompt_tokens + asked > max_model_len:
         message = (
             f"the prompt has {prompt_tokens} tokens and max_tokens asks for {asked}; together they may be "
             f"at most {max_model_len}"
         )
-        return _error(message, "max_tokens")
+        return error_response(BAD_REQUEST, "invalid_request_error", message, "max_tokens")
     return None
 
 
@@ -105,9 +107,3 @@ def _as_error(response: Any, *, is_chat: bool) -> ErrorResponse:
     if error.get("param") in _PROMPT_PARAMS:
         error["param"] = "messages" if is_chat else "prompt"
     return ErrorResponse(error=error)
-
-
-def _error(message: str, param: str) -> ErrorResponse:
-    return ErrorResponse(
-        error={"message": message, "type": "invalid_request_error", "param": param, "code": BAD_REQUEST}
-    )

@@ -1,8 +1,8 @@
 """The decode replica: takes a request through prefill elsewhere and decodes it here.
 
-A shell around one vLLM engine. Owns the handover: the prompt is rendered here first, prefilled at the
-replica that the router chose, and its KV blocks are pulled over NIXL. The order of that, and what happens
-when the prefill is lost, is in `decode_node.handover`.
+A shell around one vLLM engine. The prompt is rendered here first, prefilled at the replica that the router
+chose, and its KV blocks are pulled over NIXL. Owns the replica's start, its reports, and which requests it
+prefills itself; the way through the two tiers is `decode_node.orchestrator`'s.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
-from ray.exceptions import TaskCancelledError
 from ray.serve.llm.deployment import PDDecodeServer
-from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
-from vllm.exceptions import GenerationError
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
+from decode_node.answers import error_response
 from decode_node.handoff_probe import HandoffProbe
-from decode_node.handover import GivenUpError, Handover, Steps
+from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
-from slo.errors import EvictionReason, RejectionReason
 from slo.monitor.messages import DecodeSeen, Role
-from slo.replacement import NO_REPLACEMENTS, ReplacementOutcome, ReplacementRules
+from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone
 from slo.request import ReplicaId, RequestContext
 from telemetry import logs
@@ -47,15 +45,8 @@ if TYPE_CHECKING:
     from ray.serve.llm import LLMConfig
 
     from slo.predict.handoff import HandoffSample
-    from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
 
-_GIVEN_UP = {
-    ReplacementOutcome.LIMIT: (503, "prefill_failed"),
-    ReplacementOutcome.DEADLINE: (429, EvictionReason.DEADLINE_PASSED.value),
-    ReplacementOutcome.NO_REPLICA: (503, RejectionReason.NO_REPLICA.value),
-}
-"""Status and code that a client gets."""
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0
 _HANDSHAKE_RETRY_S = 1.0
@@ -69,8 +60,8 @@ class DecodeNodeConfig:
         prefill_replicas: How many to shake hands with before reporting ready.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
-        replacement: When a lost prefill is not placed again.
-        router_timeout_s: Longest wait for the router's word on a new place.
+        replacement: When a failed prefill is not placed again.
+        router_timeout_s: Longest wait for the router's answer on a new place.
     """
 
     prefill_replicas: int
@@ -103,10 +94,17 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap.attach(self.engine)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
-        self._handover = Handover(
-            self._replica_id, node.replacement, PrefillWatch(self._tier.ask), self._instruments
+        self._orchestrator = Orchestrator(
+            self._replica_id,
+            self.engine,
+            self._get_connector_backend(),
+            self._tier,
+            PrefillWatch(self._tier.ask),
+            router,
+            node.router_timeout_s,
+            node.replacement,
+            self._instruments,
         )
-        self._router_timeout_s = node.router_timeout_s
         self._ongoing = 0
         self._router = router
         await self._shake_hands(node.prefill_replicas)
@@ -173,11 +171,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             if not isinstance(rendered, Rendered):
                 yield rendered
                 return
+            call = Call(request, info, is_chat, rendered.token_ids)
             if rendered.local is not None:
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                async for chunk in await self._decode(request, info, is_chat=is_chat):
-                    yield chunk
+                async for piece in self._orchestrator.decode(request, call):
+                    yield piece
                 return
             spent_s = time.monotonic() - arrived_s
             logs.event(
@@ -187,60 +186,14 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 tokens=len(rendered.token_ids),
                 seconds=spent_s,
             )
-            steps = self._steps(request, rendered, info, is_chat=is_chat)
-            chunks = self._handover.run(steps, context.after(spent_s), len(rendered.token_ids))
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        except GivenUpError as error:
-            yield _error(*_GIVEN_UP[error.outcome], str(error))
+            async with aclosing(self._orchestrator.run(call, context.after(spent_s))) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except NotReplacedError as error:
+            yield error_response(error.status, error.code, str(error))
         finally:
             self._ongoing -= 1
             self._reporter.changed()
-
-    def _steps(self, request: Any, rendered: Rendered, info: Any, *, is_chat: bool) -> Steps:
-        """What `request` goes through; none of it changes the request itself."""
-        backend = self._get_connector_backend()
-
-        async def prefill(context: RequestContext) -> tuple[Any, ReplicaId | None]:
-            prompt_only = CompletionRequest(
-                model=request.model,
-                prompt=rendered.token_ids,
-                request_id=request.request_id,
-                cache_salt=getattr(request, "cache_salt", None),
-                ignore_eos=True,
-            )
-            prefill_request = backend.prepare_prefill_request(request=prompt_only, peer=None)
-            return await self._tier.prefill(prefill_request, info, context)
-
-        async def decode(prefilled: Any) -> AsyncGenerator[Any, None]:
-            prepared = backend.prepare_decode_request(request=request, peer=None, prefill_response=prefilled)
-            try:
-                async for piece in await self._decode(prepared, info, is_chat=is_chat):
-                    yield piece
-            except GenerationError as error:  # not streaming; a stream has it as an event
-                yield _error(500, "engine_error", str(error))
-
-        return Steps(prefill, decode, self._is_dead, self._place_again, self._tier.release)
-
-    async def _decode(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
-        stream: AsyncGenerator[Any, None] = await self._run_request(
-            request,
-            engine_method="chat" if is_chat else "completions",
-            batch_output_stream=True,
-            raw_request_info=info,
-        )
-        return stream
-
-    async def _place_again(self, request: ReplacementRequested) -> ReplacementDecision | None:
-        """The router's word; None when it gives none in time."""
-        try:
-            return await asyncio.wait_for(self._router.replace.remote(request), self._router_timeout_s)
-        except TaskCancelledError:  # the client is gone
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
-            logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
-            return None
 
     async def _not_for_prefill(self, context: RequestContext) -> None:
         """Tell the router that the placed prefill will not be asked for."""
@@ -249,9 +202,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
         return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
 
-    def _is_dead(self) -> bool:
-        return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
-
     async def __del__(self) -> None:
         """Serve's last call, with no request left."""
         if hasattr(self, "_reporter"):
@@ -259,7 +209,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         await super().__del__()
 
     def _report(self) -> Report:
-        if self._is_dead():
+        if self._orchestrator.is_dead:
             return ReplicaGone(self._replica_id)
         tap = self._tap
         return DecodeReported(
@@ -270,7 +220,3 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.tpot_s,
             draining=is_draining(),
         )
-
-
-def _error(code: int, kind: str, message: str) -> ErrorResponse:
-    return ErrorResponse(error={"message": message, "type": kind, "code": code})

@@ -21,13 +21,12 @@ from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.server import DecodeNodeConfig, DecodeServer
-from deployments.calibrate.profile_use import profile_of
-from deployments.config.errors import ConfigError
+from deployments.calibrate.profile import profile_of
+from deployments.config import ConfigError
 from deployments.config.settings import PoolConfig, SlackServeConfig
-from deployments.http.app import make_ingress
-from deployments.http.ingress import IngressConfig
-from deployments.local.cpu_environment import cpu_environment
+from deployments.http.ingress import IngressConfig, make_ingress
 from deployments.local.cpu_plan import CorePlan, plan_cores
+from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.models.store import ModelStore, ResolvedModel
 from deployments.monitor.actor import MonitorOptions
@@ -187,11 +186,7 @@ def _prefill_node(
         max_suspended_steps=rules.limits.max_suspended_steps,
         max_suspended_bytes=rules.limits.max_suspended_bytes,
         shares=shares_of(policies),
-        ageing_per_s=fairness.ageing.per_s,
-        ageing_max=fairness.ageing.most,
-        deficit_gain=fairness.ageing.deficit_gain,
         starvation_timeout_s=fairness.starvation_timeout_s,
-        share_memory_s=fairness.memory_s,
     )
     weights = {tier: policy.weight for tier, policy in policies.items()}
     return PrefillNodeConfig(
@@ -228,7 +223,7 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
         accelerator_type=config.accelerator_type,
         engine_kwargs=_engine_kwargs(config, model, pool, role),
         runtime_env={"env_vars": _environment(config, model, role)},
-        callback_config={"callback_class": "deployments.local.replica_start.EngineLoadsModel"},
+        callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
             "NIXL_SIDE_CHANNEL_PORT_BASE": (

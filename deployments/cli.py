@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,22 +15,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from deployments.bench import BenchError
 from deployments.bench.command import bench
-from deployments.bench.errors import BenchError
 from deployments.calibrate.command import calibrate
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
-from deployments.models.errors import ModelStoreError
-from deployments.models.progress import rich_progress
+from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
+from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
-from deployments.simulate.errors import SimulateError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from deployments.local.launcher import Part
+    from deployments.models.conversion import ProgressCallback
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +72,7 @@ def serve(
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     settings = _settings(config, {"model": model, "host": host, "port": port})
-    with rich_progress(_console) as progress:
+    with preparation_progress(_console) as progress:
         resolved = ModelStore().resolve(settings.model, progress)
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
@@ -126,8 +136,35 @@ def main() -> None:
         sys.exit(2)
 
 
+@contextmanager
+def preparation_progress(console: Console) -> Iterator[ProgressCallback]:
+    """Give a callback that draws the progress of a model's preparation as a bar.
+
+    The bar appears with the first call, so a model that is ready draws nothing, and goes when the block ends.
+    """
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("", total=1.0)
+
+    def report(stage: str, fraction: float) -> None:
+        bar.start()
+        bar.update(task, description=stage, completed=fraction)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
 class _StopRequested(Exception):  # noqa: N818 - not an error
-    """Ctrl-C while things come up."""
+    """Ctrl-C before the deployment is up."""
 
 
 def _settings(path: Path | None, overrides: dict[str, Any]) -> SlackServeConfig:

@@ -1,1 +1,1 @@
-"""Moving KV cache from prefill to decode: the connector, its leases, and what it transferred."""
+"""Moving KV cache from prefill to decode: the connector that both tiers load."""

@@ -1,6 +1,6 @@
 """The NIXL connector that both tiers load, and its configuration.
 
-Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be given up
+Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
 early, an engine ends with its replica, and on CPU the transfer leaves the engine its cores. The transfer
 itself is vLLM's.
 """
@@ -8,22 +8,29 @@ itself is vLLM's.
 from __future__ import annotations
 
 import enum
+import multiprocessing
+import os
+import signal
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
 
-from kv_transfer.cores import transfer_threads_apart
-from kv_transfer.engine_lifetime import end_with_parent
 from kv_transfer.nixl_agent import sleeping_progress_threads
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
+
+_GRACE_S: Final = 10.0
+"""How long a process whose parent has ended may take to stop its own children."""
 
 
 class KVRole(enum.StrEnum):
@@ -92,3 +99,37 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
 def _out_of_order(leases: dict[str, float]) -> bool:
     expiries = list(leases.values())
     return any(later < earlier for earlier, later in pairwise(expiries))
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends: politely at first, so that it can stop its own children.
+
+    vLLM's EngineCore does not notice when the process that started it is killed, and would hold its memory,
+    its ports and its workers for ever. Does nothing in a process that multiprocessing has not started.
+    """
+    if (parent := multiprocessing.parent_process()) is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=follow, name="end-with-parent", daemon=True).start()
+
+
+@contextmanager
+def transfer_threads_apart() -> Iterator[None]:
+    """Threads that start within run on the last core of those that this process' parent may use.
+
+    vLLM's connector moves the thread that makes it, which is the one that computes, to the machine's last
+    core, and NIXL's progress thread stays where that thread was. The calling thread
+    is back on its own cores afterwards, wherever it was moved meanwhile.
+    """
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(os.getppid()))})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)

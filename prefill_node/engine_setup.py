@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from slo.preemption.types import Limits
-from slo.queue.ageing import Ageing
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
@@ -45,8 +44,7 @@ class EngineSetup:
             and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
         shares: Weight and share of each tier by name.
-        ageing_per_s: The fields of `slo.queue.ageing.Ageing` and `slo.queue.fairness.FairnessRules`, as the
-            next four.
+        starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
     """
 
     board: str = ""
@@ -61,11 +59,7 @@ class EngineSetup:
     max_suspended_steps: int = Limits().max_suspended_steps
     max_suspended_bytes: int = Limits().max_suspended_bytes
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
-    ageing_per_s: float = Ageing().per_s
-    ageing_max: float = Ageing().most
-    deficit_gain: float = Ageing().deficit_gain
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
-    share_memory_s: float = FairnessRules().memory_s
 
     def fairness(self) -> Fairness:
         """What the queue owes to those that it would leave behind, with nothing served yet."""
@@ -73,8 +67,7 @@ class EngineSetup:
             Tier(name): TierPolicy(None, None, sheddable=False, weight=weight, share=share)
             for name, (weight, share) in self.shares.items()
         }
-        ageing = Ageing(self.ageing_per_s, self.ageing_max, self.deficit_gain)
-        return Fairness(policies, FairnessRules(ageing, self.starvation_timeout_s, self.share_memory_s))
+        return Fairness(policies, FairnessRules(starvation_timeout_s=self.starvation_timeout_s))
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ray.serve import metrics as ray_metrics
 
-from telemetry.catalogue import Kind
+from telemetry.catalogue import MetricKind
 
 if TYPE_CHECKING:
     from telemetry.catalogue import Metric
@@ -46,9 +46,9 @@ class Instruments:
 
 def _instrument(metric: Metric) -> ray_metrics.Counter | ray_metrics.Gauge | ray_metrics.Histogram:
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             return ray_metrics.Counter(metric.name, metric.meaning, metric.labels)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             return ray_metrics.Gauge(metric.name, metric.meaning, metric.labels)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             return ray_metrics.Histogram(metric.name, metric.meaning, metric.buckets, metric.labels)

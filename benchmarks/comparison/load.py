@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.engines.local_server import logged
 from deployments.bench.client import connected
-from deployments.bench.load import Asking, offer
-from deployments.bench.prompts import Prompts
+from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD, rank_of

@@ -16,8 +16,8 @@ import threading
 from typing import Any
 
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
-from deployments.local.cpu_environment import cpu_environment
 from deployments.local.cpu_plan import plan_cores
+from deployments.local.engine_start import cpu_environment
 from deployments.models.store import ModelStore
 from kv_transfer.connector import NixlConnector
 
@@ -38,7 +38,7 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
         "scheduling_policy": "priority" if arguments.priority else "fcfs",
         "kv_transfer_config": {
             "kv_connector": "NixlConnector",
-            # vLLM's own would have both engines compute on the machine's last core (`kv_transfer.cores`).
+            # vLLM's own would have both engines compute on the machine's last core (`kv_transfer.connector`).
             "kv_connector_module_path": NixlConnector.__module__,
             "kv_role": role,
             "kv_buffer_device": "cpu",
@@ -64,7 +64,7 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
             }
         },
         # Only spares the start a process that would find the model where it is.
-        "callback_config": {"callback_class": "deployments.local.replica_start.EngineLoadsModel"},
+        "callback_config": {"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         "experimental_configs": {
             "stream_batching_interval_ms": 0,
             "NIXL_SIDE_CHANNEL_PORT_BASE": PREFILL_NIXL_PORT if is_prefill else DECODE_NIXL_PORT,

@@ -1,4 +1,4 @@
-"""What became of the requests of a load test, as values. Pure."""
+"""The outcome of each request of a load test, as values. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Fate(enum.StrEnum):
-    """What became of a request."""
+    """How a request ended."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that was offered, and what became of it.
+    """A request that was offered, and its answer.
 
     Attributes:
         late_s: How much later than its arrival it was sent.

@@ -1,6 +1,6 @@
 """One streaming completion of an OpenAI-compatible server over HTTP, timed.
 
-Owns the HTTP side of `slackserve bench`: finding the model, sending a request, and what became of it. It is
+Owns the HTTP side of `slackserve bench`: finding the model, sending a request, and reading its answer. It is
 built on aiohttp, like the client of `vllm bench serve` (`vllm.benchmarks.lib.endpoint_request_func`). That
 one is not used because of a request that fails it keeps neither the status nor the error's code, so that 429
 and 503 cannot be told apart, and an error in the middle of a stream counts as success; it also takes all of
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import msgspec
 
+from deployments.bench import BenchError
 from deployments.bench.answer import Answer, Fate
-from deployments.bench.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deployments.bench.errors import BenchError
+from deployments.bench import BenchError
 from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
@@ -19,7 +19,7 @@ from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
-    from deployments.bench.run import Plan
+    from deployments.bench.run import BenchPlan
 
 _DEFAULT_DURATION_S = 60.0
 
@@ -58,11 +58,11 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """Send open-loop load to a running server, and score its answers against their objectives."""
-    from deployments.bench.run import Plan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
+    from deployments.bench.run import BenchPlan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
 
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
-    plan = Plan(
+    plan = BenchPlan(
         url=url,
         model=model,
         api_key=api_key,
@@ -140,7 +140,7 @@ def _extent(requests: int | None, duration_s: float | None) -> Extent:
     return Extent(requests, duration_s)
 
 
-def _about(plan: Plan, trace: Path | None, mix: str | None) -> dict[str, Any]:
+def _about(plan: BenchPlan, trace: Path | None, mix: str | None) -> dict[str, Any]:
     workload = {"trace": None if trace is None else str(trace), "mix": mix}
     return {"url": plan.url, "seed": plan.seed, **workload}
 

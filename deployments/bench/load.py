@@ -1,12 +1,14 @@
 """Open-loop load: every request is sent when it arrives, whatever is still outstanding.
 
-Owns the sending. A closed loop would wait for a slow server and so ask less of it; here a queue builds up as
-it does with real clients. How late the client itself was is part of the result.
+Owns the sending and the prompts. A closed loop would wait for a slow server and so ask less of it; here a
+queue builds up as it does with real clients. How late the client itself was is part of the result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -19,11 +21,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deployments.bench.client import Server
-    from deployments.bench.prompts import Prompts
     from simulator.workload.arrivals import Arrival
+
 
 _LEAD_S: Final = 0.05
 """Between the start and the first arrival, so that the first body is made in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Random token ids, so that nothing comes from a prefix cache but what the requests of a trace share.
+
+    Every run has a salt of its own: the same arrivals, offered again, get other tokens. Within a run equal
+    block hashes give equal tokens.
+
+    Attributes:
+        vocabulary: Token ids to draw from; leave out the model's special tokens.
+        salt: Makes the tokens of this run.
+    """
+
+    vocabulary: range
+    salt: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def of(self, arrival: Arrival) -> list[int]:
+        """Token ids of a request, `arrival.tokens` of them."""
+        prompt: list[int] = []
+        for block in arrival.blocks:
+            if len(prompt) >= arrival.tokens:
+                break
+            prompt += self._draw(f"block {block}", arrival.block_tokens)
+        rest = arrival.tokens - len(prompt)
+        if rest > 0:
+            prompt += self._draw(f"request {arrival.number}", rest)
+        return prompt[: arrival.tokens]
+
+    def _draw(self, of: str, count: int) -> list[int]:
+        rng = random.Random(f"{self.salt} {of}")  # noqa: S311 - a workload, not a secret
+        return rng.choices(self.vocabulary, k=count)
 
 
 @dataclass(frozen=True, slots=True)

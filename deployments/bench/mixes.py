@@ -14,7 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from deployments.bench.errors import BenchError
+from deployments.bench import BenchError
 from simulator.workload.arrivals import Mix, Record, Trace
 from simulator.workload.files import ClassConfig, KindConfig, check_order
 from slo.files.strict_yaml import Section, explain, nearest, parse_yaml

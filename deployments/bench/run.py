@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from deployments.bench import BenchError
 from deployments.bench.client import Server, connected
-from deployments.bench.errors import BenchError
-from deployments.bench.load import Asking, offer
-from deployments.bench.prompts import Prompts
-from deployments.bench.score import Result, score
-from deployments.bench.search import Goodput, bisection
+from deployments.bench.load import Asking, Prompts, offer
+from deployments.bench.score import Goodput, Result, bisection, score
 from deployments.bench.stream import Extent, Shape, stream
 from deployments.bench.view import RunProgress, document, goodput_line, probe_line, remarks, table
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What is asked of which server.
 
     Attributes:
@@ -50,7 +48,7 @@ class Plan:
     timeout_s: float = 600.0
 
 
-def run_once(plan: Plan, console: Console, rate_rps: float) -> dict[str, Any]:
+def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, Any]:
     """Offer one rate, print its table, and return it as JSON."""
     model, result = asyncio.run(_once(plan, rate_rps))
     console.print(table(result))
@@ -60,7 +58,7 @@ def run_once(plan: Plan, console: Console, rate_rps: float) -> dict[str, Any]:
 
 
 def run_search(
-    plan: Plan, console: Console, between_rps: tuple[float, float], wanted: float, precision: float
+    plan: BenchPlan, console: Console, between_rps: tuple[float, float], wanted: float, precision: float
 ) -> dict[str, Any]:
     """Find goodput, print a line for each rate that was tried, and return it as JSON."""
     probes: list[dict[str, Any]] = []
@@ -79,14 +77,14 @@ def run_search(
     }
 
 
-async def _once(plan: Plan, rate_rps: float) -> tuple[str, Result]:
+async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
     async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
         model = await _model(server, plan.model)
         return model, await _probe(server, model, plan, rate_rps)
 
 
 async def _search(
-    plan: Plan,
+    plan: BenchPlan,
     rates: Generator[float, bool, Goodput],
     wanted: float,
     show: Callable[[float, Result], None],
@@ -117,7 +115,7 @@ async def _model(server: Server, wanted: str | None) -> str:
     return wanted
 
 
-async def _probe(server: Server, model: str, plan: Plan, rate_rps: float) -> Result:
+async def _probe(server: Server, model: str, plan: BenchPlan, rate_rps: float) -> Result:
     """One run, with a bar."""
     arrivals = stream(plan.workload, rate_rps, plan.extent, plan.shape, plan.seed)
     asking = Asking(model, Prompts(plan.vocabulary), plan.slo_headers, plan.body)

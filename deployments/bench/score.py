@@ -1,4 +1,4 @@
-"""What a run came to: attainment, times, refusals and throughput, as a whole and by tier and kind. Pure."""
+"""The score of a run, as a whole and by tier and kind, and the search for the highest good rate. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from deployments.bench.answer import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from deployments.bench.answer import Ended, Offered
+
 
 _POINTS: Final = (50, 90, 99)
 _TOO_LATE_S: Final = 0.02
@@ -116,7 +119,43 @@ def _score(ended: Sequence[Ended], wall_s: float) -> Score:
 
 def _quantiles(values: Iterable[float], points: Sequence[int]) -> dict[str, float]:
     """Order statistics by nearest rank; empty for no values."""
-    ordered = sorted(values)
-    if not ordered:
+    measured = list(values)
+    if not measured:
         return {}
-    return {f"p{point}": ordered[max(0, -(-len(ordered) * point // 100) - 1)] for point in points}
+    found = np.percentile(measured, points, method="inverted_cdf")
+    return {f"p{point}": float(value) for point, value in zip(points, found, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What a search found.
+
+    Attributes:
+        rate_rps: The highest rate that was good; None when not even the lowest was.
+        is_bounded: Whether a higher rate was tried and was not good.
+    """
+
+    rate_rps: float | None
+    is_bounded: bool
+
+
+def bisection(low_rps: float, high_rps: float, precision: float) -> Generator[float, bool, Goodput]:
+    """Search for goodput: yields the rate to try next, is sent whether it was good, returns what was found.
+
+    Args:
+        low_rps: Tried first.
+        high_rps: Tried second.
+        precision: Ends when the best good rate and the lowest bad one are so close, as a fraction.
+    """
+    if not (yield low_rps):
+        return Goodput(None, is_bounded=True)
+    if (yield high_rps):
+        return Goodput(high_rps, is_bounded=False)
+    good_rps, bad_rps = low_rps, high_rps
+    while bad_rps - good_rps > precision * bad_rps:
+        middle_rps = (good_rps + bad_rps) / 2
+        if (yield middle_rps):
+            good_rps = middle_rps
+        else:
+            bad_rps = middle_rps
+    return Goodput(good_rps, is_bounded=True)

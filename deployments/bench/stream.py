@@ -1,6 +1,6 @@
 """The requests of one run: a workload's arrivals, as many as asked for, in the lengths that the model takes.
 
-Pure. What a workload draws is `simulator.workload.arrivals`'s, what a prompt says is `bench_prompts`'.
+Pure. What a workload draws is `simulator.workload.arrivals`'s, what a prompt says is `load`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from deployments.bench.errors import BenchError
+from deployments.bench import BenchError
 from simulator.workload.arrivals import assign_tiers
 
 if TYPE_CHECKING:

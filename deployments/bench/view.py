@@ -1,6 +1,6 @@
 """How `slackserve bench` shows a run while it goes on and when it is over, and its JSON.
 
-Owns the presentation. What the numbers are is `bench_score`'s.
+Owns the presentation. What the numbers are is `score`'s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from deployments.bench.answer import Ended
-    from deployments.bench.score import Result, Score
-    from deployments.bench.search import Goodput
+    from deployments.bench.score import Goodput, Result, Score
 
 
 class RunProgress:

@@ -11,11 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.calibrate.check import check_handoffs, check_prefills
 from deployments.calibrate.plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
-from deployments.calibrate.profile import WORST_MAPE, save_profile, sweep, with_handoff_s, with_handoffs
-from deployments.calibrate.profile_use import profile_of
-from deployments.config.errors import ConfigError
+from deployments.calibrate.profile import (
+    WORST_MAPE,
+    check_handoffs,
+    check_prefills,
+    profile_of,
+    save_profile,
+    sweep,
+    with_handoff_s,
+    with_handoffs,
+)
+from deployments.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Profiles: measured by a sweep on running replicas, kept in a file.
 
-Owns the sweep and what is written. What is swept is `deployments.calibrate.plan`'s; the measurement itself
-runs in the replicas; the format is read in `slo.files.profile`.
+Owns the sweep, what is written, how good a profile is, and whether it is of what is to be served. What is
+swept is `deployments.calibrate.plan`'s; the measurement itself runs in the replicas; the format is read in
+`slo.files.profile`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from deployments.config.errors import ConfigError
-from slo.files.profile import PROFILE_FORMAT, read_profile
+from deployments.config import ConfigError
+from slo.files.profile import PROFILE_FORMAT, Profile, read_profile, read_whole_profile
 from slo.predict.handoff import fit_handoff
+from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
 from slo.predict.prefill_time import Fit, Sample, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from slo.predict.handoff import HandoffFit, HandoffSample
+    from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample
+    from slo.predict.measured_on import Subject
     from slo.predict.prefill_time import PrefillPredictor
+
 
 WORST_MAPE: Final = 0.1
 """A fit with a larger mean error is not to be relied on."""
@@ -120,3 +124,61 @@ def load_profile(path: Path) -> PrefillPredictor:
         ConfigError: when the file cannot be read or is not a profile.
     """
     return read_profile(path, ConfigError)
+
+
+def check_prefills(
+    predictor: PrefillPredictor, measure: MeasurePrefill, pairs: Sequence[tuple[int, int]]
+) -> tuple[tuple[Sample, ...], PredictionError]:
+    """Measure prompts that the profile has not seen, each once after an unmeasured pass.
+
+    Returns:
+        The measurements, and how far the predictor is off.
+    """
+    samples = []
+    for tokens, context in pairs:
+        measure(tokens, context)
+        samples.append(Sample(tokens, measure(tokens, context), context))
+    predicted = [predictor.prefill_s(sample.tokens, sample.context_tokens) for sample in samples]
+    return tuple(samples), _error(predicted, [sample.measured_s for sample in samples])
+
+
+def check_handoffs(
+    model: HandoffModel, measure: Callable[[int], HandoffSample], lengths: Sequence[int]
+) -> PredictionError:
+    """How far predicted handoffs are off."""
+    samples = [measure(tokens) for tokens in lengths]
+    return _error([model.handoff_s(it.tokens) for it in samples], [it.handoff_s for it in samples])
+
+
+def _error(predicted_s: Sequence[float], measured_s: Sequence[float]) -> PredictionError:
+    rolling = RollingError(len(measured_s))
+    for predicted, measured in zip(predicted_s, measured_s, strict=True):
+        rolling.add(predicted, measured)
+    error = prediction_error(rolling)
+    assert error is not None
+    return error
+
+
+def profile_of(path: Path, subject: Subject) -> Profile:
+    """Read a profile that is to be used for `subject`.
+
+    Raises:
+        ConfigError: when the file cannot be read, is not a profile, or is one of something else.
+    """
+    profile = read_whole_profile(path, ConfigError)
+    check_subject(str(path), profile.subject, subject)
+    return profile
+
+
+def check_subject(name: str, measured: Subject, served: Subject) -> None:
+    """Refuse a profile of something else.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    if differences := measured.differences(served):
+        msg = (
+            f"profile: {name} was measured on something else: {', '.join(differences)}; measure this "
+            "deployment with `slackserve calibrate`, or leave `profile` out"
+        )
+        raise ConfigError(msg)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayTaskError
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponse
 
-    from deployments.local.running import Running
+    from deployments.local.running import RunningDeployment
     from slo.predict.handoff import HandoffSample
     from slo.predict.measured_on import Measurable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Measuring:
     """Asks the replicas of a deployment to measure, one at a time, and waits for each."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningDeployment) -> None:
         assert running.decode is not None
         self._prefill, self._decode = running.prefill, running.decode
 

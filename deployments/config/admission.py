@@ -1,4 +1,4 @@
-"""The settings of admission and fairness: what a busy fleet does with whom.
+"""The settings of admission and fairness: whom a busy fleet refuses, and how long anybody waits.
 
 Owns their names, defaults and ranges; the defaults are those of the rules.
 """
@@ -10,37 +10,24 @@ from pydantic import Field, model_validator
 from slo.admission.controller import AdmissionRules
 from slo.admission.tenant_limits import TenantLimit
 from slo.files.strict_yaml import Positive, Section
-from slo.queue.ageing import Ageing
 from slo.queue.fairness import FairnessRules
 
-_AGEING = Ageing()
 _FAIRNESS = FairnessRules()
 _ADMISSION = AdmissionRules()
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FairnessConfig(Section):
-    """What a replica's queue owes to those that it would leave behind."""
+    """How long a replica's queue may pass somebody over."""
 
-    ageing_per_s: _NotNegative = Field(
-        _AGEING.per_s, description="Rise of the effective tier per second of waiting."
-    )
-    ageing_max: _NotNegative = Field(_AGEING.most, description="The rise ends here.")
-    deficit_gain: _NotNegative = Field(
-        _AGEING.deficit_gain, description="Rise per unit of share that the class has not had."
-    )
     starvation_timeout_s: Positive = Field(
         _FAIRNESS.starvation_timeout_s,
-        description="The head of a class below its share leads the queue after so many seconds.",
-    )
-    memory_s: Positive = Field(
-        _FAIRNESS.memory_s, description="Time constant of the account of what was served."
+        description="The oldest request of a class below its share goes first after so many seconds.",
     )
 
     def rules(self) -> FairnessRules:
         """The same in the vocabulary of the decision rules."""
-        ageing = Ageing(self.ageing_per_s, self.ageing_max, self.deficit_gain)
-        return FairnessRules(ageing, self.starvation_timeout_s, self.memory_s)
+        return FairnessRules(starvation_timeout_s=self.starvation_timeout_s)
 
 
 class TenantLimitsConfig(Section):
@@ -74,9 +61,6 @@ class AdmissionConfig(Section):
     pressure: Annotated[float, Field(gt=0, le=1)] = Field(
         _ADMISSION.pressure, description="Load above which classes over their share are refused in part."
     )
-    max_refusal: Annotated[float, Field(ge=0, le=1)] = Field(
-        _ADMISSION.max_refusal, description="Highest probability of a refusal for the share."
-    )
     reserved: Annotated[float, Field(ge=0, lt=1)] = Field(
         _ADMISSION.reserved, description="Fraction of prefill time that is kept for premium."
     )
@@ -86,21 +70,9 @@ class AdmissionConfig(Section):
     max_backlog_s: Positive = Field(
         _ADMISSION.max_backlog_s, description="A class whose queue would take longer is refused."
     )
-    memory_s: Positive = Field(
-        _ADMISSION.memory_s, description="Time constant of the account of what arrives."
-    )
-    min_retry_s: Positive = Field(_ADMISSION.min_retry_s, description="Shortest Retry-After.")
-    max_retry_s: Positive = Field(_ADMISSION.max_retry_s, description="Longest Retry-After.")
     default_limits: TenantLimitsConfig = Field(
         TenantLimitsConfig(), description="Limits of each tenant without limits of its own."
     )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_retry_s > self.max_retry_s:
-            msg = "min_retry_s is not above max_retry_s"
-            raise ValueError(msg)
-        return self
 
     def rules(self) -> AdmissionRules:
         """The same in the vocabulary of the decision rules."""

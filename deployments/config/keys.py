@@ -11,8 +11,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from deployments.config import ConfigError
 from deployments.config.admission import TenantLimitsConfig
-from deployments.config.errors import ConfigError
 from slo.admission.tenant_limits import TenantLimit
 from slo.admission.tenants import KeyRing, Tenant
 from slo.files.strict_yaml import ClientTier, Section, explain, read_yaml

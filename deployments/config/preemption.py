@@ -1,4 +1,4 @@
-"""The settings of preemption: whether and when a running prefill makes way, and how much of it is borne.
+"""The settings of preemption: whether and when a running prefill is stopped, and how often at most.
 
 Owns their names and ranges; the defaults are those of the rules.
 """
@@ -18,18 +18,12 @@ _RECOMPUTE_LIMITS = Limits.default_for(PreemptionMode.RECOMPUTE)
 
 
 class PreemptionLimitsConfig(Section):
-    """How much preemption is borne; past one of these a step runs to its end, whatever waits."""
+    """How much preemption is allowed; past one of these a step runs to its end, whatever waits."""
 
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="Stops of one request; by default "
         f"{_LIMITS.max_preemptions}, and {_RECOMPUTE_LIMITS.max_preemptions} with mode: recompute.",
-    )
-    max_suspended_s: Positive = Field(
-        _LIMITS.max_suspended_s, description="Total seconds that one request is suspended."
-    )
-    max_suspended_steps: Annotated[int, Field(ge=0)] = Field(
-        _LIMITS.max_suspended_steps, description="Suspended steps per replica."
     )
     max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
         _LIMITS.max_suspended_bytes >> 20, description="Memory of their checkpoints, MiB on each rank."
@@ -37,7 +31,7 @@ class PreemptionLimitsConfig(Section):
 
 
 class PreemptionConfig(Section):
-    """Whether and when a running prefill makes way for a more urgent request."""
+    """Whether and when a running prefill is preempted by a more urgent request."""
 
     mode: PreemptionMode = Field(
         _RULES.mode,
@@ -78,8 +72,6 @@ class PreemptionConfig(Section):
         given = self.limits
         limits = dataclasses.replace(
             Limits.default_for(self.mode),
-            max_suspended_s=given.max_suspended_s,
-            max_suspended_steps=given.max_suspended_steps,
             max_suspended_bytes=given.max_suspended_mib << 20,
         )
         if given.max_preemptions is not None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
-from deployments.config.errors import ConfigError
 from deployments.config.keys import KeyConfig, key_ring, read_keys, tenant_limits
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig

@@ -92,12 +92,12 @@ class RequestRecord:
         self._outcome: Outcome | None = None
 
     def placed(self, ttft_budget_s: float | None, predicted_ttft_s: float | None) -> None:
-        """The budget that holds for it is known, and what the router predicts, if it was asked."""
+        """Take the budget that holds for the request, and what the router predicts, if it was asked."""
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
 
     def event(self, text: str) -> None:
-        """An event of the stream is on its way to the client."""
+        """Note an event of the stream that goes to the client."""
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
@@ -107,13 +107,13 @@ class RequestRecord:
             self._last_token_s = now_s
 
     def refused(self, outcome: Outcome) -> None:
-        """The request was refused before it was queued; who answers it counts it."""
+        """Note a refusal before the request was queued; the gatekeeper counts it."""
         if self._outcome is None:
             self._outcome = outcome
             self._tell(self._account(outcome, None))
 
     def end(self, outcome: Outcome) -> None:
-        """The request ended."""
+        """Note the end of the request."""
         if self._outcome is not None:
             return
         self._outcome = outcome

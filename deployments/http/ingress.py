@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import TaskCancelledError
-from ray.serve.llm.ingress import OpenAiIngress
+from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -25,12 +27,12 @@ from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import Identity, RequestRecord, ingress_instruments
 from deployments.http.errors import HTTPError
-from deployments.http.gatekeeper import REQUEST_ID_HEADER
+from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_refusal
 from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
 from deployments.monitor.actor import MonitorOptions, start_monitor
 from router.messages import Placed, PlacementRequested
-from slo.errors import EvictionReason, Rejected
+from slo.errors import EvictionReason, FieldError, Rejected
 from slo.monitor.messages import IngressSeen, Role
 from slo.objectives import TTFT_HEADERS, resolve
 from slo.outcomes import Outcome, outcome_of
@@ -44,9 +46,11 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from starlette.datastructures import State
 
+    from slo.admission.tenants import KeyRing
     from slo.objectives import Objective
     from slo.outcomes import RequestEnded
     from slo.tiers import Tier, TierPolicy
+
 
 _SSE = "text/event-stream"
 
@@ -309,3 +313,26 @@ def _internal_request(context: RequestContext) -> Request:
     headers = {CONTEXT_HEADER: context.encode(), REQUEST_ID_HEADER: context.request_id}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": encoded, "query_string": b""})
+
+
+def make_ingress(keys: KeyRing, max_body_bytes: int) -> type:
+    """The ingress class with its routes, ready to be deployed.
+
+    Args:
+        keys: Known API keys.
+        max_body_bytes: Largest request body.
+    """
+    app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(HTTPError, answer_refusal)
+    app.add_exception_handler(FieldError, answer_refusal)
+    app.add_exception_handler(HTTPException, answer_refusal)
+    app.add_middleware(Gatekeeper, keys=keys, max_body_bytes=max_body_bytes)
+    routes: dict[str, Any] = {
+        "models": lambda api: api.get("/v1/models"),
+        "model_data": lambda api: api.get("/v1/models/{model:path}"),
+        "completions": lambda api: api.post("/v1/completions"),
+        "chat": lambda api: api.post("/v1/chat/completions"),
+        "health": lambda api: api.get("/health"),
+        "ready": lambda api: api.get("/ready"),
+    }
+    return make_fastapi_ingress(SlackServeIngress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]

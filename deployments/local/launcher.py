@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 APP_NAME: Final = "slackserve"
 ROUTER_NAME: Final = "Router"
 PREFILL_PREFIX: Final = "Prefill:"
+"""The names of the prefill deployments begin with this."""
 DECODE_PREFIX: Final = "Decode:"
-"""What the name of the prefill deployment begins with."""
+"""The names of the decode deployments begin with this."""
 _POLL_S: Final = 0.5
 _STOP_TIMEOUT_S: Final = 20.0
 

@@ -23,7 +23,7 @@ class NotRunningError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningDeployment:
     """A deployment that runs.
 
     Attributes:
@@ -42,7 +42,7 @@ class Running:
     find_monitor: Callable[[], Any] | None = None
 
 
-def connect() -> Running:
+def connect() -> RunningDeployment:
     """Find the deployment that runs on this machine; starts nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def connect() -> Running:
                     for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
                 )
                 address = ray.get_runtime_context().gcs_address
-                return Running(model, address, router, prefill, decode, find_monitor)
+                return RunningDeployment(model, address, router, prefill, decode, find_monitor)
     raise NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"

@@ -1,8 +1,8 @@
 """The conversion of the embedded GGUF file into a directory of float32 safetensors that vLLM serves.
 
 Owns: what is written for the model and its tokenizer, and the program that does it in a process of its own
-(`python model_conversion.py SOURCE DESTINATION`). Does not own: where SOURCE comes from, starting that
-process (both in `embedded_model`), and making DESTINATION durable and atomic (`model_store`).
+(`python conversion.py SOURCE DESTINATION`). Does not own: where SOURCE comes from, starting that process
+(both in `embedded`), and putting DESTINATION into its place (`store`).
 
 It runs by its path, so it imports nothing from this project. It speaks to its parent in three ways:
 one JSON object per step on standard output, `{"stage": str, "fraction": float}`; exit status

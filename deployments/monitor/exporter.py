@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from slo.tiers import CLIENT_TIERS
 from telemetry import catalogue
-from telemetry.catalogue import Kind
+from telemetry.catalogue import MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class Exporter:
         families: dict[str, Any] = {}
         for metric, labels, value in self._samples:
             if metric.name not in families:
-                kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+                kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
                 families[metric.name] = kind(metric.name, metric.meaning, labels=metric.labels)
             families[metric.name].add_metric(labels, value)
         yield from families.values()
@@ -89,8 +89,8 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
         yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
         yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
     for role, count in state.subscribers.items():
-        yield catalogue.FOLLOWERS, (role.value,), count
-    yield catalogue.FOLLOWERS_BEHIND, (), state.behind
+        yield catalogue.SUBSCRIBERS, (role.value,), count
+    yield catalogue.SUBSCRIBERS_BEHIND, (), state.behind
     yield catalogue.REPORTS_DROPPED, (), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
         for tier in CLIENT_TIERS:

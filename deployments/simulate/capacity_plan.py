@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.simulate.errors import SimulateError
+from deployments.simulate import SimulateError
 from simulator.planning.files import load_fleet
 from simulator.planning.plan import CapacityPlan, plan
 from simulator.report import capacity_plot

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from deployments.simulate.errors import SimulateError
+from deployments.simulate import SimulateError
 
 if TYPE_CHECKING:
     from simulator.findings import Findings

@@ -22,23 +22,23 @@ from rich.live import Live
 
 from deployments.local.launcher import ROUTER_NAME
 from deployments.local.running import NotRunningError
-from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
+from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from deployments.local.running import Running
+    from deployments.local.running import RunningDeployment
 
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 
 _MONITOR: Final = "SLO monitor"
-_FIRST_PATIENCE_S: Final = 5.0
-_PATIENCE_S: Final = 1.0
+_FIRST_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 5.0
-"""Replicas report to the router every second; one that has not for this long is taken for lost."""
+"""Replicas report to the router every second; one that has not for this long is taken to have failed."""
 _FORGOTTEN_S: Final = 60.0
-"""Serve replaces a lost replica within a minute."""
+"""Serve replaces a failed replica within a minute."""
 _GONE_S: Final = 10.0
 """Ray ends a process that cannot reach it for a minute, and leaves the terminal as it is: be gone by then."""
 
@@ -49,16 +49,16 @@ def quiet() -> None:
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # attempts to connect, of up to 40 s each
 
 
-def print_once(running: Running, console: Console, *, as_json: bool) -> None:
+def print_once(running: RunningDeployment, console: Console, *, as_json: bool) -> None:
     """Look once and print it, drawn or as one line of JSON with the fields of `Frame`."""
-    frame = asyncio.run(Collector(running).look(_FIRST_PATIENCE_S))
+    frame = asyncio.run(Collector(running).look(_FIRST_TIMEOUT_S))
     if as_json:
         console.out(json.dumps(asdict(frame), default=datetime.isoformat), highlight=False)
     else:
         console.print(view(frame))
 
 
-def watch(running: Running, console: Console, interval_s: float) -> None:
+def watch(running: RunningDeployment, console: Console, interval_s: float) -> None:
     """Fill the terminal with one look after the other until Ctrl-C, which raises KeyboardInterrupt.
 
     Raises:
@@ -68,15 +68,15 @@ def watch(running: Running, console: Console, interval_s: float) -> None:
     asyncio.run(_watch(running, console, interval_s))
 
 
-async def _watch(running: Running, console: Console, interval_s: float) -> None:
+async def _watch(running: RunningDeployment, console: Console, interval_s: float) -> None:
     collector = Collector(running)
-    frame = await collector.look(_FIRST_PATIENCE_S)
+    frame = await collector.look(_FIRST_TIMEOUT_S)
     alive_s = time.monotonic()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while time.monotonic() - alive_s < _GONE_S:
             live.update(view(frame, console.height), refresh=True)
             await asyncio.sleep(interval_s)
-            frame = await collector.look(_PATIENCE_S)
+            frame = await collector.look(_TIMEOUT_S)
             if _anybody(frame) or await _is_up(running.address):
                 alive_s = time.monotonic()
     raise NotRunningError("the deployment has ended; start `slackserve serve` again")
@@ -89,7 +89,7 @@ def _anybody(frame: Frame) -> bool:
 async def _is_up(address: str) -> bool:
     """Whether anything listens there."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _PATIENCE_S)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _TIMEOUT_S)
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -110,7 +110,7 @@ class _Heard:
 class Collector:
     """Takes one look after the other, and remembers replicas that stop answering for a while."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningDeployment) -> None:
         self._running = running
         self._questions = _Questions()
         self._prefill: dict[str, _Heard] = {}
@@ -119,10 +119,10 @@ class Collector:
         self._monitored = False
         self._monitor: Any = None
 
-    async def look(self, starvation_timeout_s: float) -> Frame:
-        """Ask everybody; who has not answered after `starvation_timeout_s` is shown as not answering."""
+    async def look(self, timeout_s: float) -> Frame:
+        """Ask everybody; who has not answered after `timeout_s` is shown as not answering."""
         questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
-        answers = await self._questions.put(questions, starvation_timeout_s)
+        answers = await self._questions.put(questions, timeout_s)
         fleet = answers[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
@@ -130,7 +130,7 @@ class Collector:
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
         works = await self._questions.put(
-            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, starvation_timeout_s
+            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, timeout_s
         )
         now_s = time.monotonic()
         if fleet is not None:
@@ -140,14 +140,10 @@ class Collector:
             taken_at=datetime.now().astimezone(),
             ready=None if fleet is None else fleet["ready"],
             prefill=tuple(
-                PrefillReplica(
-                    **self._seen(heard, now_s, "outstanding", "outstanding_tokens"), work=works[name]
-                )
+                PrefillRow(**self._seen(heard, now_s, "outstanding", "outstanding_tokens"), work=works[name])
                 for name, heard in self._prefill.items()
             ),
-            decode=tuple(
-                DecodeReplica(**self._seen(heard, now_s, "running")) for heard in self._decode.values()
-            ),
+            decode=tuple(DecodeRow(**self._seen(heard, now_s, "running")) for heard in self._decode.values()),
             monitored=self._monitored,
             monitor=answers[_MONITOR],
         )
@@ -194,14 +190,14 @@ class _Questions:
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
-    async def put(self, questions: Mapping[str, _Question], starvation_timeout_s: float) -> dict[str, Any]:
+    async def put(self, questions: Mapping[str, _Question], timeout_s: float) -> dict[str, Any]:
         """The answers by name, None for each that fails or does not come in time."""
         for name, question in questions.items():
             if (task := self._asked.get(name)) is None or task.done():
                 self._asked[name] = asyncio.create_task(_answer(question))
         tasks = {name: self._asked[name] for name in questions}
         if tasks:
-            await asyncio.wait(tasks.values(), timeout=starvation_timeout_s)
+            await asyncio.wait(tasks.values(), timeout=timeout_s)
         answered = {name for name, task in tasks.items() if task.done() and not task.cancelled()}
         return {name: task.result() if name in answered else None for name, task in tasks.items()}
 

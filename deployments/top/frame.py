@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillReplica:
+class PrefillRow:
     """A prefill replica.
 
     Attributes:
@@ -34,7 +34,7 @@ class PrefillReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeReplica:
+class DecodeRow:
     """A decode replica, as it has reported itself to the router.
 
     Attributes:
@@ -67,7 +67,7 @@ class Frame:
     model: str
     taken_at: datetime
     ready: bool | None
-    prefill: tuple[PrefillReplica, ...]
-    decode: tuple[DecodeReplica, ...]
+    prefill: tuple[PrefillRow, ...]
+    decode: tuple[DecodeRow, ...]
     monitored: bool = False
     monitor: Mapping[str, Any] | None = None

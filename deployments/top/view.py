@@ -19,7 +19,7 @@ from slo.tiers import CLIENT_TIERS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
+    from deployments.top.frame import DecodeRow, Frame, PrefillRow
 
 _LONGEST_QUEUE: Final = 20
 _SHORTEST_QUEUE: Final = 3
@@ -73,7 +73,7 @@ def _nobody(tier: str, frame: Frame) -> Text:
     return Text(f"{tier}: {why}", style="yellow")
 
 
-def _prefill(replica: PrefillReplica, longest: int) -> Panel:
+def _prefill(replica: PrefillRow, longest: int) -> Panel:
     title = Text.assemble(("prefill ", "bold"), replica.replica)
     load = Text(f"KV {replica.kv_usage:.0%}")
     if (work := replica.work) is None:
@@ -160,7 +160,7 @@ def _suspended(work: Mapping[str, Any]) -> Table:
     return table
 
 
-def _decode(replicas: Sequence[DecodeReplica]) -> Table:
+def _decode(replicas: Sequence[DecodeRow]) -> Table:
     table = _table("decode", "", "KV use", "running", "last report")
     for replica in replicas:
         report = Text(f"{_seconds(replica.silent_s)} ago", style="dim")

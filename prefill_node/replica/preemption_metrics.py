@@ -28,7 +28,7 @@ from telemetry.catalogue import (
     SUSPENDED_STEPS,
     VOTE_TIMEOUTS,
     VOTES,
-    WORK_LOST,
+    WORK_WASTED,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ METRICS = (
     SUSPENDED_STEPS,
     VOTES,
     VOTE_TIMEOUTS,
-    WORK_LOST,
+    WORK_WASTED,
 )
 
 
@@ -190,7 +190,7 @@ class PreemptionRecord:
     def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""
         wasted_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
-        self._instruments.count(WORK_LOST, wasted_s, reason=reason)
+        self._instruments.count(WORK_WASTED, wasted_s, reason=reason)
         return wasted_s
 
     def _tell(self, event: str, jobs: tuple[str, ...], fields: dict[str, float | str]) -> None:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ray.serve.llm.openai_api_models import CompletionRequest
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-from kv_transfer.kv_bytes import kv_bytes_per_token
 from slo.predict.measured_on import Measurable, Subject
 from slo.predict.prefill_time import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from vllm.config import VllmConfig
 
 
 class OtherSubjectError(RuntimeError):
@@ -99,3 +101,14 @@ class Probe:
         async for chunk in self.engine.completions(request, None):
             if (error := getattr(chunk, "error", None)) is not None:
                 raise RuntimeError(error.message)
+
+
+def kv_bytes_per_token(config: VllmConfig) -> int:
+    """Bytes of one token's KV on all ranks together: a key and a value per layer and KV head.
+
+    Latent attention (MLA) keeps one vector per layer instead.
+    """
+    model = config.model_config
+    dtype = kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, model)
+    heads = 1 if model.use_mla else 2 * model.get_total_num_kv_heads()
+    return int(model.get_total_num_hidden_layers() * heads * model.get_head_size() * dtype.itemsize)

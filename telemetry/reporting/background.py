@@ -1,4 +1,4 @@
-"""Work that outlives the request that causes it.
+"""Work that goes on after the request that causes it.
 
 Owns the tasks' references, without which the event loop may drop them, and their context: Serve cancels every
 call that is made in the context of a request that was cancelled.
@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0
 
 
 class Background:
-    """Runs small pieces of work to their end; one that fails or takes too long is logged and given up."""
+    """Runs small pieces of work to their end; one that fails or takes too long is logged and ended."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -30,7 +30,7 @@ class Background:
 
         Args:
             name: What it does, for the log.
-            work: Given up after `TIMEOUT_S`.
+            work: Cancelled after `TIMEOUT_S`.
             fields: What the log says about it.
         """
         running = asyncio.get_running_loop().create_task(

@@ -1,8 +1,7 @@
 """Being shut down by Serve: noticing it, and waiting for what others still need from here.
 
-Serve gives a replica one hook, `__del__`, after its last request has ended; when the shutdown begins it tells
-nobody but its own wrapper around the replica. Nothing can be placed elsewhere in time by that, so the wrapper
-is asked.
+Serve calls a replica's `__del__` only after its last request has ended, too late to have new ones placed
+elsewhere; that the shutdown has begun is known to Serve's own wrapper around the replica, so that is asked.
 """
 
 from __future__ import annotations

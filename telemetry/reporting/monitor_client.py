@@ -17,7 +17,7 @@ import ray
 from slo.monitor.messages import MonitorReport
 from slo.monitor.policy import UNSTEERED, newer_of
 from telemetry import logs
-from telemetry.catalogue import MONITOR_LOST, POLICY_FOLLOWED
+from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MONITOR_NAME: Final = "slo-monitor"
 NAMESPACE: Final = "slackserve"
-METRICS: Final = (MONITOR_LOST, POLICY_FOLLOWED)
+METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
 INTERVAL_S: Final = 0.5
 MOST_EVENTS: Final = 8192
 """Kept while the monitor does not answer; the oldest go first."""
@@ -159,7 +159,7 @@ class MonitorClient:
             logs.event("policy_applied", version=newer.version, reserved=newer.reserved, shed=newer.shed)
             self._guarded("follow", self._participant.follow, [newer])
         self._guarded("direct", self._participant.direct, answer.directives)
-        self._instruments.set(POLICY_FOLLOWED, self.policy.version)
+        self._instruments.set(POLICY_APPLIED, self.policy.version)
 
     @staticmethod
     def _guarded(what: str, act: Callable[[Any], None], on: Iterable[Any]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 HEARTBEAT_S = 0.5
-"""A replica that has nothing new to say reports this often; one that is silent for longer may be lost."""
+"""A replica that has nothing new to say reports this often; one that is silent for longer may have failed."""
 COALESCE_S = 0.005
 """Changes within this time become one report."""
 _TIMEOUT_S = 5.0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from deployments.calibrate.profile import load_profile
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from slo.files.profile import read_whole_profile
 
 pytestmark = pytest.mark.e2e

@@ -5,7 +5,7 @@ import os
 import pytest
 from processes import of_kind, processes_of
 
-from deployments.local.cpu_environment import allocator_environment
+from deployments.local.engine_start import allocator_environment
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from decode_node.prefill_health import PrefillLostError, PrefillWatch
+from decode_node.prefill_health import PrefillFailedError, PrefillWatch
 from slo.replacement import FailureCause
 from slo.request import ReplicaId
 
@@ -56,7 +56,7 @@ async def test_a_slow_answer_is_waited_for_while_its_replica_is_there():
 @pytest.mark.parametrize("cause", [FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED])
 async def test_a_lost_replica_is_waited_for_no_longer(cause):
     answer = never()
-    with pytest.raises(PrefillLostError) as lost:
+    with pytest.raises(PrefillFailedError) as lost:
         await watch(Fleet(a=cause)).result(answer, A)
     assert (lost.value.cause, lost.value.replica) == (cause, A)
     await asyncio.sleep(0)
@@ -66,13 +66,13 @@ async def test_a_lost_replica_is_waited_for_no_longer(cause):
 async def test_a_replica_that_answers_nobody_is_lost():
     fleet = Fleet()
     fleet.hanging.add(A)
-    with pytest.raises(PrefillLostError) as lost:
+    with pytest.raises(PrefillFailedError) as lost:
         await watch(fleet, silent_after_s=PERIOD_S).result(never(), A)
     assert lost.value.cause is FailureCause.SILENT
 
 
 async def test_without_any_replica_nobody_is_waited_for():
-    with pytest.raises(PrefillLostError) as lost:
+    with pytest.raises(PrefillFailedError) as lost:
         await watch(Fleet(none=FailureCause.NO_REPLICA)).result(never(), None)
     assert (lost.value.cause, lost.value.replica) == (FailureCause.NO_REPLICA, None)
 
@@ -90,14 +90,14 @@ async def test_all_who_wait_for_a_lost_replica_hear_of_it_and_nobody_else():
     watched = watch(Fleet(a=FailureCause.REPLICA_DIED))
     waits = [watched.result(never(), A) for _ in range(3)] + [watched.result(after(4 * PERIOD_S, "kv"), B)]
     *lost, kv = await asyncio.gather(*waits, return_exceptions=True)
-    assert [type(one) for one in lost] == [PrefillLostError] * 3
+    assert [type(one) for one in lost] == [PrefillFailedError] * 3
     assert kv == "kv"
 
 
 async def test_what_needs_nothing_more_from_the_replica_may_still_come():
     watched = watch(Fleet(a=FailureCause.REPLICA_DIED))
     assert await watched.result(after(5 * PERIOD_S, "token"), A, grace_s=1.0) == "token"
-    with pytest.raises(PrefillLostError):
+    with pytest.raises(PrefillFailedError):
         await watched.result(never(), A, grace_s=PERIOD_S)
 
 
@@ -117,7 +117,7 @@ async def test_one_who_leaves_does_not_take_the_question_away_from_the_others():
     leaving, staying = (asyncio.create_task(watched.result(never(), A)) for _ in range(2))
     await asyncio.sleep(1.5 * PERIOD_S)
     leaving.cancel()
-    with pytest.raises(PrefillLostError):
+    with pytest.raises(PrefillFailedError):
         await staying
 
 

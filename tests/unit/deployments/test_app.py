@@ -6,7 +6,7 @@ import pytest
 
 import deployments
 from benchmarks.engines.tiny_models import build_tiny_llama
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 
 CONFIGS = sorted((Path(deployments.__file__).parent / "configs").glob("*.yaml"))

@@ -7,7 +7,7 @@ import pytest
 
 from slo.errors import RejectionReason
 from slo.preemption.types import KeepReason, PreemptReason
-from telemetry.catalogue import ALL, MONITOR, Kind
+from telemetry.catalogue import ALL, MONITOR, MetricKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 def exported(metric):
     """The name that Prometheus shows."""
     prefix = "" if metric in MONITOR else "ray_"
-    return f"{prefix}{metric.name}" + ("_total" if metric.kind is Kind.COUNTER else "")
+    return f"{prefix}{metric.name}" + ("_total" if metric.kind is MetricKind.COUNTER else "")
 
 
 def rows():
@@ -64,7 +64,7 @@ def test_every_reason_of_a_decision_is_named(label, reasons):
 def test_the_page_names_no_metric_that_does_not_exist():
     known = {exported(metric) for metric in ALL + MONITOR}
     for metric in ALL:
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             known |= {f"{exported(metric)}_{part}" for part in ("bucket", "sum", "count")}
     named = set(re.findall(r"\b(?:ray_)?slackserve_[a-z_]*[a-z]", PAGE))
     assert named <= known, f"unknown: {', '.join(sorted(named - known))}"

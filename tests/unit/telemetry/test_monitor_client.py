@@ -9,7 +9,7 @@ from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.monitor.messages import IngressSeen, MonitorAnswer, Role
 from slo.monitor.policy import UNSTEERED
 from slo.request import JobId, ReplicaId
-from telemetry.catalogue import MONITOR_LOST, POLICY_FOLLOWED
+from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
 from telemetry.reporting import monitor_client
 from telemetry.reporting.monitor_client import MonitorClient, Participant
 
@@ -99,7 +99,7 @@ async def test_the_answer_is_followed_and_told_back(client, monitor):
     client.start()
     await until(lambda: monitor.heard and monitor.heard[-1].follows == 1)
     assert client.followed == [POLICY]
-    assert client._instruments.values[POLICY_FOLLOWED] == 1
+    assert client._instruments.values[POLICY_APPLIED] == 1
 
 
 async def test_an_older_policy_is_not_followed(client, monitor):

@@ -5,11 +5,10 @@ import time
 import pytest
 from completions_server import Behaviour, CompletionsServer
 
+from deployments.bench import BenchError
 from deployments.bench.answer import Fate
 from deployments.bench.client import connected
-from deployments.bench.errors import BenchError
-from deployments.bench.load import Asking, offer
-from deployments.bench.prompts import Prompts
+from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM

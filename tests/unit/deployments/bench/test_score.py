@@ -3,8 +3,7 @@
 import pytest
 
 from deployments.bench.answer import Answer, Ended, Fate, Offered
-from deployments.bench.score import score
-from deployments.bench.search import Goodput, bisection
+from deployments.bench.score import Goodput, bisection, score
 from simulator.workload.arrivals import Arrival
 from slo.tiers import PREMIUM, STANDARD
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deployments.bench.errors import BenchError
+from deployments.bench import BenchError
+from deployments.bench.load import Prompts
 from deployments.bench.mixes import load_workload, presets
-from deployments.bench.prompts import Prompts
 from deployments.bench.stream import Extent, Shape, stream
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD

@@ -3,12 +3,18 @@ import random
 
 import pytest
 
-from deployments.calibrate.check import check_handoffs, check_prefills
 from deployments.calibrate.command import calibrate
 from deployments.calibrate.plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
-from deployments.calibrate.profile import load_profile, save_profile, sweep, with_handoffs
-from deployments.calibrate.profile_use import profile_of
-from deployments.config.errors import ConfigError
+from deployments.calibrate.profile import (
+    check_handoffs,
+    check_prefills,
+    load_profile,
+    profile_of,
+    save_profile,
+    sweep,
+    with_handoffs,
+)
+from deployments.config import ConfigError
 from slo.files.profile import read_whole_profile
 from slo.predict.handoff import HandoffModel, HandoffSample
 from slo.predict.measured_on import Subject

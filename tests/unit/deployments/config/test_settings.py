@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from slo.errors import AuthenticationError
 from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM

@@ -5,7 +5,7 @@ import threading
 import pytest
 from serving import free_port
 
-from deployments.config.errors import ConfigError
+from deployments.config import ConfigError
 from deployments.config.settings import parse
 from deployments.local.launcher import LocalDeployment, check_ports_free, get_json
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.cli import app
 from deployments.local import running
-from deployments.local.running import Running
+from deployments.local.running import RunningDeployment
 from deployments.top.collect import Collector
 
 WORK = {"preemptible": True, "step": None, "queue": [], "suspended": []}
@@ -27,7 +27,7 @@ class FakeDeployment:
         self.asked = []
         self.router_fails = None
         self.monitored = False
-        self.running = Running(
+        self.running = RunningDeployment(
             "tiny",
             "127.0.0.1:1",
             SimpleNamespace(fleet=SimpleNamespace(remote=self._fleet)),

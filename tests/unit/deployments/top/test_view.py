@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
+from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 
 
@@ -29,7 +29,7 @@ def frame(*prefill, ready=True, decode=()):
 
 
 def prefill(work, *, replica="aaaa", reports=True, silent_s=0.3):
-    return PrefillReplica(replica, work, reports, silent_s, 7, 12_345, 0.42)
+    return PrefillRow(replica, work, reports, silent_s, 7, 12_345, 0.42)
 
 
 def job(name, tier="standard", tokens=1000, budget_s=None, **more):
@@ -141,7 +141,7 @@ def test_a_long_queue_is_cut_and_says_how_many_there_are(length, shown):
 def test_queues_are_cut_so_that_everything_fits_into_the_terminal(replicas):
     queue = [waiting(f"job-{number}") for number in range(100)]
     busy = work(step(job("first")), queue, [stopped(job("old"), preempted_by="first")])
-    decode = DecodeReplica("dddd", True, 0.1, 3, 0.1)
+    decode = DecodeRow("dddd", True, 0.1, 3, 0.1)
     drawn = draw(frame(*[prefill(busy)] * replicas, decode=(decode,)), height=40)
     assert 40 - replicas < len(drawn.splitlines()) <= 40
     assert drawn.count("more") == replicas
@@ -189,7 +189,7 @@ def test_an_idle_replica_says_so():
 
 
 def test_decode_replicas_show_kv_use_running_requests_and_when_they_reported():
-    well, lost = DecodeReplica("well", True, 0.2, 5, 0.5), DecodeReplica("lost", False, 15.0, 2, 0.25)
+    well, lost = DecodeRow("well", True, 0.2, 5, 0.5), DecodeRow("lost", False, 15.0, 2, 0.25)
     drawn = draw(frame(decode=(well, lost)))
     assert line_with("well", drawn).split() == ["well", "━" * 8, "50%", "5", "0.20", "s", "ago"]
     assert "25%" in line_with("lost", drawn)

@@ -13,7 +13,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import KeepReason
 from slo.request import JobId
 from slo.tiers import PREMIUM
-from telemetry.catalogue import Kind
+from telemetry.catalogue import MetricKind
 
 LINE = PrefillPredictor(per_token_s=0.0005, fixed_s=0.0, per_pair_s=5e-7)
 
@@ -25,20 +25,20 @@ class Instruments:
         self.recorded = []
 
     def count(self, metric, value=1.0, **labels):
-        self._note(Kind.COUNTER, metric, value, labels)
+        self._note(MetricKind.COUNTER, metric, value, labels)
 
     def observe(self, metric, value, **labels):
-        self._note(Kind.HISTOGRAM, metric, value, labels)
+        self._note(MetricKind.HISTOGRAM, metric, value, labels)
 
     def set(self, metric, value, **labels):
-        self._note(Kind.GAUGE, metric, value, labels)
+        self._note(MetricKind.GAUGE, metric, value, labels)
 
     def _note(self, kind, metric, value, labels):
         assert metric in METRICS
         assert metric.kind is kind
         assert set(labels) == set(metric.labels)
         name = metric.name.removeprefix("slackserve_").removesuffix("_seconds")
-        if kind is not Kind.COUNTER or value:
+        if kind is not MetricKind.COUNTER or value:
             self.recorded.append((name, pytest.approx(value), *labels.values()))
 
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli import app
-from deployments.simulate.errors import SimulateError
+from deployments.simulate import SimulateError
 from simulator.arms.arms import ARMS, PAPER_ARMS
 from simulator.study.goodput import Experiment, blocking, percentiles_ms, point
 from simulator.study.presets import PRESETS, on_trace, with_operator_times

@@ -1,4 +1,4 @@
-"""Until its first token has been sent, a request whose prefill is lost is prefilled elsewhere."""
+"""Until its first token has been sent, a request whose prefill fails is prefilled elsewhere."""
 
 import asyncio
 import json
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from vllm.exceptions import GenerationError
 
-from decode_node.handover import GivenUpError, Handover, Steps
-from decode_node.prefill_health import PrefillLostError, PrefillWatch
+from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
+from decode_node.prefill_health import PrefillFailedError, PrefillWatch
 from slo.errors import Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
@@ -40,6 +41,10 @@ class Refused:
     error: SimpleNamespace
 
 
+REQUEST = SimpleNamespace(model="m", request_id="request")
+PROMPT = list(range(100))
+
+
 def refusal(code=400):
     return Refused(SimpleNamespace(message="too long", type="BadRequestError", code=code))
 
@@ -49,40 +54,58 @@ class Prefilled:
 
 
 class Play:
-    """Plays what happens at each replica: a cause of loss, an error, or the pieces that decode gives."""
+    """Plays what happens at each replica: a cause of failure, an error, or the pieces that decode gives.
+
+    It is the prefill tier, the decode engine, the router, and what writes the requests of both tiers.
+    """
 
     def __init__(self, plays, places=(), *, serve=B):
         self.plays = plays
         self.places = list(places)
         self.serve = serve
-        self.asked, self.contexts, self.released = [], [], []
+        self.asked, self.contexts, self.released, self.prompts = [], [], [], []
         self.dead = False
+        self.replace = SimpleNamespace(remote=self.place)
 
-    def steps(self):
-        return Steps(self.prefill, self.decode, lambda: self.dead, self.replace, self.release)
+    def prepare_prefill_request(self, *, request, peer):
+        return request
 
-    async def prefill(self, context):
+    def prepare_decode_request(self, *, request, peer, prefill_response):
+        assert isinstance(prefill_response, Prefilled)
+        return request
+
+    async def prefill(self, request, info, context):
+        self.prompts.append(request.prompt)
         self.contexts.append(context)
         replica = context.prefill_replica or self.serve
         self.at = self.plays[replica]
         if isinstance(self.at, FailureCause):
-            raise PrefillLostError(self.at, replica)
+            raise PrefillFailedError(self.at, replica)
         if isinstance(self.at, Refused):
             return self.at, replica
         if self.at is None:
             await asyncio.Event().wait()
         return Prefilled(), replica
 
-    async def decode(self, prefilled):
-        assert isinstance(prefilled, Prefilled)
+    @property
+    def _engine_client(self):
+        return SimpleNamespace(errored=self.dead)
+
+    async def completions(self, request, info):
+        assert request is REQUEST
         for piece in self.at:
             if piece is None:
                 await asyncio.Event().wait()
+            if isinstance(piece, Exception):
+                raise piece
             yield piece
 
-    async def replace(self, request):
+    async def place(self, request):
         self.asked.append(request)
-        return self.places.pop(0)
+        place = self.places.pop(0)
+        if isinstance(place, Exception):
+            raise place
+        return place
 
     def release(self, context):
         self.released.append(context.prefill_replica)
@@ -105,8 +128,10 @@ async def serve(steps, counts=None, limit=2, ask=None, **given):
 
     watch = PrefillWatch(ask or nothing_wrong, 0.01, 0.05)
     rules = ReplacementRules(limit, frozenset({STANDARD}))
-    handover = Handover(D, rules, watch, counts if counts is not None else Counts())
-    async with aclosing(handover.run(steps.steps(), context(**given), 100)) as pieces:
+    counts = Counts() if counts is None else counts
+    orchestrator = Orchestrator(D, steps, steps, steps, watch, steps, 1.0, rules, counts)
+    call = Call(REQUEST, None, is_chat=False, token_ids=PROMPT)
+    async with aclosing(orchestrator.run(call, context(**given))) as pieces:
         return [piece async for piece in pieces]
 
 
@@ -115,6 +140,7 @@ async def test_a_request_that_nothing_happens_to_passes_untouched():
     assert await serve(steps) == [ROLE, TOKEN, DONE]
     assert steps.asked == []
     assert steps.released == []
+    assert steps.prompts == [PROMPT]
 
 
 @pytest.mark.parametrize("pieces", [[ROLE, TOKEN, DONE], [TEXT, DONE], [[ROLE], [TOKEN], [DONE]], [WHOLE]])
@@ -164,6 +190,13 @@ async def test_a_dead_decode_engine_is_not_the_prefills_fault():
     assert steps.asked == []
 
 
+async def test_an_engine_that_fails_without_streaming_answers_with_an_error():
+    steps = Play({A: [GenerationError("out of memory")]})
+    steps.dead = True
+    (answer,) = await serve(steps)
+    assert (answer.error.code, answer.error.type) == (500, "engine_error")
+
+
 async def test_what_the_engines_refuse_is_refused():
     for refused in ({A: refusal()}, {A: [refusal()]}):
         steps = Play(refused)
@@ -174,7 +207,7 @@ async def test_what_the_engines_refuse_is_refused():
 
 async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica():
     counts = Counts()
-    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [None])
+    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [RuntimeError("the router has died")])
     assert await serve(steps, counts) == [TEXT]
     again = steps.contexts[1]
     assert (again.prefill_replica, again.failed_replicas) == (None, (A,))
@@ -188,13 +221,13 @@ async def test_a_router_that_has_just_started_or_would_let_nobody_in_does_not_en
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
+async def test_it_is_placed_again_so_many_times_and_then_refused(limit):
     counts = Counts()
     dying = dict.fromkeys((A, B, C), FailureCause.REPLICA_DIED)
     steps = Play(dying, [Replaced(B, 0.1), Replaced(C, 0.1)])
-    with pytest.raises(GivenUpError, match="try again") as tardy:
+    with pytest.raises(NotReplacedError, match="try again") as refused:
         await serve(steps, counts, limit=limit)
-    assert tardy.value.outcome is ReplacementOutcome.LIMIT
+    assert refused.value.outcome is ReplacementOutcome.LIMIT
     assert len(steps.contexts) == limit + 1
     assert counts[("replica_died", "limit")] == 1
     assert [request.failed_replicas for request in steps.asked] == [(A,), (A, B)][:limit]
@@ -207,16 +240,16 @@ async def test_it_is_placed_again_so_many_times_and_then_given_up(limit):
         (RejectionReason.DEADLINE_INFEASIBLE, ReplacementOutcome.DEADLINE),
     ],
 )
-async def test_it_is_given_up_for_what_the_router_says(reason, outcome):
+async def test_it_is_refused_for_what_the_router_says(reason, outcome):
     steps = Play({A: FailureCause.REPLICA_DIED}, [Rejected(reason, 1.0)])
-    with pytest.raises(GivenUpError) as tardy:
+    with pytest.raises(NotReplacedError) as refused:
         await serve(steps)
-    assert tardy.value.outcome is outcome
+    assert refused.value.outcome is outcome
 
 
 async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
     steps = Play({A: FailureCause.REPLICA_DIED})
-    with pytest.raises(GivenUpError, match="x-slo-ttft-ms"):
+    with pytest.raises(NotReplacedError, match="x-slo-ttft-ms"):
         await serve(steps, ttft_budget_s=-1.0, explicit_deadline=True)
     assert steps.asked == []
 
@@ -245,7 +278,7 @@ async def test_nobody_there_at_all():
         return FailureCause.NO_REPLICA
 
     steps = Play({B: None}, [None])
-    with pytest.raises(GivenUpError, match="no prefill replica is running"):
+    with pytest.raises(NotReplacedError, match="no prefill replica is running"):
         await serve(steps, ask=nobody, prefill_replica=None)
 
 

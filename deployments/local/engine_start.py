@@ -1,13 +1,11 @@
-"""What engines on CPU need in their environment.
-
-glibc gives what a pass frees back to the system, and the next pass has it zeroed page by page again, until
-something large has been freed and its thresholds have grown. Owns the thresholds to start with.
-"""
+"""What the engines of a replica start with: their environment on CPU, and no download by Ray."""
 
 from __future__ import annotations
 
 import os
 from typing import Final
+
+from ray.llm._internal.common.callbacks.base import CallbackBase
 
 _THRESHOLDS: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -34,3 +32,15 @@ def cpu_environment(kv_cache_gib: int) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",
         **allocator_environment(),
     }
+
+
+class EngineLoadsModel(CallbackBase):  # type: ignore[misc] # Ray ships no types for it
+    """Leaves finding and loading the model to the engine.
+
+    Ray Serve LLM otherwise starts one more process on every node to download the model; with a local
+    directory, or a hub id that vLLM downloads itself, that only costs its 20 seconds of imports.
+    """
+
+    async def on_before_node_init(self) -> None:
+        """Skip Ray's own download."""
+        self.ctx.run_init_node = False

@@ -6,7 +6,7 @@ import threading
 import psutil
 import pytest
 
-from kv_transfer.cores import transfer_threads_apart
+from kv_transfer.connector import transfer_threads_apart
 
 
 @pytest.fixture

@@ -1,5 +1,0 @@
-"""What a user of `slackserve bench` can put right."""
-
-
-class BenchError(RuntimeError):
-    """A load test cannot be run as asked; the message says why and what to do."""
