@@ -12,19 +12,17 @@ from slo.preemption.decide import Limits
 from slo.queue.ageing import Ageing
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vllm.config import VllmConfig
 
 _KEY: Final = "slackserve"
 
 
-def shares_of(policies: Mapping[Tier, TierPolicy]) -> dict[str, tuple[float, float]]:
-    """Weight and share by the name of the tier."""
-    return {tier: (policy.weight, policy.share) for tier, policy in policies.items()}
+def shares_of(tiers: TierSet) -> dict[str, tuple[float, float]]:
+    """Weight and share by the name of the tier, the most valuable first."""
+    return {tier: (policy.weight, policy.share) for tier, policy in tiers.clients.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class EngineSetup:
         max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.lost_steps` for this
             and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
-        shares: Weight and share of each tier by name.
+        shares: Weight and share of each tier by name, the most valuable first.
         ageing_per_s: The fields of `slo.queue.ageing.Ageing` and `slo.queue.fairness.FairnessRules`, as the
             next four.
     """
@@ -60,7 +58,7 @@ class EngineSetup:
     max_suspended_s: float = Limits().max_suspended_s
     max_suspended_steps: int = Limits().max_suspended_steps
     max_suspended_bytes: int = Limits().max_suspended_bytes
-    shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
+    shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     ageing_per_s: float = Ageing().per_s
     ageing_max: float = Ageing().most
     deficit_gain: float = Ageing().deficit_gain
@@ -74,7 +72,8 @@ class EngineSetup:
             for name, (weight, share) in self.shares.items()
         }
         ageing = Ageing(self.ageing_per_s, self.ageing_max, self.deficit_gain)
-        return Fairness(policies, FairnessRules(ageing, self.starvation_timeout_s, self.share_memory_s))
+        tiers = TierSet(policies, default=next(iter(policies)))
+        return Fairness(tiers, FairnessRules(ageing, self.starvation_timeout_s, self.share_memory_s))
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -78,7 +78,7 @@ class AdmissionConfig(Section):
         _ADMISSION.max_refusal, description="Highest probability of a refusal for the share."
     )
     reserved: Annotated[float, Field(ge=0, lt=1)] = Field(
-        _ADMISSION.reserved, description="Fraction of prefill time that is kept for premium."
+        _ADMISSION.reserved, description="Fraction of prefill time that is kept for the top tier."
     )
     calm_s: _NotNegative = Field(
         _ADMISSION.calm_s, description="A class with a shorter queue is not refused for its share."

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from slo.admission.demand import MEMORY_S, Demand, divide
 from slo.errors import RejectionReason
-from slo.tiers import PREMIUM, SYSTEM, Tier
+from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slo.admission.tenant_limits import TenantGates
     from slo.request import JobId
-    from slo.tiers import TierPolicy
+    from slo.tiers import TierSet
 
 _REFRESH_S: Final = 0.1
 """Probabilities are as old as this at most."""
@@ -46,7 +46,7 @@ class AdmissionRules:
         pressure: Load above which a class that is over its share is refused in part. Load is the work that
             arrives per second, over what the fleet can do in a second.
         max_refusal: Nobody is refused for their share with a higher probability.
-        reserved: Fraction of prefill time that is kept for premium, whether or not premium asks for it.
+        reserved: Fraction of prefill time that is kept for the top tier, whether or not it is asked for.
         calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
             one client that waits for each answer keeps the fleet busy and is in nobody's way.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
@@ -122,8 +122,8 @@ class AdmissionController:
     """Decides for a whole fleet.
 
     Args:
-        policies: Share of each tier, and whether it may be shed. Premium, and a tier that may not be, is not
-            refused for lack of capacity; tenants' limits hold for every tier but the server's own.
+        tiers: Share of each tier, and whether it may be shed. The top tier, and one that may not be shed, is
+            not refused for lack of capacity; tenants' limits hold for every tier but the server's own.
         rules: See `AdmissionRules`.
         tenants: Limits of each tenant.
         dice: For refusals with a probability; seeded by its owner.
@@ -131,7 +131,7 @@ class AdmissionController:
 
     def __init__(
         self,
-        policies: Mapping[Tier, TierPolicy],
+        tiers: TierSet,
         rules: AdmissionRules,
         tenants: TenantGates,
         dice: Dice,
@@ -139,12 +139,12 @@ class AdmissionController:
         self._rules = rules
         self._tenants = tenants
         self._dice = dice
-        self._shares = {tier: max(policy.share, _LEAST) for tier, policy in policies.items()}
-        self._sheddable = {tier for tier, policy in policies.items() if policy.sheddable} - {PREMIUM}
+        self._shares = {tier: max(policy.share, _LEAST) for tier, policy in tiers.items()}
+        self._sheddable = frozenset(tiers.sheddable)
         self._capacity = 0.0
         self._demand = Demand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
-        self._backlog_s = dict.fromkeys(policies, 0.0)
+        self._backlog_s = dict.fromkeys(tiers, 0.0)
         self._waiting: set[JobId] = set()
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -202,7 +202,7 @@ class AdmissionController:
         Args:
             shed: Fraction of its requests to refuse, 0 to 1, by tier; none of a tier that is not there, nor
                 of one that may not be shed.
-            reserved: Fraction of prefill time to keep for premium, if that is more than
+            reserved: Fraction of prefill time to keep for the top tier, if that is more than
                 `AdmissionRules.reserved`.
         """
         self._shed = dict(shed)

@@ -23,7 +23,6 @@ from slo.predict.prediction_error import (
     overrun,
     prediction_error,
 )
-from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from slo.monitor.messages import MonitorReport, Role, Seen
     from slo.monitor.settings import MonitorSettings
     from slo.request import ReplicaId
+    from slo.tiers import Tier
 
 SETTLE_S: Final = 3.0
 """For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
@@ -151,9 +151,10 @@ class MonitorCore:
             return self.reason
         if self._is_wanted:  # whoever followed it is gone; it counts as different from what is known here
             self.policy, self._is_wanted = self.policy.raised_to(self.policy.version + 1), False
+        self._forget_tiers()
         self._correct()
         if self.settings.steers:
-            steered = steer(self.policy, burns, now_s - self._changed_s, rules)
+            steered = steer(self.policy, burns, now_s - self._changed_s, rules, self.settings.tiers)
             self.reason = steered.reason
             if steered.policy is not self.policy:
                 self.policy, self._changed_s = steered.policy, now_s
@@ -166,7 +167,7 @@ class MonitorCore:
 
     def state(self, now_s: float) -> MonitorState:
         """What there is to show."""
-        settings, windows = self.settings, self._attainment
+        settings, targets, windows = self.settings, self.settings.targets, self._attainment
         burns = self._burns(now_s)
         roles = Counter(follower.role for follower in self.subscribers.values())
         return MonitorState(
@@ -174,17 +175,18 @@ class MonitorCore:
             reason=self.reason,
             tiers={
                 tier: TierState(
-                    target=settings.targets[tier],
+                    target=targets[tier],
                     burn=burns[tier],
-                    long=windows.over(windows.long_s, now_s, settings.targets[tier], tier=tier),
-                    short=windows.over(windows.short_s, now_s, settings.targets[tier], tier=tier),
+                    long=windows.over(windows.long_s, now_s, targets[tier], tier=tier),
+                    short=windows.over(windows.short_s, now_s, targets[tier], tier=tier),
                     at_risk=burns[tier].at_risk(settings.rules),
                 )
-                for tier in CLIENT_TIERS
+                for tier in settings.tiers.names
             },
             series={
-                series: windows.over(windows.long_s, now_s, settings.targets[series.tier], series=series)
+                series: windows.over(windows.long_s, now_s, targets[series.tier], series=series)
                 for series in windows.series(now_s)
+                if series.tier in targets
             },
             error=prediction_error(*self._residuals.values()),
             ttft_error=prediction_error(self._first_tokens),
@@ -248,7 +250,7 @@ class MonitorCore:
         residuals = self._residuals.setdefault(replica_id, Residuals(self.settings.quantile))
         for measured in seen.measured:
             residuals.add(measured)
-        directive = direct(seen.work, self._at_risk) if self.settings.directs else None
+        directive = direct(seen.work, self._at_risk, self.settings.tiers) if self.settings.directs else None
         if directive is None or self._ordered.get(replica_id) == directive.step_id:
             return ()
         self._ordered[replica_id] = directive.step_id
@@ -264,6 +266,12 @@ class MonitorCore:
             )
             for tier, target in self.settings.targets.items()
         }
+
+    def _forget_tiers(self) -> None:
+        """Shed no tier that is gone or may not be shed, as after the deployment has changed its tiers."""
+        sheddable = self.settings.tiers.sheddable
+        shed = {tier: level for tier, level in self.policy.shed.items() if tier in sheddable}
+        self.policy = self.policy.revised(shed=shed)
 
     def _correct(self) -> None:
         """Follow the measured passes: a factor for each replica, and a margin that covers what is left."""

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.preemption.types import KeepReason
-from slo.tiers import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier
+    from slo.tiers import Tier, TierSet
 
 
 class DirectiveReason(enum.StrEnum):
@@ -89,7 +88,7 @@ class PreemptDirective:
 _WORTH_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
 
 
-def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective | None:
+def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> PreemptDirective | None:
     """The directive for a replica; None when its governor is right.
 
     A step is stopped only for a waiter of a higher tier than all of its members, who would be late behind the
@@ -99,19 +98,20 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective
     Args:
         replica: What the replica has just reported.
         at_risk: The tiers that miss their targets across the cluster.
+        tiers: All tiers.
     """
     step = replica.step
     if step is None or step.preemptible_in_s is None or step.kept is None:
         return None
-    highest = max((rank_of(tier) for tier in step.tiers), default=-1)
+    highest = max((tiers.rank(tier) for tier in step.tiers), default=-1)
     endangered = [
         waiter
         for waiter in replica.waiting
-        if rank_of(waiter.tier) > highest
+        if tiers.rank(waiter.tier) > highest
         and waiter.slack_s is not None
         and step.preemptible_in_s <= waiter.slack_s < step.remaining_s
     ]
-    for waiter in sorted(endangered, key=lambda waiter: (-rank_of(waiter.tier), waiter.slack_s)):
+    for waiter in sorted(endangered, key=lambda waiter: (-tiers.rank(waiter.tier), waiter.slack_s)):
         if (reason := _reason(step, waiter, at_risk)) is not None:
             return PreemptDirective(replica.replica_id, step.step_id, waiter.job_id, reason)
     return None

@@ -26,7 +26,7 @@ class ClusterPolicy:
     Attributes:
         version: Only grows. 0 is what holds before a monitor has said anything: all as configured.
         shed: By tier, the fraction of its requests to turn away, 0 to 1; a tier that is not there has 0.
-        reserved: Fraction of the prefill tier's time to keep free for premium, 0 to 1.
+        reserved: Fraction of the prefill tier's time to keep free for the top tier, 0 to 1.
         preemption: When a running prefill makes way; None for each replica's configured policy.
         margin: The margin of that policy; None for each replica's configured one.
         corrections: By prefill replica, how many times as long as its own predictor says a prefill takes; a

@@ -16,7 +16,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, ReplacementOutcome, ReplacementRequested, ReplacementRules
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId, RequestContext
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -56,7 +56,9 @@ def context(tier, budget_s, explicit):
 class TestWhoMayBePlacedAgain:
     RULES = ReplacementRules(2, frozenset({STANDARD, BACKGROUND}))
 
-    @given(st.sampled_from(CLIENT_TIERS), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5))
+    @given(
+        st.sampled_from(DEFAULT_TIERS.names), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5)
+    )
     def test_only_the_limit_and_an_impossible_deadline_stand_against_it(self, tier, budget_s, explicit, n):
         refusal = self.RULES.refusal(context(tier, budget_s, explicit), n)
         if n >= 2:

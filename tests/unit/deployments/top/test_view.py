@@ -10,6 +10,8 @@ from rich.console import Console
 from deployments.top.frame import DecodeReplica, Frame, PrefillReplica
 from deployments.top.view import view
 
+TIERS = ("premium", "standard", "background")
+
 
 def draw(frame, *, width=100, height=None, colour=False):
     console = Console(
@@ -25,7 +27,7 @@ def line_with(text, drawn):
 
 
 def frame(*prefill, ready=True, decode=()):
-    return Frame("tiny", datetime(2030, 1, 2, 13, 4, 5, tzinfo=UTC), ready, prefill, decode)
+    return Frame("tiny", datetime(2030, 1, 2, 13, 4, 5, tzinfo=UTC), ready, prefill, decode, TIERS)
 
 
 def prefill(work, *, replica="aaaa", reports=True, silent_s=0.3):

@@ -63,9 +63,9 @@ seed: 7
     setup = config.setup()
     assert setup.hardware.cost.shape == LLAMA_3_70B
     assert setup.hardware.weights[PREMIUM] == 8
-    assert setup.policies[PREMIUM].tpot_s == 0.06
-    assert setup.policies[PREMIUM].ttft_s == 0.2, "what is not given stays"
-    assert not setup.policies[STANDARD].sheddable
+    assert setup.tiers[PREMIUM].tpot_s == 0.06
+    assert setup.tiers[PREMIUM].ttft_s == 0.2, "what is not given stays"
+    assert not setup.tiers[STANDARD].sheddable
     assert setup.decode.max_batch == 128
     assert setup.link.bytes_ps == 50e9
     found = plan(setup, config.demand())
