@@ -1,7 +1,7 @@
-"""Which running prefills the monitor orders to make way, for waiters that their own replicas would not save.
+"""Which running prefills the monitor orders to stop for a waiter that their own governor let wait.
 
-Owns the rule. A replica's governor decides first and at once, with better knowledge of its queue; what the
-monitor adds is what no replica knows: which tiers of the whole cluster are missing their targets.
+Owns the rule. A replica's governor decides first and at once, with better knowledge of its queue; the monitor
+adds what no replica knows: which tiers of the whole cluster are missing their targets.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class DirectiveReason(enum.StrEnum):
-    """Why a step is ordered to make way; the values label metrics."""
+    """Why a step is ordered to stop; the values label metrics."""
 
     OUT_OF_TIME = "out_of_time"
-    """The governor let the step go on because the waiter was in time, and it is not any more."""
+    """The governor let the step go on because the waiter was on time, and it no longer is."""
     TIER_AT_RISK = "tier_at_risk"
-    """Stopping would harm as much as it saves on this replica; but the waiter's tier misses its target."""
+    """Stopping would harm as much as it helps on this replica, but the waiter's tier misses its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StepSeen:
         step_id: As the governor would name it in an order to stop.
         tiers: Those of its members.
         remaining_s: Predicted seconds to its end.
-        preemptible_in_s: How soon it would make way; None when it cannot be stopped or is at one of its
+        preemptible_in_s: How soon it would stop; None when it cannot be stopped or is at one of its
             limits.
         kept: Why the governor let it go on, when it was last asked; None when it has not been.
     """
@@ -64,7 +64,7 @@ class StepSeen:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSeen:
-    """What a prefill replica runs and who waits there."""
+    """What a prefill replica runs, and what waits there."""
 
     replica_id: ReplicaId
     step: StepSeen | None
@@ -75,8 +75,8 @@ class ReplicaSeen:
 class PreemptDirective:
     """Stop this step on this replica for this waiter.
 
-    It says all that it depends on, so that a late one does nothing: step ids only grow, and the replica's
-    governor checks that the waiter still waits and that no limit is in the way.
+    One that comes late does nothing: step ids only grow, and the replica's governor checks that the waiter
+    still waits and that no limit of preemption is reached.
     """
 
     replica_id: ReplicaId
@@ -85,15 +85,15 @@ class PreemptDirective:
     reason: DirectiveReason
 
 
-_WORTH_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
+_HARM_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
 
 
 def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> PreemptDirective | None:
     """The directive for a replica; None when its governor is right.
 
-    A step is stopped only for a waiter of a higher tier than all of its members, who would be late behind the
-    step and is not if it stops now. Limits of preemption, and what the governor has found to be lost, are
-    never overruled.
+    A step is stopped only for a waiter of a higher tier than all of its members that would be late behind the
+    step and is on time if the step stops now. Limits of preemption, and deadlines that the governor has found
+    infeasible, are never overruled.
 
     Args:
         replica: What the replica has just reported.
@@ -120,6 +120,6 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> 
 def _reason(step: StepSeen, waiter: WaiterSeen, at_risk: AbstractSet[Tier]) -> DirectiveReason | None:
     if step.kept is KeepReason.WAITERS_IN_TIME:
         return DirectiveReason.OUT_OF_TIME
-    if step.kept in _WORTH_WEIGHED and waiter.tier in at_risk and not at_risk & set(step.tiers):
+    if step.kept in _HARM_WEIGHED and waiter.tier in at_risk and not at_risk & set(step.tiers):
         return DirectiveReason.TIER_AT_RISK
     return None
