@@ -286,3 +286,13 @@ def test_queues_leave_room_for_the_monitor():
     height = 30
     crowded = replace(monitored(monitor()), prefill=(prefill(work(step(job("r")), queue)),))
     assert len(draw(crowded, height=height).splitlines()) <= height
+
+
+def test_tiers_are_those_of_the_deployment_in_their_order():
+    each = monitor()["tiers"]["standard"]
+    state = monitor(tiers={"file": each, "text": each}, policy={"version": 1, "shed": {}, "reserved": 0.0})
+    drawn = draw(replace(monitored(state), tiers=("text", "image", "file"))).splitlines()
+    first = next(number for number, line in enumerate(drawn) if line.startswith("SLO"))
+    rows = [line.split() for line in drawn[first + 1 : first + 4]]
+    assert [row[0] for row in rows] == ["text", "image", "file"]
+    assert rows[1][1] == "-", "the monitor does not know it yet"

@@ -175,3 +175,24 @@ def test_what_is_no_profile_is_refused(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(FleetConfigError, match=r"profile: .*(writes one|this version reads 1)"):
         read_profile(tmp_path / "p.json", FleetConfigError)
+
+
+# Tiers of one's own
+
+OWN_TIERS = {"fast": {"weight": 9, "tpot_ms": 40, "share": 0.6}, "slow": {"default": True}}
+
+
+def test_a_fleet_has_tiers_of_its_own():
+    kinds = {"chat": {**CHAT, "tier": "fast"}, "mail": {key: CHAT[key] for key in CHAT if key != "tier"}}
+    config = parse_fleet({"workload": {"kinds": kinds}, "rate_rps": 3, "tiers": OWN_TIERS})
+    setup = config.setup()
+    assert setup.tiers.names == ("fast", "slow")
+    assert (setup.tiers["fast"].tpot_s, setup.tiers["fast"].share) == (0.04, 0.6)
+    assert setup.hardware.weights == {"fast": 9, "slow": 1, "system": 1}
+    arrivals = config.demand().workload.stream(3.0, 200, 1)
+    assert {(arrival.kind, arrival.tier) for arrival in arrivals} == {("chat", "fast"), ("mail", "slow")}
+
+
+def test_a_kind_of_an_unknown_tier_is_refused():
+    with pytest.raises(FleetConfigError, match="there is no tier 'premium'; known are fast, slow"):
+        parse_fleet({"workload": {"kinds": {"chat": CHAT}}, "rate_rps": 3, "tiers": OWN_TIERS})
