@@ -240,7 +240,7 @@ def monitor(**more):
 
     return {
         "policy": {"version": 12, "shed": {"background": 0.5}, "reserved": 0.15},
-        "reason": "premium_at_risk",
+        "reason": "top_tier_at_risk",
         "tiers": {"premium": tier(0.925, at_risk=True), "standard": tier(1.0), "background": tier(None)},
         "error": {"samples": 9, "mape": 0.04, "p90": 0.12},
         "ttft_error": {"samples": 7, "mape": 0.06, "p90": 0.14},
@@ -258,7 +258,7 @@ def test_the_monitor_shows_attainment_burn_rates_shed_levels_policy_and_predicti
     assert "0.10 s, 0.20 s, 12 s" in line_with("92.5%", drawn)
     assert line_with("background", drawn).split()[1:6] == ["99.0%", "-", "2.0", "4.0", "50%"]
     assert "policy 12" in drawn
-    assert "premium at risk" in drawn
+    assert "top tier at risk" in drawn
     assert "15% reserved" in drawn
     assert "predictions off by 4%, p90 12%  first tokens 6%, p90 14%" in drawn
 
