@@ -156,7 +156,13 @@ class TierSet(Mapping[Tier, TierPolicy]):
         return dict.fromkeys(DEFAULT_ALIASES, self.default) | named
 
     def revised(self, changes: Mapping[Tier, TierPolicy]) -> TierSet:
-        """The same tiers, some with another policy."""
+        """The same tiers, some with another policy.
+
+        Raises:
+            KeyError: for a tier that is not among them.
+        """
+        if unknown := changes.keys() - self.clients.keys():
+            raise KeyError(min(unknown))
         return replace(self, clients={**self.clients, **changes})
 
 

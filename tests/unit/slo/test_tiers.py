@@ -92,3 +92,5 @@ def test_a_set_with_other_policies_keeps_its_order():
     assert cheaper.names == FOUR.names
     assert cheaper[IMAGE].weight == 3.0
     assert FOUR[IMAGE].weight == 4.0
+    with pytest.raises(KeyError):
+        FOUR.revised({PREMIUM: PLAIN})
