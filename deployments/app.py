@@ -70,7 +70,6 @@ def build(config: SlackServeConfig) -> serve.Application:
     _check_engine_kwargs(config)
     _check_model_fits(config, model)
     keys = config.key_ring()
-    policies = config.tiers.policies()
     cores = _core_plan(config)
     router = _router(config, profile)
     prefill = build_llm_deployment(
@@ -102,7 +101,7 @@ def build(config: SlackServeConfig) -> serve.Application:
     return ingress.bind(
         llm_deployments={model.model_id: decode},
         model_cards={model.model_id: _model_card(model.model_id, decode_config)},
-        config=IngressConfig(policies, config.router_timeout_s(), _monitor(config)),
+        config=IngressConfig(config.tiers.tier_set(), config.router_timeout_s(), _monitor(config)),
         router=router,
     )
 
@@ -112,7 +111,9 @@ def _monitor(config: SlackServeConfig) -> MonitorOptions | None:
     monitor = config.monitor
     if not monitor.enabled:
         return None
-    return MonitorOptions(monitor.settings(config.preemption), monitor.host, monitor.port)
+    return MonitorOptions(
+        monitor.settings(config.preemption, config.tiers.tier_set()), monitor.host, monitor.port
+    )
 
 
 def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:
@@ -145,7 +146,7 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
     )
     return deployment.bind(
         RouterConfig(
-            config.tiers.policies(),
+            config.tiers.tier_set(),
             given.placement,
             limits,
             config.admission.rules(),
@@ -174,7 +175,7 @@ def _prefill_node(
     if profile is not None and (profile.handoff is not None or profile.predictor.handoff_s > 0):
         handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
-    rules, fairness, policies = preemption.rules(), config.fairness.rules(), config.tiers.policies()
+    rules, fairness, tiers = preemption.rules(), config.fairness.rules(), config.tiers.tier_set()
     setup = EngineSetup(
         mode=preemption.mode.value,
         order=preemption.order.value,
@@ -185,10 +186,10 @@ def _prefill_node(
         max_suspended_s=rules.limits.max_suspended_s,
         max_suspended_steps=rules.limits.max_suspended_steps,
         max_suspended_bytes=rules.limits.max_suspended_bytes,
-        shares=shares_of(policies),
+        shares=shares_of(tiers),
         starvation_timeout_s=fairness.starvation_timeout_s,
     )
-    weights = {tier: policy.weight for tier, policy in policies.items()}
+    weights = {tier: policy.weight for tier, policy in tiers.items()}
     return PrefillNodeConfig(
         predictor,
         handoff_s,
@@ -205,7 +206,7 @@ def _prefill_node(
 
 
 def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
-    sheddable = [tier for tier, policy in config.tiers.policies().items() if policy.sheddable]
+    sheddable = [tier for tier, policy in config.tiers.tier_set().items() if policy.sheddable]
     return DecodeNodeConfig(
         config.prefill.replicas,
         cores.decode,

@@ -87,7 +87,8 @@ def serve(
         shown = _StartProgress(started_s)
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
-        _announce(deployment.url, settings.model_name or resolved.model_id, time.monotonic() - started_s)
+        model_name, tier = settings.model_name or resolved.model_id, settings.tiers.tier_set().top
+        _announce(deployment.url, model_name, tier, time.monotonic() - started_s)
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:
@@ -202,10 +203,10 @@ class _StartProgress:
         return table
 
 
-def _announce(url: str, model: str, seconds: float) -> None:
+def _announce(url: str, model: str, tier: str, seconds: float) -> None:
     _console.print(
         f"Ready after {seconds:.0f} s: {url}\n\n"
-        f"  curl {url}/v1/completions -H 'content-type: application/json' -H 'x-slo-tier: premium' \\\n"
+        f"  curl {url}/v1/completions -H 'content-type: application/json' -H 'x-slo-tier: {tier}' \\\n"
         f'    -d \'{{"model": "{model}", "prompt": "The capital of France is", "max_tokens": 8}}\'\n\n'
         "Ctrl-C stops.",
         highlight=False,

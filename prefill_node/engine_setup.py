@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from slo.preemption.types import Limits
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vllm.config import VllmConfig
 
 _KEY: Final = "slackserve"
 
 
-def shares_of(policies: Mapping[Tier, TierPolicy]) -> dict[str, tuple[float, float]]:
-    """Weight and share by the name of the tier."""
-    return {tier: (policy.weight, policy.share) for tier, policy in policies.items()}
+def shares_of(tiers: TierSet) -> dict[str, tuple[float, float]]:
+    """Weight and share by the name of the tier, the most valuable first."""
+    return {tier: (policy.weight, policy.share) for tier, policy in tiers.clients.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class EngineSetup:
         max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.lost_steps` for this
             and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
-        shares: Weight and share of each tier by name.
+        shares: Weight and share of each tier by name, the most valuable first.
         starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
     """
 
@@ -58,7 +56,7 @@ class EngineSetup:
     max_suspended_s: float = Limits().max_suspended_s
     max_suspended_steps: int = Limits().max_suspended_steps
     max_suspended_bytes: int = Limits().max_suspended_bytes
-    shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIER_POLICIES))
+    shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
 
     def fairness(self) -> Fairness:
@@ -67,7 +65,8 @@ class EngineSetup:
             Tier(name): TierPolicy(None, None, sheddable=False, weight=weight, share=share)
             for name, (weight, share) in self.shares.items()
         }
-        return Fairness(policies, FairnessRules(starvation_timeout_s=self.starvation_timeout_s))
+        tiers = TierSet(policies, default=next(iter(policies)))
+        return Fairness(tiers, FairnessRules(starvation_timeout_s=self.starvation_timeout_s))
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

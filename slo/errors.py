@@ -32,7 +32,7 @@ class RejectionReason(enum.StrEnum):
     OVER_SHARE = "over_share"
     """The fleet is under pressure, and the class asks for more than its share."""
     RESERVED = "reserved"
-    """Likewise, and the class would not have been over it without what is reserved for other classes."""
+    """Likewise, and the class would not be over it without what is kept for the top tier."""
     TENANT_SHARE = "tenant_share"
     """Likewise, and the tenant asks for more than its part of the class's share."""
     BACKLOG = "backlog"

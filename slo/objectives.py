@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.errors import FieldError
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, Tier, rank_of
+from slo.tiers import DEFAULT_ALIASES, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from slo.tiers import TierPolicy
+    from slo.tiers import TierSet
 
 MAX_OBJECTIVE_MS: Final = 3_600_000.0
 MIN_OBJECTIVE_MS: Final = 0.001
@@ -35,12 +35,8 @@ OBJECTIVE_HEADERS: Final = frozenset((*TTFT_HEADERS, *TPOT_HEADERS, TIER_HEADER)
 OBJECTIVE_HEADER_PREFIXES: Final = ("x-slo-", "x-llm-d-slo-", "x-flowprefill-slo-")
 
 SERVICE_TIER_FIELD: Final = "service_tier"
-_SERVICE_TIERS: Final[Mapping[str, Tier]] = {
-    "priority": PREMIUM,
-    "default": STANDARD,
-    "auto": STANDARD,
-    "flex": BACKGROUND,
-}
+_AUTO: Final = DEFAULT_ALIASES[0]
+"""The value of `service_tier` that leaves the choice to the server, and so contradicts no header."""
 _DECIMAL: Final = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -76,24 +72,26 @@ class Objective:
 def resolve(
     headers: Iterable[tuple[str, str]],
     service_tier: str | None,
-    policies: Mapping[Tier, TierPolicy],
-    highest_tier: Tier = PREMIUM,
+    tiers: TierSet,
+    highest_tier: Tier | None = None,
 ) -> Objective:
     """Work out a request's objectives.
 
     Args:
         headers: All request headers as (lower-case name, value), repetitions included.
         service_tier: The OpenAI body field, None when absent.
-        policies: The deployment's objectives by tier.
-        highest_tier: The tenant's cap. A request above it is served at the cap, and told so.
+        tiers: The deployment's tiers.
+        highest_tier: The tenant's cap, None for none. A request above it is served at the cap, and told so.
 
     Raises:
         FieldError: when a field is unknown, malformed, out of range, repeated or contradictory.
     """
     given = _objective_headers(headers)
-    asked = _tier(given.get(TIER_HEADER), service_tier)
-    tier = asked if rank_of(asked) <= rank_of(highest_tier) else highest_tier
-    policy = policies[tier]
+    asked = _tier(given.get(TIER_HEADER), service_tier, tiers)
+    tier = asked
+    if highest_tier is not None and tiers.rank(asked) > tiers.rank(highest_tier):
+        tier = highest_tier
+    policy = tiers[tier]
     ttft_s = _one_of(given, TTFT_HEADERS)
     tpot_s = _one_of(given, TPOT_HEADERS)
     return Objective(
@@ -150,12 +148,12 @@ def _one_of(given: Mapping[str, str], names: Sequence[str]) -> float | None:
     return parse_objective_ms(present[0], given[present[0]]) if present else None
 
 
-def _tier(header: str | None, service_tier: str | None) -> Tier:
-    from_header = _tier_from_header(header) if header is not None else None
-    from_body = _tier_from_body(service_tier) if service_tier is not None else None
+def _tier(header: str | None, service_tier: str | None, tiers: TierSet) -> Tier:
+    from_header = None if header is None else _tier_from_header(header, tiers)
+    from_body = None if service_tier is None else _tier_from_body(service_tier, tiers)
     if from_header is None:
-        return from_body or STANDARD
-    if from_body is not None and service_tier != "auto" and from_body != from_header:
+        return from_body or tiers.default
+    if from_body is not None and service_tier != _AUTO and from_body != from_header:
         raise FieldError(
             TIER_HEADER,
             f"{from_header!r} contradicts {SERVICE_TIER_FIELD}={service_tier!r}",
@@ -164,20 +162,20 @@ def _tier(header: str | None, service_tier: str | None) -> Tier:
     return from_header
 
 
-def _tier_from_header(text: str) -> Tier:
+def _tier_from_header(text: str, tiers: TierSet) -> Tier:
     name = text.strip().lower()
-    if name not in CLIENT_TIERS:
-        raise FieldError(
-            TIER_HEADER, f"{_shown(text)} is not a tier", f"give one of {', '.join(CLIENT_TIERS)}"
-        )
+    if name not in tiers.names:
+        valid = f"give one of {', '.join(tiers.names)}"
+        raise FieldError(TIER_HEADER, f"{_shown(text)} is not a tier", valid)
     return Tier(name)
 
 
-def _tier_from_body(text: str) -> Tier:
-    if text not in _SERVICE_TIERS:
-        valid = f"give one of {', '.join(_SERVICE_TIERS)}"
+def _tier_from_body(text: str, tiers: TierSet) -> Tier:
+    known = tiers.service_tiers()
+    if text not in known:
+        valid = f"give one of {', '.join(known)}"
         raise FieldError(SERVICE_TIER_FIELD, f"{_shown(text)} is not a service tier", valid)
-    return _SERVICE_TIERS[text]
+    return known[text]
 
 
 def _why_not_a_number(text: str) -> str:

@@ -1,35 +1,34 @@
-"""Service tiers and the objectives that a deployment gives them.
+"""Service tiers: their names and order, and what a deployment promises each of them.
 
-Owns the names of the tiers, their order, and the policy values attached to each. Does not resolve a
-request's own objective (see `slo.objectives`).
+Owns what a tier is, what a set of tiers may hold, and the default set. No rule names a tier: rules ask the
+set for ranks, for the top tier and for policies. Does not resolve a request's own objective (see
+`slo.objectives`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NewType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
 
 Tier = NewType("Tier", str)
 """The name of a tier, as clients and metrics see it."""
 
-PREMIUM: Final = Tier("premium")
-STANDARD: Final = Tier("standard")
-BACKGROUND: Final = Tier("background")
 SYSTEM: Final = Tier("system")
 """What the server does for itself, probes and warm-up; no client can ask for it."""
-
-_RANK: Final[Mapping[Tier, int]] = {SYSTEM: 0, BACKGROUND: 0, STANDARD: 1, PREMIUM: 2}
-CLIENT_TIERS: Final = (PREMIUM, STANDARD, BACKGROUND)
-"""The tiers that a request can ask for, the most valuable first."""
-
-
-def rank_of(tier: Tier) -> int:
-    """Position in the order of value: a larger rank is worth more."""
-    return _RANK[tier]
+MAX_TIERS: Final = 8
+"""Tiers label metrics."""
+TIER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
+RESERVED_NAMES: Final = frozenset({SYSTEM, "none"})
+"""Label values of metrics that mean no client's tier."""
+DEFAULT_ALIASES: Final = ("auto", "default")
+"""Values of OpenAI's `service_tier` that mean the default tier in every set."""
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,13 @@ class TierPolicy:
         ttft_scale: Instead of `ttft_s`, a multiple of the request's own predicted prefill time.
         tpot_s: Time per output token after the first, seconds; None promises nothing.
         sheddable: Whether a request that cannot meet its deadline may be refused with 429.
-        weight: Worth of one request on time, in any unit shared by the tiers.
+        weight: Value of one request on time, in any unit shared by the tiers.
         share: Fraction of prefill time that its requests get, if they want it, however much the others want.
+        target: The fraction of its requests that shall meet their objectives.
+        service_tiers: Values of OpenAI's `service_tier` that ask for it.
 
     Raises:
-        ValueError: if both `ttft_s` and `ttft_scale` are given, or `share` is not a fraction.
+        ValueError: if both `ttft_s` and `ttft_scale` are given, or a number is out of its range.
     """
 
     ttft_s: float | None
@@ -54,6 +55,8 @@ class TierPolicy:
     weight: float
     ttft_scale: float | None = None
     share: float = 0.0
+    target: float = 0.9
+    service_tiers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if self.ttft_s is not None and self.ttft_scale is not None:
@@ -61,11 +64,158 @@ class TierPolicy:
             raise ValueError(msg)
         if not 0.0 <= self.share <= 1.0:
             raise ValueError(f"a tier's share is a fraction, not {self.share}")
+        if not 0.0 < self.target < 1.0:
+            raise ValueError(f"a tier's target is above 0 and below 1, not {self.target}")
+        if not self.weight > 0.0:
+            raise ValueError(f"a tier's weight is above 0, not {self.weight}")
 
 
-DEFAULT_TIER_POLICIES: Final[Mapping[Tier, TierPolicy]] = {
-    PREMIUM: TierPolicy(ttft_s=0.200, tpot_s=0.030, sheddable=False, weight=4.0, share=0.50),
-    STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0, share=0.35),
-    BACKGROUND: TierPolicy(ttft_s=None, tpot_s=None, sheddable=True, weight=1.0, share=0.15),
-    SYSTEM: TierPolicy(ttft_s=None, tpot_s=None, sheddable=False, weight=1.0),
-}
+@dataclass(frozen=True, slots=True)
+class TierSet(Mapping[Tier, TierPolicy]):
+    """All tiers of a deployment; as a mapping it has the policies of the clients' tiers and of `SYSTEM`.
+
+    Ranks count from 0, the least valuable tier, without gaps.
+
+    Attributes:
+        clients: The tiers that a request can ask for, the most valuable first.
+        default: The tier of a request that asks for none.
+
+    Raises:
+        ValueError: when there are no tiers or too many, a name or an alias is not allowed or stands twice,
+            the default is none of them, or their shares exceed the whole.
+    """
+
+    clients: Mapping[Tier, TierPolicy]
+    default: Tier
+    names: tuple[Tier, ...] = field(init=False)
+    _policies: Mapping[Tier, TierPolicy] = field(init=False, repr=False, compare=False)
+    _ranks: Mapping[Tier, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        names = tuple(self.clients)
+        if not 1 <= len(names) <= MAX_TIERS:
+            raise ValueError(f"there are 1 to {MAX_TIERS} tiers, not {len(names)}")
+        for name in names:
+            check_tier_name(name)
+        if self.default not in names:
+            raise ValueError(f"the default tier {self.default!r} is none of {', '.join(names)}")
+        _check_aliases(self.clients)
+        total = sum(policy.share for policy in self.clients.values())
+        if total > 1 + _ROUNDING:
+            raise ValueError(f"the shares of all tiers together are at most 1, not {total:g}")
+        lowest = min(policy.weight for policy in self.clients.values())
+        system = TierPolicy(ttft_s=None, tpot_s=None, sheddable=False, weight=lowest)
+        ranks = {name: rank for rank, name in enumerate(reversed(names))}
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "_policies", {**self.clients, SYSTEM: system})
+        object.__setattr__(self, "_ranks", ranks)
+
+    def __getitem__(self, tier: Tier) -> TierPolicy:
+        """What a tier is promised."""
+        return self._policies[tier]
+
+    def __iter__(self) -> Iterator[Tier]:
+        """The clients' tiers, the most valuable first, then `SYSTEM`."""
+        return iter(self._policies)
+
+    def __len__(self) -> int:
+        """How many there are, with `SYSTEM`."""
+        return len(self._policies)
+
+    @property
+    def top(self) -> Tier:
+        """The most valuable tier: it is never overtaken, shed or refused for lack of capacity."""
+        return self.names[0]
+
+    @property
+    def lowest(self) -> Tier:
+        """The least valuable tier."""
+        return self.names[-1]
+
+    @property
+    def top_rank(self) -> int:
+        """The rank of the top tier."""
+        return len(self.names) - 1
+
+    @property
+    def sheddable(self) -> tuple[Tier, ...]:
+        """The tiers whose requests may be refused for lack of capacity, the least valuable first."""
+        return tuple(tier for tier in reversed(self.names[1:]) if self.clients[tier].sheddable)
+
+    def rank(self, tier: Tier) -> int:
+        """Position in the order of value, 0 for the lowest.
+
+        `SYSTEM` ranks with the lowest, and so does a name that is not in the set: while a deployment changes
+        its tiers, some of its processes still use the old ones.
+        """
+        return self._ranks.get(tier, 0)
+
+    def service_tiers(self) -> dict[str, Tier]:
+        """The tier by each value of `service_tier` that asks for one."""
+        named = {alias: tier for tier, policy in self.clients.items() for alias in policy.service_tiers}
+        return dict.fromkeys(DEFAULT_ALIASES, self.default) | named
+
+    def revised(self, changes: Mapping[Tier, TierPolicy]) -> TierSet:
+        """The same tiers, some with another policy.
+
+        Raises:
+            KeyError: for a tier that is not among them.
+        """
+        if unknown := changes.keys() - self.clients.keys():
+            raise KeyError(min(unknown))
+        return replace(self, clients={**self.clients, **changes})
+
+
+def check_tier_name(name: str) -> None:
+    """Check that clients may use a tier of this name.
+
+    Raises:
+        ValueError: when they may not.
+    """
+    if name in RESERVED_NAMES:
+        raise ValueError(f"{name!r} cannot be a client's tier: the server uses the name itself")
+    if not TIER_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a tier's name: a lower-case letter, then up to 31 of a-z, 0-9, '_' and '-'"
+        )
+
+
+def _check_aliases(clients: Mapping[Tier, TierPolicy]) -> None:
+    owners: dict[str, Tier] = {}
+    for tier, policy in clients.items():
+        for alias in policy.service_tiers:
+            if alias in DEFAULT_ALIASES:
+                raise ValueError(f"service_tier {alias!r} always asks for the default tier, not for {tier!r}")
+            if owners.setdefault(alias, tier) != tier:
+                raise ValueError(f"service_tier {alias!r} asks for both {owners[alias]!r} and {tier!r}")
+
+
+PREMIUM: Final = Tier("premium")
+STANDARD: Final = Tier("standard")
+BACKGROUND: Final = Tier("background")
+
+DEFAULT_TIERS: Final = TierSet(
+    {
+        PREMIUM: TierPolicy(
+            ttft_s=0.200,
+            tpot_s=0.030,
+            sheddable=False,
+            weight=4.0,
+            share=0.50,
+            target=0.99,
+            service_tiers=("priority",),
+        ),
+        STANDARD: TierPolicy(ttft_s=0.500, tpot_s=0.080, sheddable=True, weight=2.0, share=0.35, target=0.95),
+        BACKGROUND: TierPolicy(
+            ttft_s=None,
+            tpot_s=None,
+            sheddable=True,
+            weight=1.0,
+            share=0.15,
+            target=0.90,
+            service_tiers=("flex",),
+        ),
+    },
+    default=STANDARD,
+)
+"""The tiers of a deployment that configures none of its own."""

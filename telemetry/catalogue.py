@@ -285,7 +285,7 @@ SHED_LEVEL: Final = Metric(
 )
 RESERVED: Final = Metric(
     "slackserve_policy_reserved_ratio", MetricKind.GAUGE, "ratio", (),
-    "The fraction of the prefill tier's time that is kept free for premium.",
+    "The fraction of the prefill tier's time that is kept free for the top tier.",
 )  # fmt: skip
 POLICY_MARGIN: Final = Metric(
     "slackserve_policy_margin", MetricKind.GAUGE, "ratio", (), "The margin of preemption."

@@ -13,7 +13,7 @@ from deployments.bench.client import connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival, Kind, Mix
-from slo.tiers import PREMIUM, STANDARD, rank_of
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
 
 if TYPE_CHECKING:
     from benchmarks.comparison.arms import RunningServer, ServerArm
@@ -36,7 +36,10 @@ class PrioritisedAsking(Asking):
 
     def fields(self, arrival: Arrival) -> dict[str, Any]:
         """The body of a request."""
-        return {**super().fields(arrival), "priority": rank_of(PREMIUM) - rank_of(arrival.tier)}
+        return {
+            **super().fields(arrival),
+            "priority": DEFAULT_TIERS.top_rank - DEFAULT_TIERS.rank(arrival.tier),
+        }
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES
+from slo.tiers import DEFAULT_TIERS
 
 SEED = 20260216
 PLACEMENTS = 1000
@@ -44,12 +44,12 @@ def fleet(
 ) -> RouterCore:
     """A router that has heard from `replicas` replicas with `outstanding` prefills each."""
     latest_s = 2.0 if overloaded else 20.0
-    core = RouterCore(DEFAULT_TIER_POLICIES, POLICIES[policy](rng), RouterLimits(stale_after_s=1e9))
+    core = RouterCore(DEFAULT_TIERS, POLICIES[policy](rng), RouterLimits(stale_after_s=1e9))
     for number in range(replicas):
         jobs = tuple(
             OutstandingJob(
                 JobId(f"{number}-{job}"),
-                rng.choice(CLIENT_TIERS),
+                rng.choice(DEFAULT_TIERS.names),
                 rng.randint(50, 8000),
                 None if not overloaded and rng.random() < 0.2 else rng.uniform(0.1, latest_s),  # noqa: PLR2004
             )
@@ -73,10 +73,10 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
             core.prefixes.placed(ReplicaId(f"p{number}"), PREFIX, 128)
     times_us = []
     for number in range(PLACEMENTS + 50):
-        tier = rng.choice(CLIENT_TIERS)
+        tier = rng.choice(DEFAULT_TIERS.names)
         request = PlacementRequested(
             JobId(f"new-{number}"),
-            Objective(tier, DEFAULT_TIER_POLICIES[tier].ttft_s, None),
+            Objective(tier, DEFAULT_TIERS[tier].ttft_s, None),
             explicit_deadline=False,
             prompt_tokens=rng.randint(50, 8000),
             prompt_bytes=0,

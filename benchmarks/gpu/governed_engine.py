@@ -34,7 +34,7 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
 )
-from slo.tiers import DEFAULT_TIER_POLICIES, STANDARD
+from slo.tiers import DEFAULT_TIERS, STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -156,7 +156,7 @@ class GovernedEngine:
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,
-            dict.fromkeys(DEFAULT_TIER_POLICIES, _WEIGHT),
+            dict.fromkeys(DEFAULT_TIERS, _WEIGHT),
             PreemptionRules(),
             QueueOrder(setup.order),
             profile,

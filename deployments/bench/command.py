@@ -12,16 +12,21 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.bench import BenchError
-from deployments.bench.mixes import WorkloadFile, load_workload
+from deployments.bench.mixes import load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
 from simulator.workload.arrivals import TraceError, Workload, read_trace
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deployments.bench.mixes import WorkloadFile
     from deployments.bench.run import BenchPlan
 
 _DEFAULT_DURATION_S = 60.0
+_MISSPELT = 0.8
+"""How alike two names are of which one is a misspelling of the other."""
 
 
 def bench(  # noqa: PLR0913 - each is an option of the command
@@ -62,13 +67,16 @@ def bench(  # noqa: PLR0913 - each is an option of the command
 
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
+    given = load_workload(mix or ("embedded" if trace is None else "trace"))
     plan = BenchPlan(
         url=url,
         model=model,
         api_key=api_key,
-        workload=_workload(mix, trace, profile),
+        workload=_workload(given, trace, profile),
         extent=_extent(requests, duration),
-        shape=Shape(scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers)),
+        shape=Shape(
+            scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers, given.tiers())
+        ),
         seed=seed,
         vocabulary=parse_vocabulary(vocabulary),
         slo_headers=slo_headers,
@@ -86,19 +94,25 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         console.print(Text(f"written to {json_file}"))
 
 
-def parse_tiers(text: str) -> dict[Tier, float]:
+def parse_tiers(text: str, named: Iterable[Tier] = ()) -> dict[Tier, float]:
     """Shares by tier, as in `premium=0.2,standard=0.8`.
+
+    Only the server knows its tiers. So any name will do that is not nearly that of a default tier or of one
+    of `named`, those of the workload.
 
     Raises:
         BenchError: when it is something else, or all shares are 0.
     """
+    known = [*dict.fromkeys((*DEFAULT_TIERS.names, *named))]
     shares: dict[Tier, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
-        if name not in CLIENT_TIERS:
-            near = difflib.get_close_matches(name, CLIENT_TIERS, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(CLIENT_TIERS)}"
-            raise BenchError(f"--tiers: there is no tier {name!r}; {hint}")
+        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=_MISSPELT)):
+            raise BenchError(f"--tiers: there is no tier {name!r}; did you mean {near[0]!r}?")
+        try:
+            check_tier_name(name)
+        except ValueError as error:
+            raise BenchError(f"--tiers: {error}") from None
         try:
             shares[Tier(name)] = float(share)
         except ValueError:
@@ -120,10 +134,9 @@ def parse_vocabulary(text: str) -> range:
     return range(int(low), int(high) + 1)
 
 
-def _workload(mix: str | None, trace: Path | None, profile: Path | None) -> Workload:
+def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> Workload:
     predictor = None if profile is None else load_profile(profile)
     prefill_s = None if predictor is None else predictor.prefill_s
-    given: WorkloadFile = load_workload(mix or ("embedded" if trace is None else "trace"))
     if trace is None:
         return given.mix(prefill_s)
     try:

@@ -16,8 +16,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from deployments.bench import BenchError
 from simulator.workload.arrivals import Mix, Record, Trace
-from simulator.workload.files import ClassConfig, KindConfig, check_order
+from simulator.workload.files import ClassConfig, KindConfig, check_order, named_tiers
 from slo.files.strict_yaml import Section, explain, nearest, parse_yaml
+from slo.tiers import Tier
 
 PrefillTime = Callable[[int], float]
 
@@ -35,6 +36,10 @@ class WorkloadFile(Section):
             raise ValueError("give at least one kind under kinds, for a mix, or classes, for a trace")
         check_order(self.classes)
         return self
+
+    def tiers(self) -> set[Tier]:
+        """The tiers that it names."""
+        return named_tiers(self.kinds, self.classes)
 
     def mix(self, prefill_s: PrefillTime | None) -> Mix:
         """As a mix.

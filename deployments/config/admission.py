@@ -62,7 +62,7 @@ class AdmissionConfig(Section):
         _ADMISSION.pressure, description="Load above which classes over their share are refused in part."
     )
     reserved: Annotated[float, Field(ge=0, lt=1)] = Field(
-        _ADMISSION.reserved, description="Fraction of prefill time that is kept for premium."
+        _ADMISSION.reserved, description="Fraction of prefill time that is kept for the top tier."
     )
     calm_s: _NotNegative = Field(
         _ADMISSION.calm_s, description="A class with a shorter queue is not refused for its share."

@@ -15,8 +15,8 @@ from deployments.config import ConfigError
 from deployments.config.admission import TenantLimitsConfig
 from slo.admission.tenant_limits import TenantLimit
 from slo.admission.tenants import KeyRing, Tenant
-from slo.files.strict_yaml import ClientTier, Section, explain, read_yaml
-from slo.tiers import PREMIUM
+from slo.files.strict_yaml import Section, TierName, explain, nearest, read_yaml
+from slo.tiers import TierSet
 
 
 class KeyConfig(Section):
@@ -25,7 +25,7 @@ class KeyConfig(Section):
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
-    highest_tier: ClientTier = PREMIUM
+    highest_tier: TierName | None = Field(None, description="By default any.")
     limits: TenantLimitsConfig | None = Field(
         None, description="By default those of admission.default_limits."
     )
@@ -70,12 +70,23 @@ def read_keys(path: Path | None) -> tuple[KeyConfig, ...]:
         raise ConfigError(explain(error, str(path))) from None
 
 
-def key_ring(keys: Sequence[KeyConfig]) -> KeyRing:
+def unknown_tier(keys: Sequence[KeyConfig], tiers: TierSet) -> str | None:
+    """What is wrong with a key's highest tier; None when the deployment has them all."""
+    for key in keys:
+        if key.highest_tier is not None and key.highest_tier not in tiers.names:
+            hint = nearest(key.highest_tier, tiers.names)
+            return f"api_keys: tenant {key.tenant!r}: there is no tier {key.highest_tier!r}; {hint}"
+    return None
+
+
+def key_ring(keys: Sequence[KeyConfig], tiers: TierSet) -> KeyRing:
     """Whose each key is.
 
     Raises:
-        ConfigError: when a variable is not set or two keys are equal.
+        ConfigError: when a highest tier is unknown, a variable is not set or two keys are equal.
     """
+    if (problem := unknown_tier(keys, tiers)) is not None:
+        raise ConfigError(problem)
     secrets = [key.secret() for key in keys]
     if len(set(secrets)) < len(secrets):
         msg = "api_keys: two tenants have the same key"

@@ -10,29 +10,19 @@ from pydantic import Field
 from deployments.config.preemption import PreemptionConfig
 from slo.files.strict_yaml import Section
 from slo.monitor.settings import MonitorSettings
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import TierSet
 
 _MONITOR = MonitorSettings()
-Target = Annotated[float, Field(gt=0, lt=1)]
-
-
-class TargetsConfig(Section):
-    """By tier, the fraction of requests that shall meet their objectives."""
-
-    premium: Target = _MONITOR.targets[PREMIUM]
-    standard: Target = _MONITOR.targets[STANDARD]
-    background: Target = _MONITOR.targets[BACKGROUND]
 
 
 class MonitorConfig(Section):
-    """The cluster-wide SLO monitor: what it measures against, and what it may do."""
+    """The cluster-wide SLO monitor: what it measures over, and what it may do."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         9465, description="Where it exports metrics to Prometheus; 0 for nowhere."
     )
-    targets: TargetsConfig = TargetsConfig()
     window_s: Annotated[float, Field(ge=12, le=86_400)] = Field(
         _MONITOR.window_s, description="The long window; the short one is a twelfth of it."
     )
@@ -43,10 +33,10 @@ class MonitorConfig(Section):
         description="Order running prefills to stop for more urgent requests.",
     )
 
-    def settings(self, preemption: PreemptionConfig) -> MonitorSettings:
+    def settings(self, preemption: PreemptionConfig, tiers: TierSet) -> MonitorSettings:
         """The same in the vocabulary of the decision rules."""
         return MonitorSettings(
-            targets={tier: getattr(self.targets, tier) for tier in CLIENT_TIERS},
+            tiers=tiers,
             window_s=self.window_s,
             steers=self.shed,
             corrects=self.correct,

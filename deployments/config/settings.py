@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
-from deployments.config.keys import KeyConfig, key_ring, read_keys, tenant_limits
+from deployments.config.keys import KeyConfig, key_ring, read_keys, tenant_limits, unknown_tier
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.tiers import TiersConfig
@@ -184,6 +184,8 @@ class SlackServeConfig(Section):
         if self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
             msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
             raise ValueError(msg)
+        if (problem := unknown_tier(self.api_keys, self.tiers.tier_set())) is not None:
+            raise ValueError(problem)
         self._side_channels_apart()
         return self
 
@@ -221,9 +223,10 @@ class SlackServeConfig(Section):
         """The configured API keys.
 
         Raises:
-            ConfigError: when the key file cannot be read, a variable is not set or two keys are equal.
+            ConfigError: when the key file cannot be read, a highest tier is unknown, a variable is not set
+                or two keys are equal.
         """
-        return key_ring(self._keys())
+        return key_ring(self._keys(), self.tiers.tier_set())
 
     def _keys(self) -> list[KeyConfig]:
         return [*self.api_keys, *read_keys(self.api_keys_file)]

@@ -123,7 +123,7 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
     RejectionReason.NO_REPLICA: "no replica is ready to take the request",
     RejectionReason.NOT_SETTLED: "the server has just started and takes no requests yet",
     RejectionReason.OVER_SHARE: "the server is busy, and this tier asks for more than its share; retry later",
-    RejectionReason.RESERVED: "the server is busy, and what is left is kept for premium; retry later",
+    RejectionReason.RESERVED: "the server is busy, and what is left is kept for the top tier; retry later",
     RejectionReason.TENANT_SHARE: (
         "the server is busy, and this tenant asks for more than its part of the tier; retry later"
     ),

@@ -41,7 +41,7 @@ from telemetry import logs
 from telemetry.reporting.monitor_client import MonitorClient, Participant
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator
 
     from ray.serve.handle import DeploymentHandle
     from starlette.datastructures import State
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from slo.admission.tenants import KeyRing
     from slo.objectives import Objective
     from slo.outcomes import RequestEnded
-    from slo.tiers import Tier, TierPolicy
+    from slo.tiers import TierSet
 
 
 _SSE = "text/event-stream"
@@ -59,7 +59,7 @@ _SSE = "text/event-stream"
 class IngressConfig:
     """What the ingress is started with; without `monitor` there is no SLO monitor."""
 
-    policies: Mapping[Tier, TierPolicy]
+    tiers: TierSet
     router_timeout_s: float
     monitor: MonitorOptions | None = None
 
@@ -119,7 +119,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         objective = resolve(
             state.headers,
             request_fields.service_tier(body),
-            self._config.policies,
+            self._config.tiers,
             state.tenant.highest_tier,
         )
         state.tier = objective.tier

@@ -47,7 +47,7 @@ def service_tier(body: Any) -> str | None:
     """
     value = getattr(body, "service_tier", None)
     if value is not None and not isinstance(value, str):
-        raise FieldError("service_tier", "is not a string", "give one of auto, default, flex, priority")
+        raise FieldError("service_tier", "is not a string", "give the name of a service tier, such as auto")
     return value
 
 

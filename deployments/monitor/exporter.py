@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from slo.tiers import CLIENT_TIERS
 from telemetry import catalogue
 from telemetry.catalogue import MetricKind
 
@@ -93,7 +92,7 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
     yield catalogue.SUBSCRIBERS_BEHIND, (), state.behind
     yield catalogue.REPORTS_DROPPED, (), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
-        for tier in CLIENT_TIERS:
+        for tier in state.tiers:
             total = sum(count for (each, _), count in counts.items() if each == tier)
             yield catalogue.ROUTED, (tier, decision), total
     for steered, count in core.steered.items():

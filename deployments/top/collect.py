@@ -116,6 +116,7 @@ class Collector:
         self._prefill: dict[str, _Heard] = {}
         self._decode: dict[str, _Heard] = {}
         self._router_at_s = 0.0
+        self._tiers: tuple[str, ...] = ()
         self._monitored = False
         self._monitor: Any = None
 
@@ -126,6 +127,7 @@ class Collector:
         fleet = answers[ROUTER_NAME]
         if fleet is not None:
             self._router_at_s = at_s = time.monotonic()
+            self._tiers = tuple(fleet.get("tiers", ()))
             self._monitored = fleet.get("monitored", False)
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
@@ -144,6 +146,7 @@ class Collector:
                 for name, heard in self._prefill.items()
             ),
             decode=tuple(DecodeRow(**self._seen(heard, now_s, "running")) for heard in self._decode.values()),
+            tiers=self._tiers,
             monitored=self._monitored,
             monitor=answers[_MONITOR],
         )

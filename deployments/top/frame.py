@@ -60,6 +60,7 @@ class Frame:
         model: What it serves.
         taken_at: When it was looked at.
         ready: Whether both tiers have a warm replica; None when the router does not answer.
+        tiers: Those that clients can ask for, the most valuable first; empty until the router has answered.
         monitored: Whether it has an SLO monitor.
         monitor: What the SLO monitor has answered (`deployments.monitor.actor`); None when it has not.
     """
@@ -69,5 +70,6 @@ class Frame:
     ready: bool | None
     prefill: tuple[PrefillRow, ...]
     decode: tuple[DecodeRow, ...]
+    tiers: tuple[str, ...] = ()
     monitored: bool = False
     monitor: Mapping[str, Any] | None = None

@@ -6,7 +6,7 @@ Pure: reads no clock and asks nobody; `deployments.top.collect` collects what is
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -14,12 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slo.tiers import CLIENT_TIERS
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deployments.top.frame import DecodeRow, Frame, PrefillRow
+
+    _Styles: TypeAlias = Mapping[str, str]
 
 _LONGEST_QUEUE: Final = 20
 _SHORTEST_QUEUE: Final = 3
@@ -28,26 +28,29 @@ _TWO_DIGITS_BELOW_S: Final = 10.0
 _MINUTES_FROM_S: Final = 600.0
 _MIB: Final = 2**20
 _GIB: Final = 2**30
-_MONITOR_LINES: Final = 5
-_TIER_STYLES: Final = {"premium": "magenta", "standard": "cyan", "background": "blue"}
+_MONITOR_LINES: Final = 2
+"""Besides one for each tier."""
+_TIER_STYLES: Final = ("magenta", "cyan", "blue", "green", "yellow", "white", "bright_cyan", "bright_blue")
+"""Of the tiers, the most valuable first."""
 
 
 def view(frame: Frame, height: int | None = None) -> RenderableType:
     """Draw a frame; queues are cut so that it fits into `height` lines, as far as that goes."""
     longest = _LONGEST_QUEUE if height is None else _longest_queue(frame, height)
+    styles = dict(zip(frame.tiers, _TIER_STYLES, strict=False))
     parts: list[RenderableType] = [_header(frame)]
-    parts += [_prefill(replica, longest) for replica in frame.prefill]
+    parts += [_prefill(replica, longest, styles) for replica in frame.prefill]
     if not frame.prefill:
         parts.append(_nobody("prefill", frame))
     parts.append(_decode(frame.decode) if frame.decode else _nobody("decode", frame))
     if frame.monitored:
-        parts.append(_monitor(frame.monitor))
+        parts.append(_monitor(frame.monitor, styles))
     return Group(*parts)
 
 
 def _longest_queue(frame: Frame, height: int) -> int:
     """Lines for each queue when everything else has what it needs."""
-    fixed = 2 + len(frame.decode) + (_MONITOR_LINES if frame.monitored else 0)
+    fixed = 2 + len(frame.decode) + (_MONITOR_LINES + len(frame.tiers) if frame.monitored else 0)
     for replica in frame.prefill:
         suspended = () if replica.work is None else replica.work["suspended"]
         fixed += 5 + (len(suspended) + 1 if suspended else 0)
@@ -73,7 +76,7 @@ def _nobody(tier: str, frame: Frame) -> Text:
     return Text(f"{tier}: {why}", style="yellow")
 
 
-def _prefill(replica: PrefillRow, longest: int) -> Panel:
+def _prefill(replica: PrefillRow, longest: int, styles: _Styles) -> Panel:
     title = Text.assemble(("prefill ", "bold"), replica.replica)
     load = Text(f"KV {replica.kv_usage:.0%}")
     if (work := replica.work) is None:
@@ -82,11 +85,11 @@ def _prefill(replica: PrefillRow, longest: int) -> Panel:
             ("not answering", "red"), f"; last report {_seconds(replica.silent_s)} ago: {had}"
         )
         return _panel(body, title, load, "red")
-    parts = [_running(work["step"], preemptible=work["preemptible"])]
+    parts = [_running(work["step"], styles, preemptible=work["preemptible"])]
     if work["queue"]:
-        parts.append(_queue(work, longest))
+        parts.append(_queue(work, longest, styles))
     if work["suspended"]:
-        parts.append(_suspended(work))
+        parts.append(_suspended(work, styles))
     if not work["preemptible"]:
         load = Text.assemble("steps cannot be stopped, ", load)
     if not replica.reports:  # as when its engine has died
@@ -105,7 +108,7 @@ def _panel(body: RenderableType, title: Text, load: Text, style: str) -> Panel:
     )
 
 
-def _running(step: Mapping[str, Any] | None, *, preemptible: bool) -> RenderableType:
+def _running(step: Mapping[str, Any] | None, styles: _Styles, *, preemptible: bool) -> RenderableType:
     if step is None:
         return Text("idle", style="dim")
     progress, remaining_s, about = float(step["progress"]), float(step["remaining_s"]), ""
@@ -115,7 +118,7 @@ def _running(step: Mapping[str, Any] | None, *, preemptible: bool) -> Renderable
         progress = 1.0 - remaining_s / total_s
     table = _table("running", "", "done", "tokens", "to go", "job")
     table.add_row(
-        _tiers(step["jobs"]),
+        _tiers(step["jobs"], styles),
         _bar(progress),
         f"{about}{progress:.0%}",
         f"{step['tokens']:,}",
@@ -125,7 +128,7 @@ def _running(step: Mapping[str, Any] | None, *, preemptible: bool) -> Renderable
     return table
 
 
-def _queue(work: Mapping[str, Any], longest: int) -> Table:
+def _queue(work: Mapping[str, Any], longest: int, styles: _Styles) -> Table:
     queue = work["queue"]
     suspended = {job["job"] for step in work["suspended"] for job in step["jobs"]}
     shown = queue if len(queue) <= longest else queue[: longest - 1]
@@ -136,13 +139,15 @@ def _queue(work: Mapping[str, Any], longest: int) -> Table:
             job = Text.assemble(("suspended ", "yellow"), job)
         budget_s = entry["budget_s"]
         budget = Text("none", style="dim") if budget_s is None else Text(_seconds(budget_s))
-        table.add_row(_tier(entry["tier"]), f"{entry['tokens']:,}", budget, _slack(entry["slack_s"]), job)
+        table.add_row(
+            _tier(entry["tier"], styles), f"{entry['tokens']:,}", budget, _slack(entry["slack_s"]), job
+        )
     if len(shown) < len(queue):
         table.add_row(Text(f"… and {len(queue) - len(shown):,} more", style="dim"))
     return table
 
 
-def _suspended(work: Mapping[str, Any]) -> Table:
+def _suspended(work: Mapping[str, Any], styles: _Styles) -> Table:
     running = [] if work["step"] is None else work["step"]["jobs"]
     tiers = {job["job"]: job["tier"] for job in (*running, *work["queue"])}
     table = _table("suspended", "done", "tokens", "for", "kept/rank", "made way for")
@@ -150,7 +155,7 @@ def _suspended(work: Mapping[str, Any]) -> Table:
         other = step["preempted_by"]
         tier = f"{tiers[other]} " if other in tiers else ""
         table.add_row(
-            _tiers(step["jobs"]),
+            _tiers(step["jobs"], styles),
             f"{step['progress']:.0%}",
             f"{step['tokens']:,}",
             _seconds(step["for_s"]),
@@ -171,18 +176,18 @@ def _decode(replicas: Sequence[DecodeRow]) -> Table:
     return table
 
 
-def _monitor(state: Mapping[str, Any] | None) -> RenderableType:
+def _monitor(state: Mapping[str, Any] | None, styles: _Styles) -> RenderableType:
     """Always of the same height, so that the picture stays in its place."""
     table = _table("SLO", "target", "attained", "burn", "burn of late", "shed", "TTFT p50, p95, p99")
-    for tier in CLIENT_TIERS:
-        if state is None:
-            table.add_row(_tier(tier), *"-----", Text("-", style="dim"))
+    for tier in styles:
+        if state is None or (each := state["tiers"].get(tier)) is None:
+            table.add_row(_tier(tier, styles), *"-----", Text("-", style="dim"))
             continue
-        each, shed = state["tiers"][tier], state["policy"]["shed"].get(tier, 0.0)
+        shed = state["policy"]["shed"].get(tier, 0.0)
         attained, spread = each["attained"], each["ttft"]
         style = "red" if each["at_risk"] else "none"
         table.add_row(
-            _tier(tier),
+            _tier(tier, styles),
             f"{each['target']:.1%}",
             Text("-", style="dim") if attained is None else Text(f"{attained:.1%}", style=style),
             f"{each['burn']['long']:.1f}",
@@ -221,20 +226,21 @@ def _bar(fraction: float) -> ProgressBar:
     return ProgressBar(total=1.0, completed=fraction, width=_BAR_WIDTH)
 
 
-def _tiers(jobs: Sequence[Mapping[str, Any]]) -> Text:
+def _tiers(jobs: Sequence[Mapping[str, Any]], styles: _Styles) -> Text:
     """How many jobs of which tier, in the order in which they stand."""
     if not jobs:
         return Text("warm-up", style="dim")
     counts = Counter(str(job["tier"]) for job in jobs)
     parts = [
-        Text.assemble(f"{count} " if len(jobs) > 1 else "", _tier(tier)) for tier, count in counts.items()
+        Text.assemble(f"{count} " if len(jobs) > 1 else "", _tier(tier, styles))
+        for tier, count in counts.items()
     ]
     return Text(", ").join(parts)
 
 
-def _tier(tier: str) -> Text:
+def _tier(tier: str, styles: _Styles) -> Text:
     """A tier's name; a job that the replica has not accepted, or not any more, has none."""
-    return Text(tier, style=_TIER_STYLES.get(tier, "none")) if tier else Text("-", style="dim")
+    return Text(tier, style=styles.get(tier, "none")) if tier else Text("-", style="dim")
 
 
 def _slack(slack_s: float | None) -> Text:

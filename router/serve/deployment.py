@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from slo.replacement import ReplacementDecision, ReplacementRequested
     from slo.reports import Report
     from slo.request import JobId
-    from slo.tiers import Tier, TierPolicy
+    from slo.tiers import Tier, TierSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RouterConfig:
     """What the router is started with.
 
     Attributes:
-        policies: What each tier is promised.
+        tiers: What each tier is promised.
         placement: A key of `router.placement.registry.POLICIES`.
         limits: How the router treats what it is told.
         admission: When the fleet is under pressure, and what is done about it.
@@ -65,7 +65,7 @@ class RouterConfig:
         is_monitored: Whether the cluster has an SLO monitor.
     """
 
-    policies: Mapping[Tier, TierPolicy]
+    tiers: TierSet
     placement: str
     limits: RouterLimits
     admission: AdmissionRules = field(default_factory=AdmissionRules)
@@ -77,7 +77,7 @@ class RouterConfig:
     def controller(self) -> AdmissionController:
         """Admission with nothing admitted yet."""
         gates = TenantGates(self.tenants, self.default_limit)
-        return AdmissionController(self.policies, self.admission, gates, random.Random())  # noqa: S311 - no secret
+        return AdmissionController(self.tiers, self.admission, gates, random.Random())  # noqa: S311 - no secret
 
 
 class SlackRouter:
@@ -85,8 +85,9 @@ class SlackRouter:
 
     def __init__(self, config: RouterConfig) -> None:
         self._admission = config.controller()
+        self._tier_names = config.tiers.names
         self._core = RouterCore(
-            config.policies,
+            config.tiers,
             POLICIES[config.placement](random.Random()),  # noqa: S311 - no secret
             config.limits,
             time.monotonic(),
@@ -179,6 +180,7 @@ class SlackRouter:
         return {
             "ready": self._core.is_ready(now_s),
             "monitored": self._monitor is not None,
+            "tiers": list(self._tier_names),
             "bytes_per_token": self._core.prompt_length.bytes_per_token,
             "prompt_length_error": self._core.prompt_length.error,
             "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],

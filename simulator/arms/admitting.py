@@ -47,7 +47,7 @@ class AdmittingReplica:
         self._prefilled = prefilled
         self._predictor = hardware.predictor()
         self._admission = AdmissionController(
-            hardware.policies(),
+            hardware.tiers,
             AdmissionRules(),
             TenantGates({}),
             random.Random(_SEED),  # noqa: S311 - reproducible, not secret

@@ -81,7 +81,7 @@ class Scheduling:
         )
         forecast = Forecast() if self.foresees else None
         join_tokens = int(setting.get("join_tokens", self.join_tokens))
-        fairness = Fairness(hardware.policies()) if self.is_fair else None
+        fairness = Fairness(hardware.tiers) if self.is_fair else None
         choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness)
         engine = VirtualEngine(cost, choice, limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
@@ -93,7 +93,7 @@ def _peer(order: PeerOrder, *, chunked: bool) -> Build:
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
     ) -> Replica:
         budget = int(setting["chunk_tokens" if chunked else "join_tokens"])
-        rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens)
+        rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens, hardware.tiers)
         return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
 
     return build

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from simulator.findings import State
 from simulator.replica.prefix_cache import PrefixCache
 from slo.queue.slack import SlackRank, sedf_rank
-from slo.tiers import rank_of
+from slo.tiers import DEFAULT_TIERS, TierSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,7 @@ class PeerRules:
         budget_tokens: Most tokens of a step.
         chunked: Whether a prompt is cut at the budget; otherwise it runs whole, alone if it is longer.
         kv_tokens: Tokens that its prefix cache holds.
+        tiers: For `PeerOrder.TIER`.
     """
 
     order: PeerOrder
@@ -47,6 +48,7 @@ class PeerRules:
     budget_tokens: int
     chunked: bool
     kv_tokens: int = 400_000
+    tiers: TierSet = DEFAULT_TIERS
 
 
 class ComparedReplica:
@@ -134,6 +136,7 @@ class PeerReplica(ComparedReplica):
         if self._rules.order is PeerOrder.FCFS:
             return self._queue
         if self._rules.order is PeerOrder.TIER:
+            rank_of = self._rules.tiers.rank
             return sorted(self._queue, key=lambda job: (-rank_of(job.arrival.tier), job.arrival.at_s))
         now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
 

@@ -43,20 +43,22 @@ class Dispatch:
     """
 
     def __init__(self, loop: EventLoop, setup: FleetSetup, *, informs: bool) -> None:
-        policies = setup.weighted_policies()
+        tiers = setup.weighted_tiers()
         if not informs:
-            policies = {tier: replace(policy, sheddable=False) for tier, policy in policies.items()}
+            tiers = tiers.revised(
+                {tier: replace(policy, sheddable=False) for tier, policy in tiers.clients.items()}
+            )
         chosen = setup.placement or (INFORMED if informs else BLIND)
         limits = setup.limits if informs else _WITHOUT_REPORTS
         self._core = RouterCore(
-            policies,
+            tiers,
             POLICIES[chosen](random.Random(setup.seed)),  # noqa: S311 - reproducible
             limits,
             link=setup.kv_link(),
             gate=Gate(setup.controller()),
         )
         self._loop = loop
-        self._policies = policies
+        self._tiers = tiers
         self._informs = informs
         self._report_s = setup.delays.report_s
 
@@ -68,7 +70,7 @@ class Dispatch:
         return self._core.place(
             PlacementRequested(
                 job_id=job_id,
-                objective=Objective(arrival.tier, arrival.ttft_s, self._policies[arrival.tier].tpot_s),
+                objective=Objective(arrival.tier, arrival.ttft_s, self._tiers[arrival.tier].tpot_s),
                 explicit_deadline=explicit_deadline,
                 prompt_tokens=None if prompt_bytes else arrival.tokens,
                 prompt_bytes=prompt_bytes,

@@ -12,7 +12,7 @@ from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from slo.admission.controller import AdmissionController
 from slo.admission.tenant_limits import TenantGates
 from slo.predict.handoff import Link
-from slo.tiers import DEFAULT_TIER_POLICIES
+from slo.tiers import DEFAULT_TIERS, TierSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from simulator.replica.hardware import Hardware
     from simulator.workload.arrivals import Arrival
     from slo.admission.controller import AdmissionRules
-    from slo.tiers import Tier, TierPolicy
 
 _USUAL_BATCH: Final = 32
 
@@ -77,7 +76,7 @@ class FleetSetup:
     Attributes:
         setting: One of the arm's settings; None takes its first.
         link: Into each decode replica.
-        policies: Of each tier, whether it may be shed, and its TPOT objective; weights are the hardware's.
+        tiers: Of each tier, whether it may be shed, and its TPOT objective; weights are the hardware's.
         placement: A key of `router.placement.registry.POLICIES`; None takes `least_harm` for replicas that
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
@@ -98,7 +97,7 @@ class FleetSetup:
     decode: DecodeModel = INSTANT_DECODE
     link: Link = field(default_factory=Link)
     setting: Mapping[str, float] | None = None
-    policies: Mapping[Tier, TierPolicy] = field(default_factory=lambda: DEFAULT_TIER_POLICIES)
+    tiers: TierSet = DEFAULT_TIERS
     placement: str | None = None
     limits: RouterLimits = field(default_factory=RouterLimits)
     delays: Delays = field(default_factory=Delays)
@@ -127,9 +126,11 @@ class FleetSetup:
         if self.admission is None:
             return None
         dice = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
-        return AdmissionController(self.weighted_policies(), self.admission, TenantGates({}), dice)
+        return AdmissionController(self.weighted_tiers(), self.admission, TenantGates({}), dice)
 
-    def weighted_policies(self) -> dict[Tier, TierPolicy]:
-        """The policies with the weights that the replicas use."""
+    def weighted_tiers(self) -> TierSet:
+        """The tiers with the weights that the replicas reckon with."""
         weights = self.hardware.weights
-        return {tier: replace(policy, weight=weights[tier]) for tier, policy in self.policies.items()}
+        return self.tiers.revised(
+            {tier: replace(policy, weight=weights[tier]) for tier, policy in self.tiers.clients.items()}
+        )

@@ -41,7 +41,7 @@ def min_decode_replicas(
 def decodes(run: FleetRun, setup: FleetSetup, target: float) -> bool:
     """Whether the decode tier keeps TPOT and is not what requests wait for."""
     at_once = 1.0 - run.waited_for_memory
-    return min([at_once, *run.tpot_by_tier(setup.policies).values()]) >= target
+    return min([at_once, *run.tpot_by_tier(setup.tiers).values()]) >= target
 
 
 def decode_load(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -> float:

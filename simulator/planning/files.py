@@ -6,11 +6,10 @@ Owns the names, units and defaults of the file. What a model takes on an acceler
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from router.placement.registry import PlacementName
 from simulator.arms.arms import ARMS
@@ -35,35 +34,19 @@ from simulator.workload.files import Tokens, WorkloadConfig, beside
 from slo.files.profile import read_profile, read_whole_profile
 from slo.files.strict_yaml import (
     FleetConfigError,
-    ObjectiveMs,
     Positive,
     Section,
+    TierName,
     explain,
     known_name,
     read_mapping,
 )
+from slo.files.tiers import TierSection, tier_set
 from slo.predict.handoff import Link
-from slo.tiers import CLIENT_TIERS, DEFAULT_TIER_POLICIES, Tier, TierPolicy
+from slo.tiers import Tier
 
 _FEWEST_REQUESTS = 2000
 _SPAN_S = 60.0
-
-
-class TierPromise(Section):
-    """What a tier is promised besides the objectives of its requests; by default as SlackServe's."""
-
-    tpot_ms: ObjectiveMs | None = None
-    sheddable: bool | None = None
-    weight: Positive | None = None
-
-    def over(self, policy: TierPolicy) -> TierPolicy:
-        """A policy with what is given here."""
-        return replace(
-            policy,
-            tpot_s=policy.tpot_s if self.tpot_ms is None else self.tpot_ms / 1e3,
-            sheddable=policy.sheddable if self.sheddable is None else self.sheddable,
-            weight=policy.weight if self.weight is None else self.weight,
-        )
 
 
 class FleetConfig(Section):
@@ -85,7 +68,9 @@ class FleetConfig(Section):
     handoff_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None, description="What the router is told of the time after a prefill; by default it is derived."
     )
-    tiers: dict[Tier, TierPromise] = Field(default_factory=dict)
+    tiers: dict[TierName, TierSection] = Field(
+        default_factory=dict, description="As in a deployment; the workload gives objectives of first tokens."
+    )
     workload: WorkloadConfig
     rate_rps: Positive = Field(description="Requests per second.")
     target: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -103,13 +88,17 @@ class FleetConfig(Section):
         assert info.field_name is not None
         return known_name(info.field_name, value, known[info.field_name])
 
-    @field_validator("tiers", mode="before")
+    @field_validator("tiers")
     @classmethod
-    def _known_tiers(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name in values:
-                known_name("tier", name, list(CLIENT_TIERS))
-        return values
+    def _possible_tiers(cls, given: dict[Tier, TierSection]) -> dict[Tier, TierSection]:
+        tier_set(given)
+        return given
+
+    @model_validator(mode="after")
+    def _known_tiers(self) -> Self:
+        for tier in self.workload.tiers():
+            known_name("tier", tier, tier_set(self.tiers).names)
+        return self
 
     @field_validator("profile")
     @classmethod
@@ -122,19 +111,18 @@ class FleetConfig(Section):
         Raises:
             FleetConfigError: when the model does not fit, or the profile cannot be used.
         """
-        policies = self._policies()
-        weights = {tier: policy.weight for tier, policy in policies.items()}
+        tiers = tier_set(self.tiers)
         kv = self.kv_tokens or room_for_kv(
             "the prefill replicas", self._shape(), self._chip(), self.tensor_parallel
         )
         return FleetSetup(
             arm=ARMS[self.arm],
-            hardware=Hardware(self._cost(), kv, weights),
+            hardware=Hardware(self._cost(), kv, tiers),
             prefill_replicas=prefill_replicas,
             decode_replicas=decode_replicas,
             decode=self._decode(),
             link=self._link(),
-            policies=policies,
+            tiers=tiers,
             placement=self.placement,
             handoff_s=None if self.handoff_ms is None else self.handoff_ms / 1e3,
             seed=self.seed,
@@ -148,16 +136,10 @@ class FleetConfig(Section):
         """
         requests = self.requests or max(_FEWEST_REQUESTS, math.ceil(self.rate_rps * _SPAN_S))
         try:
-            workload = self.workload.workload(self._cost().prefill_s)
+            workload = self.workload.workload(self._cost().prefill_s, tier_set(self.tiers).default)
         except TraceError as error:
             raise FleetConfigError(f"workload.trace: {error}") from None
         return PlannedLoad(workload, self.rate_rps, requests, self.seed, self.target)
-
-    def _policies(self) -> dict[Tier, TierPolicy]:
-        return {
-            tier: self.tiers.get(tier, TierPromise()).over(policy)
-            for tier, policy in DEFAULT_TIER_POLICIES.items()
-        }
 
     def _shape(self) -> ModelShape:
         return MODELS[self.model] if isinstance(self.model, str) else self.model.shape()

@@ -139,7 +139,7 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
         found,
         decode if enough else None,
         search.load,
-        run.tpot_by_tier(setup.policies),
+        run.tpot_by_tier(setup.tiers),
         run.decode_kv_usage,
         run.handoff_s,
     )

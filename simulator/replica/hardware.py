@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from slo.predict.prefill_time import Sample, fit
-from slo.tiers import DEFAULT_TIER_POLICIES, Tier
+from slo.tiers import DEFAULT_TIERS, Tier, TierSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from simulator.cost.passes import CostModel, Granularity
     from simulator.replica.job import Job
     from slo.predict.prefill_time import PrefillPredictor
-    from slo.tiers import TierPolicy
 
 
 _CALIBRATION: Final = (
@@ -22,11 +19,6 @@ _CALIBRATION: Final = (
     *((tokens, context) for tokens in (128, 2048) for context in (2048, 16_384)),
 )
 """Lengths and contexts that are measured, tokens."""
-
-
-TIER_WEIGHTS: Final[Mapping[Tier, float]] = {
-    tier: policy.weight for tier, policy in DEFAULT_TIER_POLICIES.items()
-}
 
 
 class Replica(Protocol):
@@ -58,20 +50,18 @@ class Hardware:
     Attributes:
         cost: Times of its passes; each arm has its own granularity.
         kv_tokens: Tokens that its KV memory holds.
-        weights: Worth of a request on time, by tier.
+        tiers: Whose requests it serves.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
     """
 
     cost: CostModel
     kv_tokens: int = 400_000
-    weights: Mapping[Tier, float] = field(default_factory=lambda: TIER_WEIGHTS)
+    tiers: TierSet = DEFAULT_TIERS
 
-    def policies(self) -> dict[Tier, TierPolicy]:
-        """The default policies with these weights."""
-        return {
-            tier: replace(policy, weight=self.weights.get(tier, policy.weight))
-            for tier, policy in DEFAULT_TIER_POLICIES.items()
-        }
+    @property
+    def weights(self) -> dict[Tier, float]:
+        """Value of a request on time, by tier."""
+        return {tier: policy.weight for tier, policy in self.tiers.items()}
 
     @property
     def checkpoint_bytes_per_token(self) -> int:

@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from slo.tiers import STANDARD, Tier
+from slo.tiers import DEFAULT_TIERS, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +80,7 @@ class Kind:
     share: float
     mean_tokens: float
     ttft_s: float | None
-    tier: Tier = STANDARD
+    tier: Tier = DEFAULT_TIERS.default
     sigma: float = 0.6
     output_tokens: float = 200.0
     range_tokens: tuple[int, int] = (16, 32_000)

@@ -3,7 +3,7 @@
 Owns the part of a fleet file that says so. Workload files of `slackserve bench` have kinds and classes too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
-from slo.files.strict_yaml import ClientTier, ObjectiveMs, Positive, Section
-from slo.tiers import STANDARD
+from slo.files.strict_yaml import ObjectiveMs, Positive, Section, TierName
+from slo.tiers import DEFAULT_TIERS, Tier
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
@@ -31,7 +31,7 @@ class KindConfig(Section):
     ttft_scale: tuple[Positive, Positive] | None = Field(
         None, description="Instead of ttft_ms: bounds of a factor on the prompt's own prefill time."
     )
-    tier: ClientTier = STANDARD
+    tier: TierName | None = Field(None, description="By default the default tier.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -43,13 +43,13 @@ class KindConfig(Section):
             raise ValueError("give ttft_ms or ttft_scale, not both")
         return self
 
-    def kind(self) -> Kind:
+    def kind(self, default_tier: Tier = DEFAULT_TIERS.default) -> Kind:
         """The same for the workload, seconds."""
         return Kind(
             share=self.share,
             mean_tokens=self.mean_tokens or 0.0,
             ttft_s=None if self.ttft_ms is None else self.ttft_ms / 1e3,
-            tier=self.tier,
+            tier=self.tier or default_tier,
             sigma=self.sigma,
             output_tokens=self.output_tokens,
             range_tokens=self.range_tokens,
@@ -64,11 +64,13 @@ class ClassConfig(Section):
     kind: Annotated[str, Field(min_length=1)]
     max_prompt_tokens: Tokens | None = None
     ttft_ms: ObjectiveMs
-    tier: ClientTier = STANDARD
+    tier: TierName | None = Field(None, description="By default the default tier.")
 
-    def length_class(self) -> LengthClass:
+    def length_class(self, default_tier: Tier = DEFAULT_TIERS.default) -> LengthClass:
         """The same for the workload, seconds."""
-        return LengthClass(self.max_prompt_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier)
+        return LengthClass(
+            self.max_prompt_tokens or inf, self.kind, self.ttft_ms / 1e3, self.tier or default_tier
+        )
 
 
 def check_order(classes: Sequence[ClassConfig]) -> None:
@@ -80,6 +82,12 @@ def check_order(classes: Sequence[ClassConfig]) -> None:
     bounds = [item.max_prompt_tokens or inf for item in classes]
     if classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
         raise ValueError("classes go from short to long, and the last one has no max_prompt_tokens")
+
+
+def named_tiers(kinds: Mapping[str, KindConfig], classes: Sequence[ClassConfig]) -> set[Tier]:
+    """The tiers that these name."""
+    named = [*(kind.tier for kind in kinds.values()), *(item.tier for item in classes)]
+    return {tier for tier in named if tier is not None}
 
 
 class WorkloadConfig(Section):
@@ -110,18 +118,27 @@ class WorkloadConfig(Section):
         check_order(self.classes)
         return self
 
-    def workload(self, prefill_s: Callable[[int], float]) -> Workload:
+    def tiers(self) -> set[Tier]:
+        """The tiers that it names."""
+        return named_tiers(self.kinds, self.classes)
+
+    def workload(
+        self, prefill_s: Callable[[int], float], default_tier: Tier = DEFAULT_TIERS.default
+    ) -> Workload:
         """What arrives.
 
         Args:
             prefill_s: What a prompt takes alone, for objectives that depend on it.
+            default_tier: The tier of what names none.
 
         Raises:
             TraceError: when the trace cannot be read.
         """
         if self.trace is None:
-            return Mix({name: kind.kind() for name, kind in self.kinds.items()}, self.burst, prefill_s)
-        classes = [item.length_class() for item in self.classes]
+            return Mix(
+                {name: kind.kind(default_tier) for name, kind in self.kinds.items()}, self.burst, prefill_s
+            )
+        classes = [item.length_class(default_tier) for item in self.classes]
         return Trace(read_trace(self.trace), classes, prefill_s, self.stretch, self.longest_tokens)
 
 

@@ -1,7 +1,7 @@
-"""Who is let into a fleet that cannot serve everybody, decided before anything is queued.
+"""Which requests are admitted to a fleet that cannot serve all of them, decided before anything is queued.
 
-Owns the account of what was let in, and the rules by which the rest is refused. Whether one request can meet
-its deadline is the router's question (`router.core`); the order among those let in is `slo.queue.order`'s.
+Owns the account of what was admitted, and the rules by which the rest is refused. Whether one request can
+meet its deadline is decided in `router.core`, the order of admitted requests in `slo.queue.order`.
 
 Reads no clock and has no randomness of its own.
 """
@@ -12,21 +12,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from slo.admission.demand import MEMORY_S, Demand, divide
+from slo.admission.demand import MEMORY_S, RecentDemand, divide
 from slo.errors import Rejected, RejectionReason
-from slo.tiers import PREMIUM, SYSTEM, Tier
+from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slo.admission.tenant_limits import TenantGates
     from slo.request import JobId
-    from slo.tiers import TierPolicy
+    from slo.tiers import TierSet
 
 _REFRESH_S: Final = 0.1
 """Probabilities are as old as this at most."""
 _FORGET_AFTER_S: Final = 3600.0
-"""A request whose end nobody reports is taken for ended."""
+"""A request whose end is not reported for so long counts as ended."""
 _LEAST: Final = 1e-9
 
 
@@ -45,10 +45,10 @@ class AdmissionRules:
     Attributes:
         pressure: Load above which a class that is over its share is refused in part. Load is the work that
             arrives per second, over what the fleet can do in a second.
-        max_refusal: Nobody is refused for their share with a higher probability.
-        reserved: Fraction of prefill time that is kept for premium, whether or not premium asks for it.
+        max_refusal: Highest probability of a refusal for the share.
+        reserved: Fraction of prefill time that is kept for the top tier, whether or not it is asked for.
         calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
-            one client that waits for each answer keeps the fleet busy and is in nobody's way.
+            one client that waits for each answer may keep an idle fleet busy.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
             until it is shorter.
         memory_s: Time constant of the account of what arrives.
@@ -88,7 +88,7 @@ class Admitted:
     """The request may be placed."""
 
 
-Decision: TypeAlias = Admitted | Rejected
+AdmissionDecision: TypeAlias = Admitted | Rejected
 ADMITTED: Final = Admitted()
 
 
@@ -114,8 +114,8 @@ class AdmissionController:
     """Decides for a whole fleet.
 
     Args:
-        policies: Share of each tier, and whether it may be shed. Premium, and a tier that may not be, is not
-            refused for lack of capacity; tenants' limits hold for every tier but the server's own.
+        tiers: Share of each tier, and whether it may be shed. The top tier, and one that may not be shed, is
+            not refused for lack of capacity; tenants' limits hold for every tier but the server's own.
         rules: See `AdmissionRules`.
         tenants: Limits of each tenant.
         dice: For refusals with a probability; seeded by its owner.
@@ -123,7 +123,7 @@ class AdmissionController:
 
     def __init__(
         self,
-        policies: Mapping[Tier, TierPolicy],
+        tiers: TierSet,
         rules: AdmissionRules,
         tenants: TenantGates,
         dice: Dice,
@@ -131,12 +131,12 @@ class AdmissionController:
         self._rules = rules
         self._tenants = tenants
         self._dice = dice
-        self._shares = {tier: max(policy.share, _LEAST) for tier, policy in policies.items()}
-        self._sheddable = {tier for tier, policy in policies.items() if policy.sheddable} - {PREMIUM}
+        self._shares = {tier: max(policy.share, _LEAST) for tier, policy in tiers.items()}
+        self._sheddable = frozenset(tiers.sheddable)
         self._capacity = 0.0
-        self._demand = Demand(rules.memory_s)
+        self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
-        self._backlog_s = dict.fromkeys(policies, 0.0)
+        self._backlog_s = dict.fromkeys(tiers, 0.0)
         self._waiting: set[JobId] = set()
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -145,10 +145,10 @@ class AdmissionController:
         self._odds: dict[Tier, _Odds] = {}
         self._parts: dict[Tier, float] = {}
 
-    def decide(self, request: AdmissionRequest, now_s: float) -> Decision:
-        """Whether a request is let in; if so it counts as let in until it has `ended`.
+    def decide(self, request: AdmissionRequest, now_s: float) -> AdmissionDecision:
+        """Whether a request is admitted; if so it counts as admitted until it has `ended`.
 
-        One that has been let in before, and is placed again, is let in without counting anew.
+        One that has been admitted before, and is placed again, is admitted without counting anew.
 
         Args:
             request: The request.
@@ -189,12 +189,12 @@ class AdmissionController:
         self._capacity = replicas
 
     def follow(self, shed: Mapping[Tier, float], reserved: float) -> None:
-        """Heed a policy from outside until another comes.
+        """Apply the monitor's policy until the next one.
 
         Args:
             shed: Fraction of its requests to refuse, 0 to 1, by tier; none of a tier that is not there, nor
                 of one that may not be shed.
-            reserved: Fraction of prefill time to keep for premium, if that is more than
+            reserved: Fraction of prefill time to keep for the top tier, if that is more than
                 `AdmissionRules.reserved`.
         """
         self._shed = dict(shed)
@@ -207,7 +207,7 @@ class AdmissionController:
         return self._load
 
     def backlog_s(self, tier: Tier) -> float:
-        """Predicted prefill seconds of a class that were let in and have not been served."""
+        """Predicted prefill seconds of a class that were admitted and have not been served."""
         return self._backlog_s[tier]
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
@@ -280,7 +280,7 @@ class AdmissionController:
     def _divided(self, demands: Mapping[Tier, float], load: float, taken: float) -> dict[Tier, float]:
         """What each class may have of the fleet, `taken` of it being others'; at least its share.
 
-        What is let in of the whole follows the load up to `AdmissionRules.pressure`, and then comes near to
+        What is admitted in total follows the load up to `AdmissionRules.pressure`, and then comes near to
         1 without reaching it.
         """
         room = 1.0 - self._rules.pressure

@@ -23,7 +23,7 @@ _FORGOTTEN: Final = 1e-6
 _Key = TypeVar("_Key")
 
 
-class Demand:
+class RecentDemand:
     """Expects the near future to be like the recent past.
 
     Args:

@@ -11,21 +11,22 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from slo.errors import AuthenticationError
-from slo.tiers import PREMIUM, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from slo.tiers import Tier
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who sends a request, and the highest tier that they may use."""
+    """Who sends a request, and the highest tier that they may use; None for any."""
 
     name: str
-    highest_tier: Tier
+    highest_tier: Tier | None = None
 
 
-ANONYMOUS = Tenant("anonymous", PREMIUM)
+ANONYMOUS = Tenant("anonymous")
 """The tenant of every request when no keys are configured."""
 
 

@@ -7,13 +7,13 @@ its reader raises, is its own module's.
 import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
-from slo.tiers import CLIENT_TIERS, Tier
+from slo.tiers import Tier, check_tier_name
 
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -52,17 +52,15 @@ def known_name(what: str, value: Any, known: Collection[str]) -> Any:
     return value
 
 
-_CHOICES: Final = "'premium', 'standard' or 'background'"
-
-
-def _client_tier(value: Any) -> Any:
-    if value not in CLIENT_TIERS:
-        raise ValueError(f"expected one of the tiers {_CHOICES}")
+def _tier_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("expected the name of a tier")  # noqa: TRY004 - pydantic wants it
+    check_tier_name(value)
     return value
 
 
-ClientTier = Annotated[Tier, BeforeValidator(_client_tier)]
-"""A tier that requests can ask for."""
+TierName = Annotated[Tier, BeforeValidator(_tier_name)]
+"""The name of a tier that requests may ask for, whether or not there is one."""
 
 
 def read_mapping(path: Path, refusal: type[Exception]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from slo.predict.prediction_error import (
     overrun,
     prediction_error,
 )
-from slo.tiers import CLIENT_TIERS, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,17 +30,18 @@ if TYPE_CHECKING:
     from slo.monitor.messages import MonitorReport, Role, Seen
     from slo.monitor.settings import MonitorSettings
     from slo.request import ReplicaId
+    from slo.tiers import Tier
 
 SETTLE_S: Final = 3.0
 """For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
 FORGET_AFTER_S: Final = 60.0
-"""Serve replaces a lost replica within a minute."""
-_WORTH_CORRECTING: Final = 0.03
-"""Corrections that differ by less are not worth a new version."""
-_WORTH_WIDENING: Final = 0.5
+"""Serve replaces a failed replica within a minute."""
+_MIN_CORRECTION_CHANGE: Final = 0.03
+"""Corrections that differ by less make no new version."""
+_MIN_MARGIN_CHANGE: Final = 0.5
 _MARGIN_SAMPLES: Final = 32
 _FIRST_TOKENS: Final = 512
-"""Over so many requests the error of predicted times to first token is taken."""
+"""How many of the latest requests the error of predicted times to first token covers."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class Subscriber:
     """A reporter, as the monitor knows it.
 
     Attributes:
-        follows: The version that it has reported last.
-        heard_at_s: When that was.
-        seen: What it has seen last.
+        follows: The version of the policy in its last report.
+        heard_at_s: When that came.
+        seen: What it said.
     """
 
     role: Role
@@ -62,7 +62,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """How one tier does."""
+    """One tier's attainment and burn rates."""
 
     target: float
     burn: TierBurn
@@ -99,10 +99,10 @@ class MonitorState:
 
 
 class MonitorCore:
-    """Hears everybody and decides for all.
+    """Takes all reports and decides on the policy.
 
     Args:
-        settings: What to work with until somebody reports other ones.
+        settings: Hold until an ingress reports other ones.
         now_s: The time of its start.
     """
 
@@ -151,9 +151,10 @@ class MonitorCore:
             return self.reason
         if self._is_wanted:  # whoever followed it is gone; it counts as different from what is known here
             self.policy, self._is_wanted = self.policy.raised_to(self.policy.version + 1), False
+        self._forget_tiers()
         self._correct()
         if self.settings.steers:
-            steered = steer(self.policy, burns, now_s - self._changed_s, rules)
+            steered = steer(self.policy, burns, now_s - self._changed_s, rules, self.settings.tiers)
             self.reason = steered.reason
             if steered.policy is not self.policy:
                 self.policy, self._changed_s = steered.policy, now_s
@@ -161,30 +162,31 @@ class MonitorCore:
         return self.reason
 
     def last_heard_s(self) -> float:
-        """When anybody reported last; the time of the start if nobody has."""
+        """When the last report came; the time of the start before the first."""
         return self._heard_s
 
     def state(self, now_s: float) -> MonitorState:
         """What there is to show."""
-        settings, windows = self.settings, self._attainment
+        settings, targets, windows = self.settings, self.settings.targets, self._attainment
         burns = self._burns(now_s)
-        roles = Counter(follower.role for follower in self.subscribers.values())
+        roles = Counter(subscriber.role for subscriber in self.subscribers.values())
         return MonitorState(
             policy=self.policy,
             reason=self.reason,
             tiers={
                 tier: TierState(
-                    target=settings.targets[tier],
+                    target=targets[tier],
                     burn=burns[tier],
-                    long=windows.over(windows.long_s, now_s, settings.targets[tier], tier=tier),
-                    short=windows.over(windows.short_s, now_s, settings.targets[tier], tier=tier),
+                    long=windows.over(windows.long_s, now_s, targets[tier], tier=tier),
+                    short=windows.over(windows.short_s, now_s, targets[tier], tier=tier),
                     at_risk=burns[tier].at_risk(settings.rules),
                 )
-                for tier in CLIENT_TIERS
+                for tier in settings.tiers.names
             },
             series={
-                series: windows.over(windows.long_s, now_s, settings.targets[series.tier], series=series)
+                series: windows.over(windows.long_s, now_s, targets[series.tier], series=series)
                 for series in windows.series(now_s)
+                if series.tier in targets
             },
             error=prediction_error(*self._residuals.values()),
             ttft_error=prediction_error(self._first_tokens),
@@ -248,7 +250,7 @@ class MonitorCore:
         residuals = self._residuals.setdefault(replica_id, Residuals(self.settings.quantile))
         for measured in seen.measured:
             residuals.add(measured)
-        directive = direct(seen.work, self._at_risk) if self.settings.directs else None
+        directive = direct(seen.work, self._at_risk, self.settings.tiers) if self.settings.directs else None
         if directive is None or self._ordered.get(replica_id) == directive.step_id:
             return ()
         self._ordered[replica_id] = directive.step_id
@@ -265,6 +267,12 @@ class MonitorCore:
             for tier, target in self.settings.targets.items()
         }
 
+    def _forget_tiers(self) -> None:
+        """Shed no tier that is gone or may not be shed, as after the deployment has changed its tiers."""
+        sheddable = self.settings.tiers.sheddable
+        shed = {tier: level for tier, level in self.policy.shed.items() if tier in sheddable}
+        self.policy = self.policy.revised(shed=shed)
+
     def _correct(self) -> None:
         """Follow the measured passes: a factor for each replica, and a margin that covers what is left."""
         if not self.settings.corrects:
@@ -274,7 +282,7 @@ class MonitorCore:
         }
         for replica, residuals in self._residuals.items():
             factor, known = residuals.factor(), self.policy.correction(replica)
-            if factor is not None and abs(factor / known - 1.0) > _WORTH_CORRECTING:
+            if factor is not None and abs(factor / known - 1.0) > _MIN_CORRECTION_CHANGE:
                 corrections[replica] = round(factor, 4)
         self.policy = self.policy.revised(
             corrections=corrections, preemption=self.settings.preemption, margin=self._margin()
@@ -287,13 +295,13 @@ class MonitorCore:
         if samples < _MARGIN_SAMPLES:
             return configured
         needed = round(min(max(configured, exceeded), 2.0 * configured), 2)
-        settled = needed > configured and abs(needed - known) < _WORTH_WIDENING and known >= configured
+        settled = needed > configured and abs(needed - known) < _MIN_MARGIN_CHANGE and known >= configured
         return known if settled else needed
 
     def _forget(self, now_s: float) -> None:
-        for name, follower in list(self.subscribers.items()):
-            if now_s - follower.heard_at_s > FORGET_AFTER_S:
+        for name, subscriber in list(self.subscribers.items()):
+            if now_s - subscriber.heard_at_s > FORGET_AFTER_S:
                 del self.subscribers[name]
-                if isinstance(follower.seen, PrefillSeen):
-                    self._residuals.pop(follower.seen.work.replica_id, None)
-                    self._ordered.pop(follower.seen.work.replica_id, None)
+                if isinstance(subscriber.seen, PrefillSeen):
+                    self._residuals.pop(subscriber.seen.work.replica_id, None)
+                    self._ordered.pop(subscriber.seen.work.replica_id, None)

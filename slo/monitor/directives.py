@@ -1,7 +1,7 @@
-"""Which running prefills the monitor orders to make way, for waiters that their own replicas would not save.
+"""Which running prefills the monitor orders to stop for a waiter that their own governor let wait.
 
-Owns the rule. A replica's governor decides first and at once, with better knowledge of its queue; what the
-monitor adds is what no replica knows: which tiers of the whole cluster are missing their targets.
+Owns the rule. A replica's governor decides first and at once, with better knowledge of its queue; the monitor
+adds what no replica knows: which tiers of the whole cluster are missing their targets.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from slo.preemption.types import KeepReason
-from slo.tiers import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier
+    from slo.tiers import Tier, TierSet
 
 
 class DirectiveReason(enum.StrEnum):
-    """Why a step is ordered to make way; the values label metrics."""
+    """Why a step is ordered to stop; the values label metrics."""
 
     OUT_OF_TIME = "out_of_time"
-    """The governor let the step go on because the waiter was in time, and it is not any more."""
+    """The governor let the step go on because the waiter was on time, and it no longer is."""
     TIER_AT_RISK = "tier_at_risk"
-    """Stopping would harm as much as it saves on this replica; but the waiter's tier misses its target."""
+    """Stopping would harm as much as it helps on this replica, but the waiter's tier misses its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class StepSeen:
         step_id: As the governor would name it in an order to stop.
         tiers: Those of its members.
         remaining_s: Predicted seconds to its end.
-        preemptible_in_s: How soon it would make way; None when it cannot be stopped or is at one of its
+        preemptible_in_s: How soon it would stop; None when it cannot be stopped or is at one of its
             limits.
         kept: Why the governor let it go on, when it was last asked; None when it has not been.
     """
@@ -65,7 +64,7 @@ class StepSeen:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSeen:
-    """What a prefill replica runs and who waits there."""
+    """What a prefill replica runs, and what waits there."""
 
     replica_id: ReplicaId
     step: StepSeen | None
@@ -76,8 +75,8 @@ class ReplicaSeen:
 class PreemptDirective:
     """Stop this step on this replica for this waiter.
 
-    It says all that it depends on, so that a late one does nothing: step ids only grow, and the replica's
-    governor checks that the waiter still waits and that no limit is in the way.
+    One that comes late does nothing: step ids only grow, and the replica's governor checks that the waiter
+    still waits and that no limit of preemption is reached.
     """
 
     replica_id: ReplicaId
@@ -86,32 +85,33 @@ class PreemptDirective:
     reason: DirectiveReason
 
 
-_WORTH_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
+_HARM_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
 
 
-def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective | None:
+def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> PreemptDirective | None:
     """The directive for a replica; None when its governor is right.
 
-    A step is stopped only for a waiter of a higher tier than all of its members, who would be late behind the
-    step and is not if it stops now. Limits of preemption, and what the governor has found to be lost, are
-    never overruled.
+    A step is stopped only for a waiter of a higher tier than all of its members that would be late behind the
+    step and is on time if the step stops now. Limits of preemption, and deadlines that the governor has found
+    infeasible, are never overruled.
 
     Args:
         replica: What the replica has just reported.
         at_risk: The tiers that miss their targets across the cluster.
+        tiers: All tiers.
     """
     step = replica.step
     if step is None or step.preemptible_in_s is None or step.kept is None:
         return None
-    highest = max((rank_of(tier) for tier in step.tiers), default=-1)
+    highest = max((tiers.rank(tier) for tier in step.tiers), default=-1)
     endangered = [
         waiter
         for waiter in replica.waiting
-        if rank_of(waiter.tier) > highest
+        if tiers.rank(waiter.tier) > highest
         and waiter.slack_s is not None
         and step.preemptible_in_s <= waiter.slack_s < step.remaining_s
     ]
-    for waiter in sorted(endangered, key=lambda waiter: (-rank_of(waiter.tier), waiter.slack_s)):
+    for waiter in sorted(endangered, key=lambda waiter: (-tiers.rank(waiter.tier), waiter.slack_s)):
         if (reason := _reason(step, waiter, at_risk)) is not None:
             return PreemptDirective(replica.replica_id, step.step_id, waiter.job_id, reason)
     return None
@@ -120,6 +120,6 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier]) -> PreemptDirective
 def _reason(step: StepSeen, waiter: WaiterSeen, at_risk: AbstractSet[Tier]) -> DirectiveReason | None:
     if step.kept is KeepReason.WAITERS_IN_TIME:
         return DirectiveReason.OUT_OF_TIME
-    if step.kept in _WORTH_WEIGHED and waiter.tier in at_risk and not at_risk & set(step.tiers):
+    if step.kept in _HARM_WEIGHED and waiter.tier in at_risk and not at_risk & set(step.tiers):
         return DirectiveReason.TIER_AT_RISK
     return None

@@ -1,4 +1,4 @@
-"""What everybody tells the cluster-wide monitor, and what it answers, as messages.
+"""What ingresses, routers and replicas report to the cluster-wide monitor, and its answers.
 
 Durations and slack, never times: clocks of two hosts need not agree.
 """

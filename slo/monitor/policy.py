@@ -1,7 +1,7 @@
-"""What the cluster-wide monitor wants of everybody, as one versioned value.
+"""What the cluster-wide monitor asks of routers and replicas, as one versioned value.
 
-Owns the policy's fields, their ranges and which of two policies holds. Who decides on a policy is
-`slo.monitor.shedding`'s business, who follows it that of the servers.
+Owns the policy's fields, their ranges and which of two policies holds. `slo.monitor.shedding` decides on a
+policy; the servers apply it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
-    """What everybody follows.
+    """What all routers and replicas follow.
 
     Attributes:
-        version: Only grows. 0 is what holds before a monitor has said anything: all as configured.
+        version: Only grows. 0 holds before a monitor has been heard: all as configured.
         shed: By tier, the fraction of its requests to turn away, 0 to 1; a tier that is not there has 0.
-        reserved: Fraction of the prefill tier's time to keep free for premium, 0 to 1.
-        preemption: When a running prefill makes way; None for each replica's configured policy.
+        reserved: Fraction of the prefill tier's time to keep free for the top tier, 0 to 1.
+        preemption: When a running prefill is preempted; None for each replica's configured policy.
         margin: The margin of that policy; None for each replica's configured one.
         corrections: By prefill replica, how many times as long as its own predictor says a prefill takes; a
             replica that is not there has 1.
@@ -74,7 +74,7 @@ class ClusterPolicy:
 
 
 UNSTEERED: Final = ClusterPolicy()
-"""What holds while no monitor has been heard."""
+"""Holds while no monitor has been heard."""
 
 
 def newer_of(known: ClusterPolicy, heard: ClusterPolicy | None) -> ClusterPolicy:

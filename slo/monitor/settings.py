@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from slo.monitor.shedding import SteeringRules
-from slo.predict.prediction_error import (
-    QUANTILE,
-)
+from slo.predict.prediction_error import QUANTILE
 from slo.preemption.types import PreemptionPolicy
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier
+from slo.tiers import DEFAULT_TIERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-DEFAULT_TARGETS: Final = {PREMIUM: 0.99, STANDARD: 0.95, BACKGROUND: 0.9}
+    from slo.tiers import Tier, TierSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +19,18 @@ class MonitorSettings:
     """What the monitor works with.
 
     Attributes:
-        targets: By tier, the fraction of requests that shall meet their objectives, below 1.
+        tiers: The deployment's tiers.
         window_s: The long window.
         rules: How the policy is steered.
         steers: Whether it sheds and reserves at all.
         corrects: Whether it corrects predictors, and the margin with them.
-        directs: Whether it orders running prefills to make way.
+        directs: Whether it orders running prefills to stop for others.
         quantile: Of the residuals, that corrections aim at.
         preemption: The configured policy of preemption.
         margin: The configured margin.
     """
 
-    targets: Mapping[Tier, float] = field(default_factory=lambda: dict(DEFAULT_TARGETS))
+    tiers: TierSet = DEFAULT_TIERS
     window_s: float = 300.0
     rules: SteeringRules = field(default_factory=SteeringRules)
     steers: bool = True
@@ -44,3 +39,8 @@ class MonitorSettings:
     quantile: float = QUANTILE
     preemption: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
+
+    @property
+    def targets(self) -> dict[Tier, float]:
+        """By tier, the fraction of requests that shall meet their objectives."""
+        return {tier: policy.target for tier, policy in self.tiers.clients.items()}

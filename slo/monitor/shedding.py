@@ -1,4 +1,4 @@
-"""When the cluster sheds, whom, and how much of it is kept for premium.
+"""When the cluster sheds, which tiers, and how much of its time is reserved for the top tier.
 
 Owns the rules that turn burn rates into the next policy. Does not measure (see `slo.monitor.attainment`) and
 does not turn anybody away.
@@ -15,13 +15,12 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slo.monitor.attainment import Burn
     from slo.monitor.policy import ClusterPolicy
+    from slo.tiers import Tier, TierSet
 
 ALLOWED: Final = 1.0
 """The burn rate at which a tier just keeps its target."""
@@ -30,19 +29,23 @@ ALLOWED: Final = 1.0
 class SteerReason(enum.StrEnum):
     """Why the policy is changed, or left as it is; the values label metrics."""
 
-    PREMIUM_AT_RISK = "premium_at_risk"
-    STANDARD_AT_RISK = "standard_at_risk"
-    PREMIUM_CALM = "premium_calm"
-    """Standard is let in again."""
+    TOP_TIER_AT_RISK = "top_tier_at_risk"
+    LOWER_TIER_AT_RISK = "lower_tier_at_risk"
+    """A tier between the top and the lowest one."""
+    HIGHER_TIERS_CALM = "higher_tiers_calm"
+    """More of a tier above the lowest one is admitted again."""
     ALL_CALM = "all_calm"
-    """Background is let in again, and the reservation given back."""
+    """More of the lowest tier is admitted again, and the reservation shrinks."""
     NOTHING_TO_DO = "nothing_to_do"
     TOO_SOON = "too_soon"
     """After the last change, whose effect does not show yet."""
     UNDECIDED = "undecided"
-    """Nobody is at risk, and not everybody is calm."""
+    """No tier is at risk, and not every tier is calm."""
     EXHAUSTED = "exhausted"
     """A tier is at risk, and everything that the rules allow is done."""
+
+
+_TIGHTENS: Final = frozenset({SteerReason.TOP_TIER_AT_RISK, SteerReason.LOWER_TIER_AT_RISK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +56,17 @@ class SteeringRules:
         act_at_burn: The burn rate from which on a tier is at risk.
         min_missed: Misses in the short window below which it is not: one is no trend.
         step: By how much a shed level changes at a time.
-        max_shed_standard: The highest shed level of standard; background's is 1.
+        max_shed: The highest shed level of a tier; that of the lowest tier is 1.
         reserve_step: By how much the reservation changes at a time.
         max_reserved: The largest reservation.
-        tighten_every_s: Least time between two steps towards more shedding.
-        relax_every_s: Least time between any change and a step towards less.
+        tighten_every_s: Shortest time between two steps towards more shedding.
+        relax_every_s: Shortest time between any change and a step towards less.
     """
 
     act_at_burn: float = 2.0
     min_missed: int = 3
     step: float = 0.25
-    max_shed_standard: float = 0.75
+    max_shed: float = 0.75
     reserve_step: float = 0.15
     max_reserved: float = 0.3
     tighten_every_s: float = 10.0
@@ -78,7 +81,7 @@ class TierBurn:
     short: Burn
 
     def at_risk(self, rules: SteeringRules) -> bool:
-        """Whether it misses too much, and still does."""
+        """Whether it has missed too much, and still does."""
         return (
             self.short.missed >= rules.min_missed
             and min(self.long.rate, self.short.rate) >= rules.act_at_burn
@@ -86,7 +89,7 @@ class TierBurn:
 
     @property
     def is_calm(self) -> bool:
-        """Whether it misses no more than its target allows, of late."""
+        """Whether it misses no more than its target allows in the short window."""
         return self.short.rate <= ALLOWED
 
 
@@ -103,76 +106,76 @@ def steer(
     burns: Mapping[Tier, TierBurn],
     since_change_s: float,
     rules: SteeringRules,
+    tiers: TierSet,
 ) -> Steered:
     """Take one step, or none.
 
-    Premium at risk sheds background, and standard once background is shed altogether, and reserves more for
-    premium each time. Standard at risk sheds background. What was shed last is let in first: standard as soon
-    as premium is calm, background and the reservation when both are. Premium is never shed.
+    Tiers are looked at from the top down, and the first one at risk decides. The sheddable tiers below it are
+    shed from the lowest one upwards, each as far as the rules allow before the next; for the top tier more is
+    reserved, too. What was shed last is admitted first: a tier as soon as all above it are calm, the lowest
+    one and the reservation last. The top tier is never shed, and nothing is shed for the lowest.
 
     Args:
         policy: What is followed now.
         burns: Of every tier.
         since_change_s: Seconds since these rules last changed something.
         rules: The rules.
+        tiers: All tiers.
     """
-    changes, reason = _wanted(policy, burns, rules)
+    changes, reason = _wanted(policy, burns, rules, tiers)
     if not changes:
         return Steered(policy, reason)
-    tightens = reason in {SteerReason.PREMIUM_AT_RISK, SteerReason.STANDARD_AT_RISK}
-    if since_change_s < (rules.tighten_every_s if tightens else rules.relax_every_s):
+    if since_change_s < (rules.tighten_every_s if reason in _TIGHTENS else rules.relax_every_s):
         return Steered(policy, SteerReason.TOO_SOON)
     return Steered(policy.revised(**changes), reason)
 
 
 def _wanted(
-    policy: ClusterPolicy, burns: Mapping[Tier, TierBurn], rules: SteeringRules
+    policy: ClusterPolicy, burns: Mapping[Tier, TierBurn], rules: SteeringRules, tiers: TierSet
 ) -> tuple[dict[str, Any], SteerReason]:
     """What to change in the policy, if time allows, and why; nothing is an empty mapping."""
-    premium, standard = burns[PREMIUM], burns[STANDARD]
-    if premium.at_risk(rules):
-        changes = _more_for_premium(policy, rules)
-        return changes, SteerReason.PREMIUM_AT_RISK if changes else SteerReason.EXHAUSTED
-    if premium.is_calm and policy.shed_level(STANDARD) > 0:
-        return {"shed": _shifted(policy, STANDARD, -rules.step)}, SteerReason.PREMIUM_CALM
-    if standard.at_risk(rules):
-        changes = _more_of(policy, BACKGROUND, rules.step, 1.0)
-        return changes, SteerReason.STANDARD_AT_RISK if changes else SteerReason.EXHAUSTED
-    if premium.is_calm and standard.is_calm:
-        changes = _less_of_all(policy, rules)
-        return changes, SteerReason.ALL_CALM if changes else SteerReason.NOTHING_TO_DO
-    return {}, SteerReason.UNDECIDED
+    are_calm = True
+    for tier in tiers.names[:-1] or tiers.names:
+        if are_calm and policy.shed_level(tier) > 0:
+            return {"shed": _shifted(policy, tier, -rules.step)}, SteerReason.HIGHER_TIERS_CALM
+        if burns[tier].at_risk(rules):
+            changes = _more_for(tier, policy, rules, tiers)
+            at_risk = SteerReason.TOP_TIER_AT_RISK if tier == tiers.top else SteerReason.LOWER_TIER_AT_RISK
+            return changes, at_risk if changes else SteerReason.EXHAUSTED
+        are_calm = are_calm and burns[tier].is_calm
+    if not are_calm:
+        return {}, SteerReason.UNDECIDED
+    changes = _less_of_all(policy, rules, tiers)
+    return changes, SteerReason.ALL_CALM if changes else SteerReason.NOTHING_TO_DO
 
 
-def _more_for_premium(policy: ClusterPolicy, rules: SteeringRules) -> dict[str, Any]:
-    changes = _more_of(policy, BACKGROUND, rules.step, 1.0) or _more_of(
-        policy, STANDARD, rules.step, rules.max_shed_standard
-    )
-    if policy.reserved < rules.max_reserved:
+def _more_for(tier: Tier, policy: ClusterPolicy, rules: SteeringRules, tiers: TierSet) -> dict[str, Any]:
+    """One step towards more room for a tier."""
+    changes: dict[str, Any] = {}
+    for lower in tiers.sheddable:
+        max_level = 1.0 if lower == tiers.lowest else rules.max_shed
+        if tiers.rank(lower) < tiers.rank(tier) and policy.shed_level(lower) < max_level:
+            changes["shed"] = _shifted(policy, lower, rules.step, max_level)
+            break
+    if tier == tiers.top and policy.reserved < rules.max_reserved:
         changes["reserved"] = _tidy(min(rules.max_reserved, policy.reserved + rules.reserve_step))
     return changes
 
 
-def _more_of(policy: ClusterPolicy, tier: Tier, step: float, most: float) -> dict[str, Any]:
-    if policy.shed_level(tier) >= most:
-        return {}
-    return {"shed": _shifted(policy, tier, step, most)}
-
-
-def _less_of_all(policy: ClusterPolicy, rules: SteeringRules) -> dict[str, Any]:
+def _less_of_all(policy: ClusterPolicy, rules: SteeringRules, tiers: TierSet) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    if policy.shed_level(BACKGROUND) > 0:
-        changes["shed"] = _shifted(policy, BACKGROUND, -rules.step)
+    if policy.shed_level(tiers.lowest) > 0:
+        changes["shed"] = _shifted(policy, tiers.lowest, -rules.step)
     if policy.reserved > 0:
         changes["reserved"] = _tidy(max(0.0, policy.reserved - rules.reserve_step))
     return changes
 
 
-def _shifted(policy: ClusterPolicy, tier: Tier, by: float, most: float = 1.0) -> dict[Tier, float]:
-    level = _tidy(min(most, max(0.0, policy.shed_level(tier) + by)))
+def _shifted(policy: ClusterPolicy, tier: Tier, by: float, max_level: float = 1.0) -> dict[Tier, float]:
+    level = _tidy(min(max_level, max(0.0, policy.shed_level(tier) + by)))
     return {**policy.shed, tier: level}
 
 
 def _tidy(fraction: float) -> float:
-    """Without the dust of repeated additions, so that what goes up comes down to 0."""
+    """Without the rounding errors of repeated additions, so that what goes up comes down to 0."""
     return round(fraction, 6)

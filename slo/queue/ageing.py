@@ -1,6 +1,6 @@
 """How waiting, and being served too little, raise what a request counts for.
 
-Owns the effective tier and its worth. Who has been served how much is `slo.queue.shares`; where the worth
+Owns the effective tier and its weight. Who has been served how much is `slo.queue.shares`; where the weight
 counts in the order of the queue is `slo.queue.order`.
 """
 
@@ -9,24 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, Tier, rank_of
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from slo.tiers import Tier, TierSet
 
-BELOW_PREMIUM: Final = rank_of(PREMIUM) - 0.5
-"""The highest effective tier of a request that is not premium: above all of standard as it arrives."""
+_BELOW_TOP: Final = 0.5
+"""How far an effective tier stays below the rank of the top tier, unless it is the top tier's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ageing:
     """How fast the effective tier rises.
 
-    An effective tier is a rank (`slo.tiers.Tier.rank`: background 0, standard 1, premium 2) plus a rise. A
-    background request passes standard ones that come later, and nothing but premium is ever above premium.
+    An effective tier is the rank of a tier plus a rise. A request passes those of higher tiers that come
+    later, but never those of the top tier.
 
     Attributes:
-        per_s: Rise per second of waiting.
+        per_s: Rise per second of waiting; 1 is the step from one tier to the next.
         most: The rise ends here, whatever it comes from.
         deficit_gain: Rise of a class that has had nothing of its share, per unit of that share.
     """
@@ -35,29 +33,26 @@ class Ageing:
     most: float = 1.5
     deficit_gain: float = 2.0
 
-    def effective_tier(self, tier: Tier, waited_s: float, deficit: float = 0.0) -> float:
+    def effective_tier(self, tiers: TierSet, tier: Tier, waited_s: float, deficit: float = 0.0) -> float:
         """The effective tier of a request.
 
         Args:
+            tiers: All tiers.
             tier: Its own.
             waited_s: How long it has waited.
             deficit: What its class has had less than its share, as a fraction of all time served.
         """
         rise = self.per_s * max(0.0, waited_s) + self.deficit_gain * deficit
-        level = rank_of(tier) + min(self.most, rise)
-        return level if tier == PREMIUM else min(level, BELOW_PREMIUM)
+        level = tiers.rank(tier) + min(self.most, rise)
+        return level if tier == tiers.top else min(level, tiers.top_rank - _BELOW_TOP)
 
 
-def weight_of(effective_tier: float, weights: Mapping[Tier, float]) -> float:
-    """The weight of an effective tier, interpolated geometrically between those of the tiers about it.
-
-    Args:
-        effective_tier: At least 0.
-        weights: Worth of a request on time by tier, each above 0.
-    """
-    steps = (weights[BACKGROUND], weights[STANDARD], weights[PREMIUM])
-    below = int(effective_tier)
-    if below >= len(steps) - 1:
-        return steps[-1]
-    part = effective_tier - below
-    return float(steps[below] ** (1 - part) * steps[below + 1] ** part)
+def weight_of(effective_tier: float, tiers: TierSet) -> float:
+    """The weight of an effective tier, interpolated geometrically between those of the tiers about it."""
+    level = max(0.0, effective_tier)
+    below = int(level)
+    if below >= tiers.top_rank:
+        return tiers[tiers.top].weight
+    upwards = tiers.names[::-1]
+    part = level - below
+    return float(tiers[upwards[below]].weight ** (1 - part) * tiers[upwards[below + 1]].weight ** part)

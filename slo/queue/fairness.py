@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from slo.queue.prefill import Prefill
-    from slo.tiers import Tier, TierPolicy
+    from slo.tiers import Tier, TierSet
 
 STARVATION_TIMEOUT_S: Final = 30.0
 TARDY_PART: Final = 0.1
@@ -79,14 +79,14 @@ class Fairness:
     """One replica's account, and what follows from it.
 
     Args:
-        policies: Share and weight of each tier.
+        tiers: Share, weight and rank of each tier.
         rules: See `FairnessRules`.
     """
 
-    def __init__(self, policies: Mapping[Tier, TierPolicy], rules: FairnessRules | None = None) -> None:
-        self._weights = {tier: policy.weight for tier, policy in policies.items()}
+    def __init__(self, tiers: TierSet, rules: FairnessRules | None = None) -> None:
+        self._tiers = tiers
         self._rules = rules or FairnessRules()
-        shares = {tier: policy.share for tier, policy in policies.items()}
+        shares = {tier: policy.share for tier, policy in tiers.items()}
         self.account = ShareAccount(shares, self._rules.memory_s)
 
     def step_ended(
@@ -129,7 +129,7 @@ class Fairness:
             return None
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
-            guard = weight_of(self._rules.ageing.effective_tier(tier, waited_s), self._weights)
+            guard = weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)
         is_late = now_s + prefill.remaining_s > prefill.deadline_s
         return Boost(tier, guard, 1.0 / TARDY_PART if is_late else 1.0)
 
@@ -159,7 +159,7 @@ class Fairness:
 
         def key(prefill: Prefill) -> tuple[bool, float, float]:
             tier = prefill.tier
-            level = ageing.effective_tier(tier, now_s - prefill.arrived_s, deficits[tier])
+            level = ageing.effective_tier(self._tiers, tier, now_s - prefill.arrived_s, deficits[tier])
             return prefill.preemptions == 0, -level, prefill.arrived_s
 
         return sorted(prefills, key=key)

@@ -133,7 +133,7 @@ def test_a_prometheus_that_scrapes_it_has_its_metrics(session, tmp_path):
         assert float(latency["value"][1]) == pytest.approx(0.3, rel=0.01)
         (correction,) = found('slackserve_prediction_correction_ratio{replica="slow"}')
         assert float(correction["value"][1]) == pytest.approx(2.0, rel=0.01)
-        assert found("slackserve_policy_changes_total{reason='premium_at_risk'}")
+        assert found("slackserve_policy_changes_total{reason='top_tier_at_risk'}")
     finally:
         prometheus.terminate()
         prometheus.wait(10)

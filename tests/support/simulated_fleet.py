@@ -13,7 +13,7 @@ from simulator.fleet.setup import FleetSetup
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import Kind, Mix
 from slo.outcomes import Outcome
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 MIX = Mix(
@@ -26,7 +26,9 @@ MIX = Mix(
 CAPACITY_RPS = 6.5
 """About what one replica can prefill."""
 DECODE = decode_model(LLAMA_3_8B, A100, 1)
-NOBODY_IS_SHED = {tier: replace(policy, sheddable=False) for tier, policy in DEFAULT_TIER_POLICIES.items()}
+NOBODY_IS_SHED = DEFAULT_TIERS.revised(
+    {tier: replace(policy, sheddable=False) for tier, policy in DEFAULT_TIERS.clients.items()}
+)
 
 
 def fleet(arm="slackserve", replicas=2, **changes):

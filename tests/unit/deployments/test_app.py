@@ -8,13 +8,14 @@ import deployments
 from benchmarks.engines.tiny_models import build_tiny_llama
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
+from slo.tiers import PREMIUM
 
 CONFIGS = sorted((Path(deployments.__file__).parent / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_configurations_that_come_along_are_valid(path):
-    assert load(path).tiers.premium.sheddable is False
+    assert load(path).tiers.tier_set()[PREMIUM].sheddable is False
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -236,7 +236,7 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.prefill_reported(report(name), 0.0)
         self.router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
 
-    @rule(tokens=st.integers(1, 5000), tier=st.sampled_from(CLIENT_TIERS))
+    @rule(tokens=st.integers(1, 5000), tier=st.sampled_from(DEFAULT_TIERS.names))
     def place(self, tokens, tier):
         self.number += 1
         decision = self.router.place(request(self.number, tokens, tier), self.now_s)

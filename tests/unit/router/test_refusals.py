@@ -18,7 +18,7 @@ from slo.outcomes import Outcome
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 LIMITS = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
@@ -44,10 +44,8 @@ def test_every_refusal_has_its_answer(reason):
 
 def router(replicas=1, **limits):
     """A settled router with idle replicas."""
-    admission = AdmissionController(
-        DEFAULT_TIER_POLICIES, AdmissionRules(), TenantGates(limits), random.Random(1)
-    )
-    core = RouterCore(DEFAULT_TIER_POLICIES, POLICIES["least_harm"](random.Random(1)), gate=Gate(admission))
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(limits), random.Random(1))
+    core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1)), gate=Gate(admission))
     for number in range(replicas):
         report(core, number)
     core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)

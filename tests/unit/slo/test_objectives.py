@@ -3,19 +3,20 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_tiers import FILE, FOUR, SEVEN, TEXT
 
 from slo.errors import FieldError
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS, VALID_OBJECTIVE, parse_objective_ms, resolve
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 
-def objective(*headers, service_tier=None, highest=PREMIUM, policies=DEFAULT_TIER_POLICIES):
-    return resolve(headers, service_tier, policies, highest)
+def objective(*headers, service_tier=None, highest=PREMIUM, tiers=DEFAULT_TIERS):
+    return resolve(headers, service_tier, tiers, highest)
 
 
-def refusal(*headers, service_tier=None):
+def refusal(*headers, service_tier=None, tiers=DEFAULT_TIERS):
     with pytest.raises(FieldError) as caught:
-        objective(*headers, service_tier=service_tier)
+        objective(*headers, service_tier=service_tier, highest=None, tiers=tiers)
     return caught.value
 
 
@@ -32,8 +33,8 @@ def refusal(*headers, service_tier=None):
 def test_service_tier_chooses_the_tier_and_its_objectives(service_tier, tier):
     got = objective(service_tier=service_tier)
     assert got.tier == tier
-    assert got.ttft_s == DEFAULT_TIER_POLICIES[tier].ttft_s
-    assert got.tpot_s == DEFAULT_TIER_POLICIES[tier].tpot_s
+    assert got.ttft_s == DEFAULT_TIERS[tier].ttft_s
+    assert got.tpot_s == DEFAULT_TIERS[tier].tpot_s
 
 
 @pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-flowprefill-slo-ms"])
@@ -61,15 +62,15 @@ def test_the_servers_own_tier_cannot_be_asked_for():
 
 
 def test_a_scaled_objective_follows_the_predicted_prefill():
-    policies = {**DEFAULT_TIER_POLICIES, STANDARD: TierPolicy(None, None, True, 1.0, ttft_scale=1.3)}
-    assert objective(policies=policies).ttft_budget_s(2.0) == pytest.approx(2.6)
-    assert objective(("x-slo-ttft-ms", "100"), policies=policies).ttft_budget_s(2.0) == 0.1
+    tiers = DEFAULT_TIERS.revised({STANDARD: TierPolicy(None, None, True, 1.0, ttft_scale=1.3)})
+    assert objective(tiers=tiers).ttft_budget_s(2.0) == pytest.approx(2.6)
+    assert objective(("x-slo-ttft-ms", "100"), tiers=tiers).ttft_budget_s(2.0) == 0.1
 
 
 def test_a_tenants_cap_lowers_the_tier_and_says_so():
     got = objective(("x-slo-tier", "premium"), highest=STANDARD)
     assert (got.tier, got.clamped_from) == (STANDARD, PREMIUM)
-    assert got.ttft_s == DEFAULT_TIER_POLICIES[STANDARD].ttft_s
+    assert got.ttft_s == DEFAULT_TIERS[STANDARD].ttft_s
     assert objective(highest=STANDARD).clamped_from is None
 
 
@@ -137,3 +138,35 @@ def test_any_text_is_either_a_valid_objective_or_refused(text):
 def test_a_tier_cannot_have_two_ttft_objectives():
     with pytest.raises(ValueError, match="not both"):
         TierPolicy(0.1, None, True, 1.0, ttft_scale=1.3)
+
+
+# Tiers of one's own
+
+
+@pytest.mark.parametrize("tiers", [FOUR, SEVEN], ids=["four", "seven"])
+def test_every_tier_of_a_set_can_be_asked_for_and_no_other(tiers):
+    for tier in tiers.names:
+        assert objective(("x-slo-tier", tier), tiers=tiers, highest=None).tier == tier
+    assert objective(tiers=tiers, highest=None).tier == tiers.default
+    assert objective(service_tier="default", tiers=tiers, highest=None).tier == tiers.default
+    for name in ("premium", "system", "none", ""):
+        error = refusal(("x-slo-tier", name), tiers=tiers)
+        assert error.valid == f"give one of {', '.join(tiers.names)}"
+
+
+def test_service_tiers_are_those_of_the_set():
+    assert objective(service_tier="batch", tiers=FOUR, highest=None).tier == FILE
+    assert objective(("x-slo-tier", "text"), service_tier="priority", tiers=FOUR, highest=None).tier == TEXT
+    assert (
+        refusal(service_tier="scale", tiers=FOUR).valid == "give one of auto, default, priority, flex, batch"
+    )
+    assert refusal(service_tier="priority", tiers=SEVEN).valid == "give one of auto, default"
+    assert refusal(("x-slo-tier", "file"), service_tier="priority", tiers=FOUR).field == "x-slo-tier"
+
+
+@given(st.sampled_from(SEVEN.names), st.sampled_from(SEVEN.names))
+def test_nobody_is_served_above_their_cap(asked, highest):
+    got = objective(("x-slo-tier", asked), tiers=SEVEN, highest=highest)
+    assert SEVEN.rank(got.tier) == min(SEVEN.rank(asked), SEVEN.rank(highest))
+    assert got.clamped_from == (None if got.tier == asked else asked)
+    assert got.ttft_s == SEVEN[got.tier].ttft_s

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slo.replacement import ReplacementOutcome, ReplacementRules
 from slo.request import JobId, ReplicaId, RequestContext
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 A, B = ReplicaId("a"), ReplicaId("b")
 
@@ -18,7 +18,9 @@ def context(tier, budget_s, explicit):
 class TestWhoMayBePlacedAgain:
     RULES = ReplacementRules(2, frozenset({STANDARD, BACKGROUND}))
 
-    @given(st.sampled_from(CLIENT_TIERS), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5))
+    @given(
+        st.sampled_from(DEFAULT_TIERS.names), st.none() | st.floats(-10, 10), st.booleans(), st.integers(0, 5)
+    )
     def test_only_the_limit_and_an_impossible_deadline_stand_against_it(self, tier, budget_s, explicit, n):
         refusal = self.RULES.refusal(context(tier, budget_s, explicit), n)
         if n >= 2:

@@ -163,3 +163,9 @@ def test_a_server_without_models_needs_a_name(bench):
         code, _, err = bench("--url", server.url, *QUICK)
     assert code == 2
     assert "give --model" in err
+
+
+def test_tiers_of_the_servers_own_are_sent_as_they_are(bench, server):
+    code, _, err = bench("--url", server.url, *QUICK, "--tiers", "text=1")
+    assert code == 0, err
+    assert {seen.headers["x-slo-tier"] for seen in server.seen} == {"text"}

@@ -70,7 +70,7 @@ def test_a_users_own_mix(tmp_path):
         ("kinds: {a: {share: 1}}", "give mean_tokens, or range_tokens with is_uniform: true"),
         ("kinds: {a: {share: 1, mean_tokens: 5, range_tokens: [9, 5]}}", "the shortest prompt first"),
         ("kinds: {a: {share: 1, mean_tokens: 5, ttft_ms: 1, ttft_scale: [1, 2]}}", "not both"),
-        ("kinds: {a: {share: 1, mean_tokens: 5, tier: gold}}", "'premium', 'standard' or 'background'"),
+        ("kinds: {a: {share: 1, mean_tokens: 5, tier: Gold}}", "'Gold' is not a tier's name"),
         (
             "classes: [{kind: x, max_prompt_tokens: 5, ttft_ms: 1, tier: premium}]",
             "the last one has no max_prompt_tokens",

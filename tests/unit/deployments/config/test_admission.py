@@ -53,7 +53,7 @@ def test_the_engine_starts_from_the_same_defaults():
 
 
 def test_shares_and_rules_reach_the_engine_as_plain_values():
-    tiers = parse({"tiers": {"background": {"share": 0.1, "weight": 0.5}}}).tiers.policies()
+    tiers = parse({"tiers": {"background": {"share": 0.1, "weight": 0.5}}}).tiers.tier_set()
     sent = EngineSetup(shares=shares_of(tiers), starvation_timeout_s=5.0).encode()
     received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
     fairness = received.fairness()

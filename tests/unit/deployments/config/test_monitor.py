@@ -10,7 +10,7 @@ from deployments.config.preemption import PreemptionConfig
 from deployments.config.settings import SlackServeConfig, parse
 from slo.monitor.settings import MonitorSettings
 from slo.preemption.types import PreemptionPolicy
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 
 def monitor(**values):
@@ -18,17 +18,17 @@ def monitor(**values):
 
 
 def test_the_defaults_are_those_of_the_decision_rules():
-    assert MonitorConfig().settings(PreemptionConfig()) == MonitorSettings()
+    assert MonitorConfig().settings(PreemptionConfig(), DEFAULT_TIERS) == MonitorSettings()
 
 
 def test_every_key_reaches_the_rules():
+    tiers = parse({"tiers": {"premium": {"target": 0.999}}}).tiers.tier_set()
     settings = monitor(
-        targets={"premium": 0.999},
         window_s=60,
         shed=False,
         correct=False,
         direct=False,
-    ).settings(PreemptionConfig(policy="rescue", margin=2.5))
+    ).settings(PreemptionConfig(policy="rescue", margin=2.5), tiers)
     assert settings.targets == {PREMIUM: 0.999, STANDARD: 0.95, BACKGROUND: 0.9}
     assert (settings.steers, settings.corrects, settings.directs) == (False, False, False)
     assert settings.window_s == 60
@@ -40,8 +40,6 @@ def test_every_key_reaches_the_rules():
     [
         ({"prot": 1}, "monitor: unknown key 'prot'", "did you mean 'port'?"),
         ({"port": 70000}, "monitor.port", "65535"),
-        ({"targets": {"premium": 1.0}}, "monitor.targets.premium", "less than 1"),
-        ({"targets": {"system": 0.9}}, "monitor.targets: unknown key 'system'", "premium"),
         ({"act_at_burn": 3}, "monitor: unknown key 'act_at_burn'", ""),
         ({"window_s": 1}, "monitor.window_s", "greater than or equal to 12"),
         ({"quantile": 0.5}, "monitor: unknown key 'quantile'", ""),
@@ -60,9 +58,7 @@ def test_the_documented_defaults_are_the_real_ones():
     rows = (line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `"))
     documented = {row[0].strip(" `"): row[2].strip(" `") for row in rows}
     config = SlackServeConfig().monitor
-    targets = {f"targets.{tier}": value for tier, value in config.targets.model_dump().items()}
-    real = {**config.model_dump(exclude={"targets"}), **targets}
-    assert documented == {key: written(value) for key, value in real.items()}
+    assert documented == {key: written(value) for key, value in config.model_dump().items()}
 
 
 def written(value):

@@ -5,7 +5,7 @@ import pytest
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from slo.errors import AuthenticationError
-from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
 
 
 def refusal(values):
@@ -15,7 +15,7 @@ def refusal(values):
 
 
 def test_defaults_are_the_documented_tiers():
-    assert SlackServeConfig().tiers.policies() == DEFAULT_TIER_POLICIES
+    assert SlackServeConfig().tiers.tier_set() == DEFAULT_TIERS
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,18 @@ def test_defaults_are_the_documented_tiers():
     [
         ({"modle": "x"}, "unknown key 'modle'", "did you mean 'model'?"),
         ({"prefill": {"replica": 2}}, "prefill: unknown key 'replica'", "did you mean 'replicas'?"),
-        ({"tiers": {"gold": {}}}, "tiers: unknown key 'gold'", "known are premium, standard, background"),
+        (
+            {"tiers": {"gold": {}}},
+            "tiers: there is no tier 'gold'",
+            "known are premium, standard, background",
+        ),
         ({"prefill": {"replicas": 0}}, "prefill.replicas", "greater than or equal to 1"),
         ({"port": 70000}, "port", "less than or equal to 65535"),
         ({"accelerator": "tpu"}, "accelerator", "'cpu' or 'cuda'"),
         ({"router": {"placement": "random"}}, "router.placement", "least_harm"),
         ({"tiers": {"premium": {"ttft_ms": 5, "ttft_scale": 2}}}, "tiers.premium", "not both"),
         ({"tiers": {"premium": {"ttft_ms": float("nan")}}}, "tiers.premium.ttft_ms", "finite number"),
+        ({"tiers": {"premium": {"target": 1.0}}}, "tiers.premium.target", "less than 1"),
         ({"accelerator_type": "H100"}, "accelerator_type", "goes with accelerator: cuda"),
         ({"kv_transfer": {"buffer_device": "cuda"}}, "kv_transfer.buffer_device", "needs accelerator: cuda"),
         ({"warmup_tokens": [64, 64]}, "warmup_tokens", "two different lengths"),
@@ -115,11 +120,11 @@ def test_a_key_is_not_shown():
 
 
 def test_a_tier_given_in_part_keeps_its_defaults_for_the_rest():
-    premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.policies()[PREMIUM]
-    assert premium == dataclasses.replace(DEFAULT_TIER_POLICIES[PREMIUM], ttft_s=0.3)
-    scaled = parse({"tiers": {"standard": {"ttft_scale": 1.3}}}).tiers.policies()[STANDARD]
+    premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.tier_set()[PREMIUM]
+    assert premium == dataclasses.replace(DEFAULT_TIERS[PREMIUM], ttft_s=0.3)
+    scaled = parse({"tiers": {"standard": {"ttft_scale": 1.3}}}).tiers.tier_set()[STANDARD]
     assert (scaled.ttft_s, scaled.ttft_scale, scaled.tpot_s) == (None, 1.3, 0.08)
-    undated = parse({"tiers": {"standard": {"ttft_ms": None}}}).tiers.policies()[STANDARD]
+    undated = parse({"tiers": {"standard": {"ttft_ms": None}}}).tiers.tier_set()[STANDARD]
     assert undated.ttft_s is None
 
 
@@ -134,8 +139,8 @@ def test_a_file_that_is_not_text_or_no_mapping_is_refused(tmp_path):
 
 
 def test_shares_have_defaults_and_are_of_one_whole():
-    policies = parse({"tiers": {"standard": {"share": 0.2}}}).tiers.policies()
-    assert [policies[tier].share for tier in CLIENT_TIERS] == [0.5, 0.2, 0.15]
+    policies = parse({"tiers": {"standard": {"share": 0.2}}}).tiers.tier_set()
+    assert [policies[tier].share for tier in DEFAULT_TIERS.names] == [0.5, 0.2, 0.15]
     with pytest.raises(ConfigError, match=r"at most 1, not 1.2"):
         parse({"tiers": {"background": {"share": 0.35}}})
 
@@ -147,4 +152,4 @@ def test_shares_have_defaults_and_are_of_one_whole():
 def test_the_servers_own_tier_can_be_given_to_nobody(values):
     with pytest.raises(ConfigError, match="tier"):
         parse(values)
-    assert parse({}).tiers.policies()[SYSTEM] == DEFAULT_TIER_POLICIES[SYSTEM]
+    assert parse({}).tiers.tier_set()[SYSTEM] == DEFAULT_TIERS[SYSTEM]

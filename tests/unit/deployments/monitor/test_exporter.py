@@ -19,7 +19,7 @@ from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
 from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 from telemetry import catalogue
 
 R = ReplicaId("r")
@@ -73,7 +73,7 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_slo_burn_rate", ("premium", "long")] == pytest.approx(100.0)
     assert found["slackserve_slo_headroom_ratio", ("standard", "long")] == pytest.approx(0.5, abs=0.01)
     assert found["slackserve_policy_shed_ratio", ("background",)] == 0.25
-    assert found["slackserve_policy_changes", ("premium_at_risk",)] == 1
+    assert found["slackserve_policy_changes", ("top_tier_at_risk",)] == 1
     assert found["slackserve_prediction_correction_ratio", (R,)] == pytest.approx(2.0)
     assert found["slackserve_monitor_directives", (DirectiveReason.OUT_OF_TIME.value,)] == 1
     assert found["slackserve_monitor_placements", ("premium", "placed")] == 3
@@ -94,7 +94,7 @@ def test_a_scrape_sees_the_last_look(core):
     exporter.show(core, SETTLE_S)
     text = scrape(exporter.port)
     assert 'slackserve_slo_target_ratio{tier="premium"} 0.99' in text
-    assert 'slackserve_policy_changes_total{reason="premium_at_risk"} 1.0' in text
+    assert 'slackserve_policy_changes_total{reason="top_tier_at_risk"} 1.0' in text
     assert 'tenant="a \\"quoted\\" tenant"' in text
 
 
@@ -124,7 +124,7 @@ def test_port_0_exports_nothing(core):
 
 def test_the_state_for_people_is_plain_and_complete(core):
     state = shown(core.state(SETTLE_S), 9465)
-    assert list(state["tiers"]) == list(CLIENT_TIERS)
+    assert list(state["tiers"]) == list(DEFAULT_TIERS.names)
     assert state["policy"]["version"] == core.policy.version
     assert state["policy"]["shed"] == {"background": 0.25}
     assert state["tiers"]["premium"]["at_risk"] is True

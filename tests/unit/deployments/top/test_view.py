@@ -10,6 +10,8 @@ from rich.console import Console
 from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 
+TIERS = ("premium", "standard", "background")
+
 
 def draw(frame, *, width=100, height=None, colour=False):
     console = Console(
@@ -25,7 +27,7 @@ def line_with(text, drawn):
 
 
 def frame(*prefill, ready=True, decode=()):
-    return Frame("tiny", datetime(2030, 1, 2, 13, 4, 5, tzinfo=UTC), ready, prefill, decode)
+    return Frame("tiny", datetime(2030, 1, 2, 13, 4, 5, tzinfo=UTC), ready, prefill, decode, TIERS)
 
 
 def prefill(work, *, replica="aaaa", reports=True, silent_s=0.3):
@@ -238,7 +240,7 @@ def monitor(**more):
 
     return {
         "policy": {"version": 12, "shed": {"background": 0.5}, "reserved": 0.15},
-        "reason": "premium_at_risk",
+        "reason": "top_tier_at_risk",
         "tiers": {"premium": tier(0.925, at_risk=True), "standard": tier(1.0), "background": tier(None)},
         "error": {"samples": 9, "mape": 0.04, "p90": 0.12},
         "ttft_error": {"samples": 7, "mape": 0.06, "p90": 0.14},
@@ -256,7 +258,7 @@ def test_the_monitor_shows_attainment_burn_rates_shed_levels_policy_and_predicti
     assert "0.10 s, 0.20 s, 12 s" in line_with("92.5%", drawn)
     assert line_with("background", drawn).split()[1:6] == ["99.0%", "-", "2.0", "4.0", "50%"]
     assert "policy 12" in drawn
-    assert "premium at risk" in drawn
+    assert "top tier at risk" in drawn
     assert "15% reserved" in drawn
     assert "predictions off by 4%, p90 12%  first tokens 6%, p90 14%" in drawn
 
@@ -284,3 +286,13 @@ def test_queues_leave_room_for_the_monitor():
     height = 30
     crowded = replace(monitored(monitor()), prefill=(prefill(work(step(job("r")), queue)),))
     assert len(draw(crowded, height=height).splitlines()) <= height
+
+
+def test_tiers_are_those_of_the_deployment_in_their_order():
+    each = monitor()["tiers"]["standard"]
+    state = monitor(tiers={"file": each, "text": each}, policy={"version": 1, "shed": {}, "reserved": 0.0})
+    drawn = draw(replace(monitored(state), tiers=("text", "image", "file"))).splitlines()
+    first = next(number for number, line in enumerate(drawn) if line.startswith("SLO"))
+    rows = [line.split() for line in drawn[first + 1 : first + 4]]
+    assert [row[0] for row in rows] == ["text", "image", "file"]
+    assert rows[1][1] == "-", "the monitor does not know it yet"

@@ -27,7 +27,7 @@ from slo.preemption.types import (
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
@@ -461,7 +461,8 @@ def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
 
 def test_a_decision_takes_less_than_a_millisecond_with_a_hundred_waiting():
     waiting = [
-        job(f"job-{n}", 100 + n, 60.0 + n % 37, CLIENT_TIERS[n % 3], arrived_s=n * 1e-3) for n in range(100)
+        job(f"job-{n}", 100 + n, 60.0 + n % 37, DEFAULT_TIERS.names[n % 3], arrived_s=n * 1e-3)
+        for n in range(100)
     ]
     many = governor(LONG, *waiting, order=QueueOrder.FEASIBLE_SET)
     shown = view(running("long"), suspended("job-1", "job-2"), suspended("job-3"))

@@ -23,14 +23,14 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.feasible_set import feasible_set, value
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 WAITING = st.tuples(
     st.integers(1, 3000),
     st.one_of(st.floats(0.05, 12.0), st.just(NO_DEADLINE)),
-    st.sampled_from(CLIENT_TIERS),
+    st.sampled_from(DEFAULT_TIERS.names),
 )
 
 

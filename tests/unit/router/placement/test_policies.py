@@ -9,7 +9,7 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import DEFAULT_TIER_POLICIES, PREMIUM
+from slo.tiers import DEFAULT_TIERS, PREMIUM
 
 LINE = PrefillPredictor(per_token_s=0.0002, fixed_s=0.01)
 
@@ -31,7 +31,7 @@ def test_slack_aware_placement_beats_round_robin_and_token_counts(seed):
 
 
 def test_round_robin_takes_turns():
-    core = RouterCore(DEFAULT_TIER_POLICIES, RoundRobin())
+    core = RouterCore(DEFAULT_TIERS, RoundRobin())
     core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     names = [ReplicaId(f"prefill-{n}") for n in range(3)]
     for name in names:

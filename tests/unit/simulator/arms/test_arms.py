@@ -21,7 +21,7 @@ from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
 from slo.preemption.types import PreemptionRules
 from slo.queue.batching import STEP_TOKENS
-from slo.tiers import CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 LONG_TOKENS = STEP_TOKENS  # one step
@@ -169,7 +169,9 @@ def test_it_ends_as_soon_as_too_many_are_late():
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0, 3), st.integers(1, 9000), st.floats(0.05, 5), st.sampled_from(CLIENT_TIERS)),
+        st.tuples(
+            st.floats(0, 3), st.integers(1, 9000), st.floats(0.05, 5), st.sampled_from(DEFAULT_TIERS.names)
+        ),
         min_size=1,
         max_size=25,
     ),

@@ -46,7 +46,7 @@ def test_one_replica_with_nothing_around_it_does_what_it_does_alone(arm):
         HARDWARE,
         1,
         link=INSTANT_LINK,
-        policies=NOBODY_IS_SHED,
+        tiers=NOBODY_IS_SHED,
         delays=NO_DELAYS,
         handoff_s=0.0,
     )

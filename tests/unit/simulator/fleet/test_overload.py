@@ -17,7 +17,7 @@ from slo.admission.controller import AdmissionRules
 from slo.errors import RejectionReason
 from slo.outcomes import Outcome
 from slo.queue.fairness import STARVATION_TIMEOUT_S
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = PRESETS["flowprefill-8b"].hardware
 SECONDS = 600.0
@@ -45,7 +45,9 @@ def overload():
         ARMS["slackserve"],
         HARDWARE,
         REPLICAS,
-        policies={tier: replace(policy, ttft_s=None) for tier, policy in DEFAULT_TIER_POLICIES.items()},
+        tiers=DEFAULT_TIERS.revised(
+            {tier: replace(policy, ttft_s=None) for tier, policy in DEFAULT_TIERS.clients.items()}
+        ),
         admission=AdmissionRules(max_backlog_s=MAX_BACKLOG_S),
         seed=1,
     )

@@ -63,9 +63,9 @@ seed: 7
     setup = config.setup()
     assert setup.hardware.cost.shape == LLAMA_3_70B
     assert setup.hardware.weights[PREMIUM] == 8
-    assert setup.policies[PREMIUM].tpot_s == 0.06
-    assert setup.policies[PREMIUM].ttft_s == 0.2, "what is not given stays"
-    assert not setup.policies[STANDARD].sheddable
+    assert setup.tiers[PREMIUM].tpot_s == 0.06
+    assert setup.tiers[PREMIUM].ttft_s == 0.2, "what is not given stays"
+    assert not setup.tiers[STANDARD].sheddable
     assert setup.decode.max_batch == 128
     assert setup.link.bytes_ps == 50e9
     found = plan(setup, config.demand())
@@ -175,3 +175,24 @@ def test_what_is_no_profile_is_refused(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(FleetConfigError, match=r"profile: .*(writes one|this version reads 1)"):
         read_profile(tmp_path / "p.json", FleetConfigError)
+
+
+# Tiers of one's own
+
+OWN_TIERS = {"fast": {"weight": 9, "tpot_ms": 40, "share": 0.6}, "slow": {"default": True}}
+
+
+def test_a_fleet_has_tiers_of_its_own():
+    kinds = {"chat": {**CHAT, "tier": "fast"}, "mail": {key: CHAT[key] for key in CHAT if key != "tier"}}
+    config = parse_fleet({"workload": {"kinds": kinds}, "rate_rps": 3, "tiers": OWN_TIERS})
+    setup = config.setup()
+    assert setup.tiers.names == ("fast", "slow")
+    assert (setup.tiers["fast"].tpot_s, setup.tiers["fast"].share) == (0.04, 0.6)
+    assert setup.hardware.weights == {"fast": 9, "slow": 1, "system": 1}
+    arrivals = config.demand().workload.stream(3.0, 200, 1)
+    assert {(arrival.kind, arrival.tier) for arrival in arrivals} == {("chat", "fast"), ("mail", "slow")}
+
+
+def test_a_kind_of_an_unknown_tier_is_refused():
+    with pytest.raises(FleetConfigError, match="there is no tier 'premium'; known are fast, slow"):
+        parse_fleet({"workload": {"kinds": {"chat": CHAT}}, "rate_rps": 3, "tiers": OWN_TIERS})

@@ -15,7 +15,7 @@ from simulator.planning.replica_search import max_replicas, min_replicas
 from simulator.report import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
 from slo.predict.handoff import INSTANT_LINK
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
 
 
 @given(st.integers(1, 300), st.floats(0.1, 40))
@@ -80,7 +80,7 @@ def test_decode_replicas_keep_the_pace():
     slow = DecodeModel(0.004, 0.002, 1e-8, 0.001, kv_tokens=1 << 30)
     mix = Mix({"only": Kind(1.0, 500, None, PREMIUM, output_tokens=100)})
     found = plan(fleet(decode=slow), PlannedLoad(mix, 8.0, 300))
-    assert DEFAULT_TIER_POLICIES[PREMIUM].tpot_s == 0.03
+    assert DEFAULT_TIERS[PREMIUM].tpot_s == 0.03
     # 14 requests in a batch keep 30 ms; 800 tokens a second need two such batches
     assert found.decode_replicas in {2, 3}
     never = plan(

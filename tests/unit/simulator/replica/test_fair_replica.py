@@ -6,15 +6,14 @@ from functools import cache
 from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS, OURS, Scheduling
 from simulator.cost.passes import Granularity
-from simulator.replica.hardware import TIER_WEIGHTS
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Kind, Mix
 from slo.queue.fairness import STARVATION_TIMEOUT_S
 from slo.queue.order import DEFAULT_ORDER
-from slo.tiers import BACKGROUND, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
-HARDWARE = replace(PRESETS["flowprefill-8b"].hardware, weights=TIER_WEIGHTS)
+HARDWARE = PRESETS["flowprefill-8b"].hardware
 LOADS = {PREMIUM: 0.4, STANDARD: 1.0, BACKGROUND: 0.1}
 TOKENS = {PREMIUM: 4000, STANDARD: 9000, BACKGROUND: 9000}
 TTFT_S = {PREMIUM: 2.0, STANDARD: 8.0, BACKGROUND: None}
@@ -55,7 +54,7 @@ def on_time(jobs):
 def test_background_starts_in_bounded_time():
     """Its load is below its share, so that nothing piles up: each waits for its own two patiences at most."""
     work_s = HARDWARE.cost.prefill_s(TOKENS[BACKGROUND])
-    between_s = work_s / DEFAULT_TIER_POLICIES[BACKGROUND].share
+    between_s = work_s / DEFAULT_TIERS[BACKGROUND].share
     waits = [job.ttft_s for job in early(served("slackserve")[BACKGROUND])]
     assert len(waits) > 10
     assert max(waits) < 2 * STARVATION_TIMEOUT_S + 3 * between_s
@@ -74,14 +73,14 @@ def test_premium_pays_next_to_nothing_as_long_as_it_leaves_any_time():
 def test_standard_pays_no_more_than_the_share():
     fair, unfair = served("slackserve")[STANDARD], served("unfair")[STANDARD]
     paid = (on_time(unfair) - on_time(fair)) * LOADS[STANDARD]
-    assert paid < DEFAULT_TIER_POLICIES[BACKGROUND].share + 0.05
+    assert paid < DEFAULT_TIERS[BACKGROUND].share + 0.05
 
 
 @cache
 def urgent_on_time(name):
     """Urgent requests on time in an overload without end, where most that is stopped is given up."""
     preset = PRESETS["blog-70b"]
-    hardware = replace(preset.hardware, weights=TIER_WEIGHTS)
+    hardware = preset.hardware
     jobs = run(OVERLOADED[name], hardware, preset.workload.stream(6.0, 1200, 1)).jobs
     return on_time([job for job in jobs if job.arrival.kind == "urgent"])
 

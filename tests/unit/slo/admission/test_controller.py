@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_tiers import FILE, FOUR, IMAGE, SEARCH, SEVEN, TEXT
 
 from slo.admission.controller import (
     ADMITTED,
@@ -18,18 +19,16 @@ from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD, SYSTEM, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
 
 WORK_S = 0.1
-SHARES = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
+SHARES = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
 LACK = {RejectionReason.OVER_SHARE, RejectionReason.RESERVED, RejectionReason.TENANT_SHARE}
 NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, calm_s=0.0)
 
 
 def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
-    made = AdmissionController(
-        DEFAULT_TIER_POLICIES, rules, tenants or TenantGates(limits), random.Random(seed)
-    )
+    made = AdmissionController(DEFAULT_TIERS, rules, tenants or TenantGates(limits), random.Random(seed))
     made.has_capacity(replicas)
     return made
 
@@ -120,7 +119,7 @@ def test_a_heavier_tenant_gets_more_of_a_busy_class():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    loads=st.fixed_dictionaries({tier: st.floats(0.05, 3.0) for tier in CLIENT_TIERS}),
+    loads=st.fixed_dictionaries({tier: st.floats(0.05, 3.0) for tier in DEFAULT_TIERS.names}),
     replicas=st.integers(1, 8),
     seed=st.integers(0, 99),
 )
@@ -220,7 +219,7 @@ def test_a_request_that_is_placed_again_is_not_counted_again():
 
 def test_the_servers_own_requests_know_no_limits():
     admission = controller(a=TenantLimit(max_concurrent=1))
-    admission.follow(dict.fromkeys((*CLIENT_TIERS, SYSTEM), 1.0), 1.0)
+    admission.follow(dict.fromkeys((*DEFAULT_TIERS.names, SYSTEM), 1.0), 1.0)
     for n in range(50):
         assert admission.decide(request(n, SYSTEM), 0.0) is ADMITTED
     assert admission.load(0.0) == 0.0
@@ -276,7 +275,7 @@ def test_limits_reject_and_the_state_of_the_fleet_sheds(reason):
 def test_a_decision_takes_microseconds():
     tenants = TenantGates({}, TenantLimit(requests_per_s=1e9, tokens_per_s=1e9, max_concurrent=10**9))
     admission = controller(replicas=10.0, tenants=tenants)
-    asked = [request(n, CLIENT_TIERS[n % 3], f"tenant-{n % 100}", 0.3) for n in range(4000)]
+    asked = [request(n, DEFAULT_TIERS.names[n % 3], f"tenant-{n % 100}", 0.3) for n in range(4000)]
     took_s = []
     for n, one in enumerate(asked):
         started_s = time.perf_counter()
@@ -285,3 +284,41 @@ def test_a_decision_takes_microseconds():
     took_s.sort()
     assert took_s[len(took_s) // 2] < 200e-6
     assert took_s[int(len(took_s) * 0.999)] < 0.05
+
+
+# Tiers of one's own
+
+
+def of_tiers(tiers, rules=NO_BACKLOG):
+    made = AdmissionController(tiers, rules, TenantGates({}), random.Random(1))
+    made.has_capacity(1.0)
+    return made
+
+
+@pytest.mark.parametrize("tiers", [FOUR, SEVEN], ids=["four", "seven"])
+def test_the_top_tier_and_what_may_not_be_shed_are_never_refused(tiers):
+    fates = offer(of_tiers(tiers), {(tier, "a"): 1.0 for tier in tiers.names})
+    for (tier, _), fate in fates.items():
+        if tier in tiers.sheddable:
+            assert sum(fate[reason] for reason in LACK) > 0, tier
+        else:
+            assert set(fate) == {"admitted"}, tier
+
+
+def test_what_the_monitor_sheds_is_refused_by_name():
+    admission = of_tiers(SEVEN)
+    admission.follow(dict.fromkeys(SEVEN.names, 1.0), 0.0)
+    for tier in SEVEN.names:
+        decision = admission.decide(request(1, tier), 0.0)
+        refused = isinstance(decision, Rejected) and decision.reason is RejectionReason.SHED_BY_POLICY
+        assert refused == (tier in SEVEN.sheddable), tier
+
+
+def test_the_reservation_is_kept_for_the_top_tier():
+    rules = AdmissionRules(max_backlog_s=1e9, calm_s=0.0, reserved=0.5)
+    loads = {(TEXT, "a"): 0.1, (IMAGE, "a"): 0.6, (SEARCH, "a"): 0.6, (FILE, "a"): 0.6}
+    without, kept = (offer(of_tiers(FOUR, each), loads) for each in (NO_BACKLOG, rules))
+    assert set(kept[TEXT, "a"]) == {"admitted"}
+    assert any(fate[RejectionReason.RESERVED] for fate in kept.values())
+    admitted = [sum(fate["admitted"] for fate in fates.values()) for fates in (without, kept)]
+    assert admitted[1] < admitted[0]

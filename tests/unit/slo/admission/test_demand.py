@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.admission.demand import Demand, divide
+from slo.admission.demand import RecentDemand, divide
 from slo.tiers import PREMIUM, STANDARD
 
 
 def test_a_steady_stream_is_seen_as_what_it_is():
-    demand = Demand(memory_s=20.0)
+    demand = RecentDemand(memory_s=20.0)
     for tenth in range(4000):
         demand.arrived(PREMIUM, "a", 0.05, tenth / 10)
         demand.arrived(STANDARD, "b", 0.02, tenth / 10)
@@ -22,13 +22,13 @@ def test_a_steady_stream_is_seen_as_what_it_is():
 
 @given(st.floats(0.1, 500))
 def test_what_arrived_is_forgotten_at_one_rate(pause_s):
-    demand = Demand(memory_s=10.0)
+    demand = RecentDemand(memory_s=10.0)
     demand.arrived(PREMIUM, "a", 1.0, 5.0)
     assert demand.by_tenant(5.0 + pause_s)[PREMIUM]["a"] == pytest.approx(0.1 * math.exp(-pause_s / 10))
 
 
 def test_the_account_goes_on_for_ever():
-    demand = Demand(memory_s=1.0)
+    demand = RecentDemand(memory_s=1.0)
     demand.arrived(PREMIUM, "gone", 1.0, 0.0)
     for second in range(1, 2000):
         demand.arrived(PREMIUM, "here", 1.0, float(second))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slo.monitor.attainment import MAX_SERIES, OTHER_TENANTS, RollingAttainment, Series
 from slo.outcomes import Outcome, RequestEnded
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 OK = RequestEnded(
     model="m",
@@ -109,7 +109,9 @@ def test_no_number_of_tenants_fills_the_memory():
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0.0, 500.0), st.sampled_from([OK, LATE, LEFT]), st.sampled_from(CLIENT_TIERS)),
+        st.tuples(
+            st.floats(0.0, 500.0), st.sampled_from([OK, LATE, LEFT]), st.sampled_from(DEFAULT_TIERS.names)
+        ),
         max_size=60,
     )
 )
@@ -124,5 +126,5 @@ def test_a_window_holds_what_is_newer_than_its_length_and_nothing_older_than_a_s
         assert sum(age <= window_s for age in ages_s) <= counted.requests
         assert counted.requests <= sum(age <= window_s + windows.short_s / 2 for age in ages_s)
         assert counted.met <= counted.judged <= counted.requests
-        by_tier = [windows.over(window_s, 500.0, 0.9, tier=tier).requests for tier in CLIENT_TIERS]
+        by_tier = [windows.over(window_s, 500.0, 0.9, tier=tier).requests for tier in DEFAULT_TIERS.names]
         assert sum(by_tier) == counted.requests

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_tiers import FILE, FOUR, IMAGE, SEARCH, TEXT
 
 from slo.monitor.core import FORGET_AFTER_S, SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
@@ -24,7 +25,7 @@ from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
 from slo.preemption.types import KeepReason, PreemptionPolicy
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 R = ReplicaId("r")
 OK = RequestEnded("m", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.1, ttft_budget_s=0.2)
@@ -67,7 +68,7 @@ def test_the_configured_preemption_goes_with_the_policy(core):
 
 def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
     core.heard(ingress(*[OK] * 50, *[LATE] * 10), 100.0)
-    assert core.look(101.0) is SteerReason.PREMIUM_AT_RISK
+    assert core.look(101.0) is SteerReason.TOP_TIER_AT_RISK
     assert core.policy.shed_level(BACKGROUND) == 0.25
     assert core.policy.reserved == 0.15
     assert core.look(102.0) is SteerReason.TOO_SOON
@@ -163,7 +164,8 @@ def test_the_state_tells_it_all(core):
 
 def test_other_settings_hold_from_the_report_on_that_brings_them(core):
     core.heard(ingress(LATE), 0.0)
-    strict = replace(SETTINGS, targets={**SETTINGS.targets, PREMIUM: 0.999})
+    stricter = {PREMIUM: replace(DEFAULT_TIERS[PREMIUM], target=0.999)}
+    strict = replace(SETTINGS, tiers=DEFAULT_TIERS.revised(stricter))
     core.heard(ingress(settings=strict), 0.0)
     assert core.state(1.0).tiers[PREMIUM].target == 0.999
     assert core.state(1.0).tiers[PREMIUM].long.judged == 1
@@ -254,3 +256,45 @@ def test_the_error_of_predicted_first_tokens_is_known(core):
     error = core.state(1.0).ttft_error
     assert error.samples == 2
     assert error.mape == pytest.approx(0.25)
+
+
+# Tiers of one's own
+
+
+def ended(tier, request=OK, times=1):
+    return [replace(request, tier=tier)] * times
+
+
+def test_a_monitor_of_other_tiers_measures_and_sheds_those():
+    core = MonitorCore(replace(SETTINGS, tiers=FOUR), 0.0)
+    core.heard(ingress(*ended(TEXT, LATE, 20), *ended(FILE, OK, 5)), 100.0)
+    assert core.look(101.0) is SteerReason.TOP_TIER_AT_RISK
+    assert core.policy.shed == {FILE: 0.25}
+    state = core.state(101.0)
+    assert tuple(state.tiers) == FOUR.names
+    assert state.tiers[SEARCH].target == 0.95
+    assert state.tiers[TEXT].at_risk
+    assert {series.tier for series in state.series} == {TEXT, FILE}
+
+
+def test_directives_follow_the_ranks_of_the_set():
+    core = MonitorCore(replace(SETTINGS, tiers=FOUR), 0.0)
+    step = StepSeen(7, (SEARCH,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
+    lower, higher = WaiterSeen(JobId("file"), FILE, 1.0), WaiterSeen(JobId("image"), IMAGE, 1.0)
+    assert core.heard(prefill(step=step, waiting=[lower]), 0.0).directives == ()
+    (directive,) = core.heard(prefill(step=step, waiting=[lower, higher]), 0.0).directives
+    assert directive.beneficiary == "image"
+
+
+def test_a_deployment_that_changes_its_tiers_leaves_nothing_of_the_old_ones():
+    core = MonitorCore(SETTINGS, 0.0)
+    core.heard(ingress(*[LATE] * 20), 100.0)
+    core.look(101.0)
+    assert core.policy.shed == {BACKGROUND: 0.25}
+    core.heard(ingress(*ended(IMAGE), settings=replace(SETTINGS, tiers=FOUR)), 102.0)
+    core.heard(ingress(*ended(PREMIUM)), 102.0)  # from one that has not heard of the change
+    core.look(103.0)
+    assert core.policy.shed == {}
+    state = core.state(103.0)
+    assert tuple(state.tiers) == FOUR.names
+    assert {series.tier for series in state.series} == {IMAGE}

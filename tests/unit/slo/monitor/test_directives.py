@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen, direct
 from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, PREMIUM, STANDARD, rank_of
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 R = ReplicaId("r")
 STEP = StepSeen(7, (BACKGROUND,), remaining_s=2.0, preemptible_in_s=0.1, kept=KeepReason.WAITERS_IN_TIME)
@@ -19,7 +19,7 @@ NOBODY, AT_RISK_PREMIUM = frozenset(), frozenset({PREMIUM})
 
 
 def ordered(step, *waiting, at_risk=NOBODY):
-    directive = direct(ReplicaSeen(R, step, waiting), at_risk)
+    directive = direct(ReplicaSeen(R, step, waiting), at_risk, DEFAULT_TIERS)
     return None if directive is None else (directive.step_id, directive.beneficiary, directive.reason)
 
 
@@ -68,7 +68,7 @@ def test_who_is_made_way_for(step, waiting, at_risk, expected):
     assert ordered(step, *waiting, at_risk=at_risk) == expected
 
 
-tiers = st.sampled_from(CLIENT_TIERS)
+tiers = st.sampled_from(DEFAULT_TIERS.names)
 
 
 @settings(deadline=None)
@@ -81,9 +81,9 @@ tiers = st.sampled_from(CLIENT_TIERS)
 def test_nobody_is_stopped_for_an_equal_or_for_one_who_is_not_saved_by_it(members, waiting, kept, at_risk):
     step = replace(STEP, tiers=tuple(members), kept=kept)
     waiters = [WaiterSeen(JobId(str(n)), tier, slack_s) for n, (tier, slack_s) in enumerate(waiting)]
-    found = direct(ReplicaSeen(R, step, tuple(waiters)), at_risk)
+    found = direct(ReplicaSeen(R, step, tuple(waiters)), at_risk, DEFAULT_TIERS)
     if found is not None:
         waiter = waiters[int(found.beneficiary)]
-        assert all(rank_of(waiter.tier) > rank_of(tier) for tier in members)
+        assert all(DEFAULT_TIERS.rank(waiter.tier) > DEFAULT_TIERS.rank(tier) for tier in members)
         assert step.preemptible_in_s <= waiter.slack_s < step.remaining_s
         assert kept in {KeepReason.WAITERS_IN_TIME, KeepReason.WOULD_HARM, KeepReason.MARGIN}

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.request import ReplicaId
-from slo.tiers import BACKGROUND, CLIENT_TIERS
+from slo.tiers import BACKGROUND, DEFAULT_TIERS
 
 A = ReplicaId("a")
 
 policies = st.builds(
     ClusterPolicy,
     version=st.integers(0, 9),
-    shed=st.dictionaries(st.sampled_from(CLIENT_TIERS), st.floats(0, 1)),
+    shed=st.dictionaries(st.sampled_from(DEFAULT_TIERS.names), st.floats(0, 1)),
     reserved=st.floats(0, 1),
     margin=st.none() | st.floats(1, 10),
     corrections=st.dictionaries(st.just(A), st.floats(0.2, 5)),
@@ -22,7 +22,7 @@ policies = st.builds(
 
 def test_what_is_not_said_is_as_configured():
     assert UNSTEERED.version == 0
-    assert [UNSTEERED.shed_level(tier) for tier in CLIENT_TIERS] == [0.0, 0.0, 0.0]
+    assert [UNSTEERED.shed_level(tier) for tier in DEFAULT_TIERS.names] == [0.0, 0.0, 0.0]
     assert UNSTEERED.correction(A) == 1.0
     assert (UNSTEERED.preemption, UNSTEERED.margin, UNSTEERED.reserved) == (None, None, 0.0)
 

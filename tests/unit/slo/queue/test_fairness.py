@@ -11,14 +11,14 @@ from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
-from slo.tiers import BACKGROUND, CLIENT_TIERS, DEFAULT_TIER_POLICIES, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 NEVER = math.inf
 STARVATION_TIMEOUT_S = 30.0
 
 
 def fair(**rules):
-    return Fairness(DEFAULT_TIER_POLICIES, FairnessRules(**rules))
+    return Fairness(DEFAULT_TIERS, FairnessRules(**rules))
 
 
 def busy(fairness, tier=PREMIUM, until_s=0.0):
@@ -28,7 +28,7 @@ def busy(fairness, tier=PREMIUM, until_s=0.0):
 
 
 def job(name, tier, due_s=NEVER, arrived_s=0.0, work_s=1.0, **history):
-    weight = DEFAULT_TIER_POLICIES[tier].weight
+    weight = DEFAULT_TIERS[tier].weight
     return Prefill(JobId(name), weight, due_s, work_s, arrived_s, tier=tier, **history)
 
 
@@ -127,7 +127,7 @@ def test_what_is_on_time_uses_the_right_of_its_class_first(kind, waited_s):
 
 
 def test_a_class_leads_less_with_what_is_late_anyway():
-    fairness, share = busy(fair()), DEFAULT_TIER_POLICIES[BACKGROUND].share
+    fairness, share = busy(fair()), DEFAULT_TIERS[BACKGROUND].share
     late = job("late", BACKGROUND, due_s=20.0)
     for head, counts in ((job("not late", BACKGROUND), 1.0), (late, 1.0 / TARDY_PART)):
         now_s = 1000.0 * counts
@@ -144,7 +144,7 @@ def test_with_infinite_patience_nobody_leads():
     assert names(queue, 1000.0, busy(fair(starvation_timeout_s=NEVER)))[0] == "standard"
 
 
-TIERS = st.sampled_from(CLIENT_TIERS)
+TIERS = st.sampled_from(DEFAULT_TIERS.names)
 
 
 @st.composite
@@ -198,7 +198,7 @@ def test_premium_on_time_goes_before_what_has_aged_but_not_twice_the_patience(dr
 def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s, tiers, lateness):
     """A replica that never stops a step, and a queue in which there is always premium that can be met."""
     fairness = fair()
-    shares = {tier: policy.share for tier, policy in DEFAULT_TIER_POLICIES.items()}
+    shares = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
     left = {
         JobId(str(number)): job(str(number), tier, 0.0 if is_late else NEVER, work_s=work_s)
         for number, (work_s, tier, is_late) in enumerate(zip(works, tiers, lateness, strict=False))

@@ -1,0 +1,142 @@
+"""A deployment with four tiers of its own: served, refused, measured and shown by their names."""
+
+import json
+import random
+import subprocess
+import sys
+import urllib.request
+
+import openai
+import pytest
+from serving import free_port, start
+from waiting import assert_soon
+
+pytestmark = pytest.mark.e2e
+
+TIERS = {
+    "text": {
+        "ttft_ms": 5000,
+        "tpot_ms": 2000,
+        "target": 0.97,
+        "sheddable": False,
+        "weight": 8,
+        "share": 0.4,
+        "service_tiers": ["priority"],
+    },
+    "image": {"ttft_ms": 8000, "weight": 4, "share": 0.3},
+    "search": {"ttft_ms": 10_000, "target": 0.95, "weight": 2, "share": 0.2, "default": True},
+    "file": {"ttft_scale": 1000, "weight": 1, "share": 0.1, "service_tiers": ["flex", "batch"]},
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, tiny_model):
+    keys = {"acme": "key-of-acme", "batch": "key-of-batch"}
+    config = {
+        "model": str(tiny_model),
+        "model_name": "tiny",
+        "port": free_port(),
+        "kv_transfer": {
+            "prefill_port": random.randrange(24_000, 27_000),
+            "decode_port": random.randrange(28_000, 31_000),
+        },
+        "monitor": {"port": free_port()},
+        "max_model_len": 1024,
+        "warmup_tokens": [32, 512],
+        "tiers": TIERS,
+        "api_keys": [
+            {"tenant": "acme", "key": keys["acme"]},
+            {"tenant": "batch", "key": keys["batch"], "highest_tier": "search"},
+        ],
+    }
+    running = start(tmp_path_factory.mktemp("own-tiers"), config, keys)
+    yield running
+    running.process.terminate()
+    running.process.wait(60)
+
+
+def ask(deployment, tier=None, service_tier=None, tenant="acme"):
+    """The headers of an answer."""
+    answer = deployment.client(tenant).completions.with_raw_response.create(
+        model="tiny",
+        prompt="hello " * 100,
+        max_tokens=3,
+        stream=True,
+        extra_headers={} if tier is None else {"x-slo-tier": tier},
+        extra_body={"ignore_eos": True} | ({} if service_tier is None else {"service_tier": service_tier}),
+    )
+    assert sum(1 for _ in answer.parse()) > 0
+    return answer.headers
+
+
+def top(*arguments):
+    command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def scraped(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def served(own):
+    """The deployment, after a request of each tier."""
+    for tier in TIERS:
+        assert ask(own, tier)["x-slo-tier"] == tier
+    return own
+
+
+def test_each_tier_is_served_with_its_own_objective(served):
+    assert ask(served, "text")["x-slo-ttft-budget-ms"] == "5000.0"
+    assert float(ask(served, "file")["x-slo-ttft-budget-ms"]) > 0, "a multiple of the predicted prefill"
+
+
+def test_service_tiers_and_the_default_are_those_of_the_file(served):
+    assert ask(served)["x-slo-tier"] == "search"
+    assert ask(served, service_tier="auto")["x-slo-tier"] == "search"
+    assert ask(served, service_tier="priority")["x-slo-tier"] == "text"
+    assert ask(served, service_tier="batch")["x-slo-tier"] == "file"
+
+
+@pytest.mark.parametrize("name", ["premium", "standard", "gold", "system", "none"])
+def test_an_unknown_tier_is_refused_with_the_names_of_this_deployment(served, name):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(served, name)
+    assert "give one of text, image, search, file" in caught.value.message
+    assert caught.value.status_code == 400
+
+
+def test_a_service_tier_of_no_tier_is_refused_with_those_of_this_deployment(served):
+    with pytest.raises(openai.BadRequestError, match="give one of auto, default, priority, flex, batch"):
+        ask(served, service_tier="scale")
+
+
+def test_a_tenant_is_served_up_to_its_highest_tier(served):
+    headers = ask(served, "image", tenant="batch")
+    assert (headers["x-slo-tier"], headers["x-slo-tier-clamped-from"]) == ("search", "image")
+    assert ask(served, "file", tenant="batch")["x-slo-tier"] == "file"
+
+
+def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
+    def shown():
+        return json.loads(top("--json"))
+
+    for tier in TIERS:
+        assert_soon(lambda tier=tier: served.metric("slackserve_requests_total", tier=tier) >= 1, 30)
+    assert served.metric("slackserve_requests_total", tier="premium") == 0
+    assert_soon(lambda: all(each["judged"] for each in shown()["monitor"]["tiers"].values()), 30)
+    frame = shown()
+    assert frame["tiers"] == list(TIERS)
+    state = frame["monitor"]
+    assert list(state["tiers"]) == list(TIERS)
+    assert [each["target"] for each in state["tiers"].values()] == [0.97, 0.9, 0.95, 0.9]
+    text = scraped(state["metrics_port"])
+    assert 'slackserve_slo_target_ratio{tier="text"} 0.97' in text
+    assert 'slackserve_policy_shed_ratio{tier="file"} 0.0' in text
+    assert 'slackserve_monitor_placements_total{decision="placed",tier="image"}' in text
+    assert "premium" not in text
+    rows = [
+        line.split()[0] for line in top("--once").splitlines() if "%" in line and line.split()[0] in TIERS
+    ]
+    assert rows[-4:] == list(TIERS)
