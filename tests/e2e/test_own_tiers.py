@@ -15,6 +15,7 @@ pytestmark = pytest.mark.e2e
 
 TIERS = {
     "text": {
+        "rank": 4,
         "ttft_ms": 5000,
         "tpot_ms": 2000,
         "target": 0.97,
@@ -23,10 +24,12 @@ TIERS = {
         "share": 0.4,
         "service_tiers": ["priority"],
     },
-    "image": {"ttft_ms": 8000, "weight": 4, "share": 0.3},
-    "search": {"ttft_ms": 10_000, "target": 0.95, "weight": 2, "share": 0.2, "default": True},
-    "file": {"ttft_scale": 1000, "weight": 1, "share": 0.1, "service_tiers": ["flex", "batch"]},
+    "image": {"rank": 3, "ttft_ms": 8000, "weight": 4, "share": 0.3},
+    "search": {"rank": 2, "ttft_ms": 10_000, "target": 0.95, "weight": 2, "share": 0.2, "default": True},
+    "file": {"rank": 1, "ttft_scale": 1000, "weight": 1, "share": 0.1, "service_tiers": ["flex", "batch"]},
 }
+
+"""With ranks: the file of the deployment is written with its keys in alphabetical order."""
 
 
 @pytest.fixture(scope="module")

@@ -112,5 +112,11 @@ def test_what_cannot_work_is_refused_with_the_reason(tiers, problem):
     assert problem in str(caught.value)
 
 
+def test_what_was_given_can_be_parsed_again():
+    for config in (example(), parse({"tiers": {"premium": {"weight": 5}, "standard": {"ttft_ms": None}}})):
+        again = parse(config.model_dump(exclude_unset=True))
+        assert again.tiers.tier_set() == config.tiers.tier_set()
+
+
 def test_a_configuration_without_tiers_has_the_default_ones():
     assert SlackServeConfig().tiers.tier_set() == DEFAULT_TIERS
