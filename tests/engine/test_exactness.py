@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from engines import engine, random_prompt
+from engines import engine, on, random_prompt
 
 from deployments.models.store import ModelStore
 from prefill_node.engine_setup import EngineSetup
@@ -33,21 +33,21 @@ def stopped(running, boundaries, prompt=PROMPT):
     return answer
 
 
-ENGINES = ["llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute"]
+ENGINES = on("llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute")
 """The last two stop between layers."""
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_stopped_at_every_boundary_in_turn(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
+def test_stopped_at_every_boundary_in_turn(shared_engine):
+    running = shared_engine
     expected = undisturbed(running)
     for boundary in range(running.boundaries):
         assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_stopped_at_random_boundaries_many_times(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
+def test_stopped_at_random_boundaries_many_times(shared_engine):
+    running = shared_engine
     expected = undisturbed(running)
     rng = random.Random(7)
     for _ in range(5):
@@ -55,9 +55,9 @@ def test_stopped_at_random_boundaries_many_times(name, request):
         assert stopped(running, boundaries) == expected, f"differs after stops at {boundaries}"
 
 
-@pytest.mark.parametrize("name", ["llama_operator", "llama_operator_tp2"])
-def test_several_suspended_at_operators_and_stopped_there_again(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", on("llama_operator", "llama_operator_tp2"), indirect=True)
+def test_several_suspended_at_operators_and_stopped_there_again(shared_engine):
+    running = shared_engine
     prompts = {f"prompt-{number}": random_prompt(300 + 100 * number, seed=number) for number in range(3)}
     expected = {job: undisturbed_one(running, job, prompt) for job, prompt in prompts.items()}
     for shift in range(5):

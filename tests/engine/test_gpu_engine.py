@@ -10,6 +10,7 @@ import pytest
 
 from prefill_node.worker.boundary import Granularity
 
+pytestmark = pytest.mark.xdist_group("gpu_engine")
 ROOT = Path(__file__).parents[2]
 
 
