@@ -1,4 +1,4 @@
-"""The set-up says at once what is missing, uses the Python that is there, and goes on after an interruption."""
+"""The set-up says at once what is missing, uses the Python there is, and goes on after an interruption."""
 
 import shutil
 import subprocess
