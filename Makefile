@@ -22,9 +22,10 @@ help: ## Show this list
 serve: $(READY) ## Serve the embedded model on CPU until Ctrl-C (ARGS="--config FILE" for another)
 	@$(BIN)/slackserve serve $(ARGS)
 
-# Most tests run beside each other; those that need the machine to themselves follow, one at a time. The first
-# phase that fails is the last. pytest's status 5, no test, counts only if ARGS selects none in either phase.
-BESIDE := -n logical --maxprocesses 4 --dist loadgroup
+# Files of tests run beside each other, those that start engines first; what needs the machine to itself follows,
+# one test at a time. A phase that fails is the last one. pytest's status 5, no test, counts only if ARGS selects
+# none in either phase.
+BESIDE := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 pytest = $(BIN)/python -m pytest -m $(1) $(ARGS); status=$$?; \
 	[ $$status -eq 0 ] && result=0; [ $$status -eq 0 ] || [ $$status -eq 5 ] || exit $$status
 phases = @result=5; $(call pytest,"$(1) and not (serial or e2e)" $(BESIDE)); \

@@ -41,8 +41,8 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_engine(request, models):
-    """The engine that `engines.on` names; pytest runs the tests on one engine together."""
+    """One of `ENGINES`, as the test's parameter names it; pytest runs the tests on one engine together."""
     with engine(models("llama"), **ENGINES[request.param]) as running:
         yield running

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from engines import engine, on, random_prompt
+from engines import engine, random_prompt
 
 from deployments.models.store import ModelStore
 from prefill_node.engine_setup import EngineSetup
@@ -33,7 +33,7 @@ def stopped(running, boundaries, prompt=PROMPT):
     return answer
 
 
-ENGINES = on("llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute")
+ENGINES = ["llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute"]
 """The last two stop between layers."""
 
 
@@ -55,7 +55,7 @@ def test_stopped_at_random_boundaries_many_times(shared_engine):
         assert stopped(running, boundaries) == expected, f"differs after stops at {boundaries}"
 
 
-@pytest.mark.parametrize("shared_engine", on("llama_operator", "llama_operator_tp2"), indirect=True)
+@pytest.mark.parametrize("shared_engine", ["llama_operator", "llama_operator_tp2"], indirect=True)
 def test_several_suspended_at_operators_and_stopped_there_again(shared_engine):
     running = shared_engine
     prompts = {f"prompt-{number}": random_prompt(300 + 100 * number, seed=number) for number in range(3)}

@@ -10,7 +10,6 @@ import pytest
 
 from prefill_node.worker.boundary import Granularity
 
-pytestmark = pytest.mark.xdist_group("gpu_engine")
 ROOT = Path(__file__).parents[2]
 
 

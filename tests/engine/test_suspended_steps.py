@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from engines import engine, on, random_prompt
+from engines import engine, random_prompt
 from vllm.v1.core.sched.interface import PauseState
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
@@ -17,9 +17,9 @@ SHORT = random_prompt(64, seed=3)
 
 def pytest_generate_tests(metafunc):
     if "running" in metafunc.fixturenames:
-        metafunc.parametrize("shared_engine", on("llama", "llama_tp2"), indirect=True)
+        metafunc.parametrize("shared_engine", ["llama", "llama_tp2"], indirect=True)
     if "small" in metafunc.fixturenames:
-        metafunc.parametrize("shared_engine", on("llama_small_memory"), indirect=True)
+        metafunc.parametrize("shared_engine", ["llama_small_memory"], indirect=True)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     assert running.scheduler._forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
 
 
-@pytest.mark.parametrize("shared_engine", on("llama_recompute"), indirect=True)
+@pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)
 def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(shared_engine):
     shared_engine.forget()
     suspend(shared_engine, "short", SHORT, 2)

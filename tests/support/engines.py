@@ -11,8 +11,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pytest
-
 from benchmarks.engines.offline_engine import offline_engine
 from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
@@ -161,11 +159,6 @@ def engine(
     options = {"max_model_len": 2048, "max_num_batched_tokens": 2048} | options
     with offline_engine(model, worker, ranks=tensor_parallel_size, setup=setup, **options) as (llm, board):
         yield Engine(llm, board, is_scripted=worker.startswith("scripted_worker."))
-
-
-def on(*names):
-    """Parameters for the fixture `shared_engine`; all tests on one engine run in one process."""
-    return [pytest.param(name, id=name, marks=pytest.mark.xdist_group(name)) for name in names]
 
 
 def random_prompt(length, seed=None, vocabulary=250):
