@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -23,13 +22,26 @@ help: ## Show this list
 serve: $(READY) ## Serve the embedded model on CPU until Ctrl-C (ARGS="--config FILE" for another)
 	@$(BIN)/slackserve serve $(ARGS)
 
+# Files of tests run beside each other, those that start engines first; what needs the machine to itself follows,
+# one test at a time. A phase that fails is the last one. pytest's status 5, no test, counts only if ARGS selects
+# none in either phase.
+BESIDE := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+pytest = $(BIN)/python -m pytest -m $(1) $(ARGS); status=$$?; \
+	[ $$status -eq 0 ] && result=0; [ $$status -eq 0 ] || [ $$status -eq 5 ] || exit $$status
+phases = @result=5; $(call pytest,"$(1) and not (serial or e2e)" $(BESIDE)); \
+	$(call pytest,"$(1) and (serial or e2e)"); exit $$result
+
 .PHONY: test
-test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY) ## Run all tests but the long ones (ARGS="-k name", or paths, to choose)
+	$(call phases,not long)
+
+.PHONY: test-long
+test-long: $(READY) ## Run the soaks and the statistical tests
+	$(call phases,long)
 
 .PHONY: test-unit
 test-unit: $(READY) ## Run the tests that need no engine, in seconds
-	$(BIN)/python -m pytest tests/unit -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) tests/unit -m "not (slow or long)" $(ARGS)
 
 .PHONY: check
 check: $(READY) ## Lint, format, types, layers
@@ -76,7 +88,7 @@ bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode appli
 	$(BIN)/python -m benchmarks.comparison.run $(ARGS)
 
 .PHONY: lock
-lock: $(VENV)/.uv ## Compile requirements/cpu.lock anew
+lock: $(READY) ## Compile requirements/cpu.lock anew
 	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \
 		--python-version 3.11 --no-emit-find-links --no-emit-index-url $(TORCH) -q -o requirements/cpu.lock
 
@@ -84,16 +96,5 @@ lock: $(VENV)/.uv ## Compile requirements/cpu.lock anew
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 
-$(VENV)/.uv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-		|| { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV) (once, about two minutes)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q uv
-	@touch $@
-
-# Bytecode is compiled once here: every replica imports some 10,000 modules, in several processes.
-$(READY): requirements/cpu.lock pyproject.toml | $(VENV)/.uv
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --compile-bytecode $(TORCH) -r requirements/cpu.lock
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
-	@touch $@
+$(READY): requirements/cpu.lock pyproject.toml
+	@requirements/install.sh $(VENV)

@@ -31,10 +31,10 @@ class PassShape:
 
         Where no work is known all stretches count the same.
         """
-        total = sum(work)
+        *done, total = accumulate(work, initial=0.0)  # sum() rounds otherwise from Python 3.12 on
         if total <= 0:
             return PassShape.even(len(work))
-        return PassShape(tuple(before / total for before in accumulate(work[:-1], initial=0.0)))
+        return PassShape(tuple(before / total for before in done))
 
     @staticmethod
     def even(boundaries: int) -> PassShape:

@@ -19,7 +19,7 @@ from waiting import assert_soon
 
 from deployments.local.launcher import get_json
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,8 +1,10 @@
 """Prefill happens on the prefill tier and its KV moves over NIXL."""
 
 import random
+import time
 
 import pytest
+from serving import METRICS_EVERY_S
 from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
@@ -40,9 +42,7 @@ def test_the_prompts_kv_moves_over_nixl_and_decode_computes_next_to_none_of_it(d
 
 
 def settle(deployment):
-    """Wait until two scrapes a reporting period apart agree."""
-    import time
-
+    """Wait until two scrapes more than a reporting period apart agree."""
     name = "vllm_prompt_tokens_by_source_total"
     last = -1.0
     for _ in range(10):
@@ -50,7 +50,7 @@ def settle(deployment):
         if now == last:
             return
         last = now
-        time.sleep(11)
+        time.sleep(2.2 * METRICS_EVERY_S)
     pytest.fail("the metrics do not come to rest")
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from waiting import assert_soon, at_rest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SECONDS = 60
 STREAMS = 10

@@ -1,4 +1,4 @@
-"""Engines that several tests share; each test leaves its engine at rest."""
+"""Engines that several tests share, one start of each; each test leaves its engine at rest."""
 
 import os
 
@@ -25,44 +25,24 @@ def models(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
-def llama(models):
-    with engine(models("llama")) as running:
-        yield running
+ENGINES = {
+    "llama": {},
+    "llama_tp2": {"tensor_parallel_size": 2},
+    "llama_chunked": {"max_num_batched_tokens": 256},
+    "llama_operator": {"setup": EngineSetup(mode="resume", granularity="operator")},
+    "llama_operator_tp2": {
+        "setup": EngineSetup(mode="resume", granularity="operator"),
+        "tensor_parallel_size": 2,
+    },
+    "llama_sublayer": {"setup": EngineSetup(mode="resume", granularity="sublayer")},
+    "llama_recompute": {"setup": EngineSetup(mode="recompute"), "max_num_batched_tokens": 256},
+    # Room for eleven blocks of 128 tokens.
+    "llama_small_memory": {"max_model_len": 1024, "num_gpu_blocks_override": 12},
+}
 
 
 @pytest.fixture(scope="module")
-def llama_tp2(models):
-    with engine(models("llama"), tensor_parallel_size=2) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def llama_chunked(models):
-    with engine(models("llama"), max_num_batched_tokens=256) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def llama_operator(models):
-    with engine(models("llama"), setup=EngineSetup(mode="resume", granularity="operator")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def llama_operator_tp2(models):
-    setup = EngineSetup(mode="resume", granularity="operator")
-    with engine(models("llama"), tensor_parallel_size=2, setup=setup) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def llama_sublayer(models):
-    with engine(models("llama"), setup=EngineSetup(mode="resume", granularity="sublayer")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def llama_recompute(models):
-    with engine(models("llama"), setup=EngineSetup(mode="recompute"), max_num_batched_tokens=256) as running:
+def shared_engine(request, models):
+    """One of `ENGINES`, as the test's parameter names it; pytest runs the tests on one engine together."""
+    with engine(models("llama"), **ENGINES[request.param]) as running:
         yield running

@@ -39,7 +39,7 @@ def memory_of_workers():
     return sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_arrivals_preemptions_and_aborts(models):
     rng = random.Random(11)
     with engine(

@@ -37,17 +37,17 @@ ENGINES = ["llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chun
 """The last two stop between layers."""
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_stopped_at_every_boundary_in_turn(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
+def test_stopped_at_every_boundary_in_turn(shared_engine):
+    running = shared_engine
     expected = undisturbed(running)
     for boundary in range(running.boundaries):
         assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_stopped_at_random_boundaries_many_times(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
+def test_stopped_at_random_boundaries_many_times(shared_engine):
+    running = shared_engine
     expected = undisturbed(running)
     rng = random.Random(7)
     for _ in range(5):
@@ -55,9 +55,9 @@ def test_stopped_at_random_boundaries_many_times(name, request):
         assert stopped(running, boundaries) == expected, f"differs after stops at {boundaries}"
 
 
-@pytest.mark.parametrize("name", ["llama_operator", "llama_operator_tp2"])
-def test_several_suspended_at_operators_and_stopped_there_again(name, request):
-    running = request.getfixturevalue(name)
+@pytest.mark.parametrize("shared_engine", ["llama_operator", "llama_operator_tp2"], indirect=True)
+def test_several_suspended_at_operators_and_stopped_there_again(shared_engine):
+    running = shared_engine
     prompts = {f"prompt-{number}": random_prompt(300 + 100 * number, seed=number) for number in range(3)}
     expected = {job: undisturbed_one(running, job, prompt) for job, prompt in prompts.items()}
     for shift in range(5):

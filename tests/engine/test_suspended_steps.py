@@ -15,14 +15,20 @@ MIDDLE = random_prompt(500, seed=2)
 SHORT = random_prompt(64, seed=3)
 
 
-@pytest.fixture(params=["llama", "llama_tp2"])
-def running(request):
+def pytest_generate_tests(metafunc):
+    if "running" in metafunc.fixturenames:
+        metafunc.parametrize("shared_engine", ["llama", "llama_tp2"], indirect=True)
+    if "small" in metafunc.fixturenames:
+        metafunc.parametrize("shared_engine", ["llama_small_memory"], indirect=True)
+
+
+@pytest.fixture
+def running(shared_engine):
     """An engine at rest, with empty prefix cache, before and after."""
-    engine_ = request.getfixturevalue(request.param)
-    engine_.forget()
-    yield engine_
-    engine_.finish()
-    engine_.check_at_rest()
+    shared_engine.forget()
+    yield shared_engine
+    shared_engine.finish()
+    shared_engine.check_at_rest()
 
 
 def alone(running, **prompts):
@@ -78,14 +84,15 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     assert running.scheduler._forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
 
 
-def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(llama_recompute):
-    llama_recompute.forget()
-    suspend(llama_recompute, "short", SHORT, 2)
-    (suspended,) = llama_recompute.scheduler._suspensions.steps
+@pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)
+def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(shared_engine):
+    shared_engine.forget()
+    suspend(shared_engine, "short", SHORT, 2)
+    (suspended,) = shared_engine.scheduler._suspensions.steps
     assert (suspended.done, suspended.checkpoint_bytes) == (0.0, 0)
-    llama_recompute.finish()
-    assert [n.boundary for n in llama_recompute.notices() if isinstance(n, Resumed)] == [0]
-    llama_recompute.check_at_rest()
+    shared_engine.finish()
+    assert [n.boundary for n in shared_engine.notices() if isinstance(n, Resumed)] == [0]
+    shared_engine.check_at_rest()
 
 
 def test_a_stopped_step_waits_for_its_beneficiary_to_arrive_but_not_for_long(running):
@@ -253,20 +260,13 @@ def test_a_pause_that_clears_the_cache_has_suspended_steps_start_over(running):
     assert any(isinstance(notice, Dropped) and notice.reason == "memory" for notice in running.notices())
 
 
-@pytest.fixture(scope="module")
-def small_memory(models):
-    """Room for eleven blocks of 128 tokens."""
-    with engine(models("llama"), max_model_len=1024, num_gpu_blocks_override=12) as running:
-        yield running
-
-
 @pytest.fixture
-def small(small_memory):
-    """The same, at rest before and after."""
-    small_memory.forget()
-    yield small_memory
-    small_memory.finish()
-    small_memory.check_at_rest()
+def small(shared_engine):
+    """An engine with room for eleven blocks of 128 tokens, at rest before and after."""
+    shared_engine.forget()
+    yield shared_engine
+    shared_engine.finish()
+    shared_engine.check_at_rest()
 
 
 def test_an_urgent_request_takes_the_memory_of_a_suspended_one(small):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -14,6 +15,9 @@ import yaml
 
 from benchmarks.engines.local_server import serve_until_ready
 from deployments.local.launcher import get_json
+
+METRICS_EVERY_S = 1.0
+"""How often the processes of a deployment export their metrics; Ray's own default is ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def run_until_ready(
     log: Path, port: int, model: str, keys: dict[str, str] | None = None, *arguments: str
 ) -> Deployment:
     """Run `slackserve serve` with `arguments` on `port` and wait until it is ready."""
+    os.environ["RAY_metrics_report_interval_ms"] = f"{METRICS_EVERY_S * 1e3:.0f}"  # noqa: SIM112 - Ray's spelling
     process = serve_until_ready(log, port, *arguments)
     return Deployment(f"http://127.0.0.1:{port}", model, process, log, keys or {})
 

@@ -16,7 +16,7 @@ LINE = PrefillPredictor(per_token_s=0.0002, fixed_s=0.01)
 
 def served(placement, seed):
     """Two replicas that serve by slack and cannot preempt, at four fifths of what they can do."""
-    setup = fleet("sedf", 2, placement=placement, policies=NOBODY_IS_SHED)
+    setup = fleet("sedf", 2, placement=placement, tiers=NOBODY_IS_SHED)
     return simulate(setup, stream(1.6, 600, seed))
 
 

@@ -56,6 +56,7 @@ def test_one_replica_with_nothing_around_it_does_what_it_does_alone(arm):
     assert result.prefill[0].busy_s == alone.replicas[0].busy_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", ["slackserve", "fcfs"])
 def test_more_replicas_are_never_much_worse(arm):
     arrivals = stream(2.4, 800)

@@ -18,6 +18,7 @@ EXPERIMENT = Experiment(PRESET.hardware, PRESET.workload, 300, (1, 2))
 CAPACITY = EXPERIMENT.capacity_rps()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [0.9, 0.99])
 @pytest.mark.parametrize("name", ["fcfs", "slackserve"])
 def test_goodput_is_attained_and_a_tenth_more_is_not(name, level):
@@ -31,6 +32,7 @@ def test_goodput_is_attained_and_a_tenth_more_is_not(name, level):
     assert point(rate, EXPERIMENT.runs(arm, rate, setting), setting).attainment >= level
 
 
+@pytest.mark.long
 def test_preemption_serves_several_times_what_first_come_first_served_does():
     rates = {
         name: EXPERIMENT.goodput_rps(ARMS[name], ARMS[name].settings[0], 0.9, CAPACITY)
