@@ -143,7 +143,12 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         predictor = node.predictor or fit(samples).predictor
         self._ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._governor = Governor(
-            self._ledger, node.weights, node.rules, QueueOrder(setup.order), await self._profile_forward()
+            self._ledger,
+            node.weights,
+            node.rules,
+            QueueOrder(setup.order),
+            await self._profile_forward(),
+            setup.fairness(),
         )
         monitored = Monitored(self._replica_id, self._governor, lambda: self._tap.kv_usage)
         self._hits: list[tuple[JobId, int]] = []

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from prefill_node.engine.stepping.lost_steps import SuspensionRoom
-from prefill_node.engine.stepping.step_choice import ChoiceRules
+from prefill_node.engine.stepping.step_choice import ChoiceRules, SuspensionRoom
 from prefill_node.worker.operator_work import REFERENCE_TOKENS
 from simulator.arms.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.arms.admitting import AdmittingReplica

@@ -75,7 +75,9 @@ class VirtualReplica:
         self.engine = engine
         self.ledger = PrefillLedger(rules.predictor)
         profile = ForwardProfile(shape, 0, rules.launch_ahead)
-        self.governor = Governor(self.ledger, rules.weights, rules.preemption, rules.order, profile)
+        self.governor = Governor(
+            self.ledger, rules.weights, rules.preemption, rules.order, profile, engine.fairness
+        )
         self._loop = loop
         self._rules = rules
         self._prefilled = prefilled

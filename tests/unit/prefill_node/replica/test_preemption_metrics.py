@@ -4,9 +4,10 @@ import logging
 
 import pytest
 from opentelemetry import trace
+from published import suspended
 
 from prefill_node.board.events import Dropped, Resumed, Served, Started, Stopped, encode
-from prefill_node.board.messages import SchedulerView, SuspendedView
+from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
@@ -247,15 +248,10 @@ def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, inst
     ("view", "steps", "kept_bytes"),
     [
         (None, 0, 0),
-        (SchedulerView(None, (), {}), 0, 0),
+        (SchedulerView(), 0, 0),
         (
             SchedulerView(
-                None,
-                (
-                    SuspendedView(("a",), 100, 0.0, 0.25, 3, 500, 0.0, ""),
-                    SuspendedView(("b", "c"), 100, 0.0, 0.25, 3, 250, 0.0, ""),
-                ),
-                {},
+                suspended=(suspended("a").step, suspended("b", "c", kept_bytes=250).step),
             ),
             2,
             750,
