@@ -35,7 +35,7 @@ class EngineSetup:
         board: Path of the replica's board; empty for none, and then no step can be stopped.
         mode: A value of `slo.preemption.decide.PreemptionMode`.
         order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
-        granularity: A value of `prefill_node.worker.boundary.Granularity`.
+        granularity: A value of `prefill_node.worker.boundary.BoundaryLevel`.
         launch_ahead: Boundaries that may be launched ahead of an accelerator.
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.

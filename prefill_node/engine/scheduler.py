@@ -13,13 +13,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.engine.board_writer import Bulletin
-from prefill_node.engine.kv_commit import CommitOnCompletion
 from prefill_node.engine.queue import QueueView, argument
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
 from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, Stop
@@ -33,6 +33,7 @@ from slo.request import JOB_XARG, PREDICTOR_XARG
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
@@ -291,6 +292,28 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         request.num_in_flight_tokens -= tokens
         request.is_prefill_chunk = True
         self._inflight_prefills.add(request)
+
+
+class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no types for it
+    """vLLM's manager, with `cache_blocks` left to the scheduler once a step is complete.
+
+    vLLM registers the hashes of a step's blocks before its forward pass has run. That is sound while every
+    step that is issued also runs to its end; a step that is stopped in the middle would leave blocks in the
+    prefix cache that hold nothing.
+    """
+
+    def allocate_slots(self, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
+        """Allocate as vLLM does, without registering hashes."""
+        kwargs["delay_cache_blocks"] = True
+        return super().allocate_slots(*args, **kwargs)
+
+    @staticmethod
+    def adopt(manager: KVCacheManager) -> None:
+        """Turn the manager that vLLM's scheduler has made into one of these."""
+        if type(manager) is not KVCacheManager:
+            msg = f"expected vLLM's KVCacheManager, found {type(manager).__name__}"
+            raise TypeError(msg)
+        manager.__class__ = CommitOnCompletion
 
 
 def _stepper(setup: EngineSetup) -> Stepper:

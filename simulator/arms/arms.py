@@ -27,7 +27,7 @@ from slo.queue.order import DEFAULT_ORDER, QueueOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.hardware import Hardware, ReplicaModel
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
 
@@ -66,7 +66,7 @@ class Scheduling:
         hardware: Hardware,
         setting: Mapping[str, float],
         prefilled: Callable[[Job], None],
-    ) -> Replica:
+    ) -> ReplicaModel:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
         held = self.preemption.limits
@@ -89,7 +89,7 @@ class Scheduling:
 def _peer(order: PeerOrder, *, chunked: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
+    ) -> ReplicaModel:
         budget = int(setting["chunk_tokens" if chunked else "join_tokens"])
         rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens)
         return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
@@ -100,7 +100,7 @@ def _peer(order: PeerOrder, *, chunked: bool) -> Build:
 def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
+    ) -> ReplicaModel:
         rules = AbortRules(policy, hardware.predictor(), **lifted)
         return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
 
@@ -110,7 +110,7 @@ def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
 def _admitting(arm: Arm) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
+    ) -> ReplicaModel:
         return AdmittingReplica(loop, arm, hardware, setting, prefilled)
 
     return build

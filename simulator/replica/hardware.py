@@ -29,7 +29,7 @@ TIER_WEIGHTS: Final[Mapping[Tier, float]] = {
 }
 
 
-class Replica(Protocol):
+class ReplicaModel(Protocol):
     """One prefill replica, whoever's."""
 
     @property

@@ -83,6 +83,9 @@ class Record:
     def votes(self, board):
         pass
 
+    def dropped(self, board):
+        pass
+
     def suspended(self, view):
         self.views.append(view)
 

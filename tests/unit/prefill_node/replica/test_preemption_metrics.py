@@ -57,8 +57,8 @@ class Board:
 
     ranks = 2
 
-    def __init__(self, reached=0, timeouts=(0, 0)):
-        self.reached, self.timeouts = reached, timeouts
+    def __init__(self, reached=0, timeouts=(0, 0), dropped=0):
+        self.reached, self.timeouts, self.dropped_events = reached, timeouts, dropped
 
     def boundaries_reached(self, rank):
         return self.reached * (rank + 1)
@@ -242,6 +242,12 @@ def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, inst
     record.votes(Board(reached=10, timeouts=(0, 1)))
     record.votes(Board(reached=25, timeouts=(1, 1)))
     assert instruments.recorded == [("votes", 10), ("vote_timeouts", 1), ("votes", 15), ("vote_timeouts", 1)]
+
+
+def test_events_that_found_no_room_are_counted_once(record, instruments):
+    for dropped in (3, 3, 5):
+        record.dropped(Board(dropped=dropped))
+    assert instruments.recorded == [("dropped_events", 3), ("dropped_events", 2)]
 
 
 @pytest.mark.parametrize(
