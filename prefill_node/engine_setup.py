@@ -41,8 +41,8 @@ class EngineSetup:
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
         max_suspended_s: Total seconds that a request may be suspended before it goes first.
-        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.lost_steps` for this
-            and the next.
+        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.step_choice` for
+            this and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
         shares: Weight and share of each tier by name.
         ageing_per_s: The fields of `slo.queue.ageing.Ageing` and `slo.queue.fairness.FairnessRules`, as the

@@ -130,7 +130,7 @@ class Board:
         return self.words[self._progress[rank] + 2]
 
     def vote_timeouts(self, rank: int) -> int:
-        """How many votes a rank has given up."""
+        """How many votes of a rank have timed out."""
         return self.words[self._progress[rank] + 3]
 
     def take_events(self) -> list[bytes]:
@@ -203,5 +203,5 @@ class Board:
         self.words[word + 2] += 1
 
     def vote_timed_out(self, rank: int) -> None:
-        """Say that a rank has given up a vote."""
+        """Say that a vote of a rank has timed out."""
         self.words[self._progress[rank] + 3] += 1

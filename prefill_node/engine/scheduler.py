@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request, RequestStatus
 
 RELEASE_PREFIX = "slackserve-release:"
-"""An abort of this prefix plus a job id gives up the job, whether it still runs or waits to be pulled."""
+"""An abort of this prefix plus a job id releases the job, whether it still runs or waits to be pulled."""
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
@@ -114,7 +114,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """Abort requests, and give up jobs named with `RELEASE_PREFIX`."""
+        """Abort requests, and release jobs named with `RELEASE_PREFIX`."""
         if request_ids is not None:
             ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
             request_ids = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]

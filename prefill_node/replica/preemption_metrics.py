@@ -112,7 +112,7 @@ class PreemptionRecord:
         self._instruments.observe(GOVERNOR_DECISION, seconds)
 
     def kept(self, reason: KeepReason) -> None:
-        """The governor let a step go on; not worth counting when nobody asked it to stop."""
+        """The governor let a step go on; not counted when nobody asked it to stop."""
         if reason in _NOBODY_ASKED:
             return
         self._instruments.count(PREEMPTION_REFUSALS, reason=reason.value)

@@ -1,4 +1,4 @@
-"""vLLM's worker with a forward pass that yields.
+"""vLLM's worker with a forward pass that can be preempted.
 
 One process per tensor-parallel rank. Owns that rank's checkpoints and turns a stopped forward pass into a
 `PreemptedOutput`. Which step stops is the governor's decision; what happens next is the scheduler's. The
@@ -66,7 +66,7 @@ class Preemption:
         return stop.checkpoint.size_bytes
 
 
-class YieldingWorker:
+class PreemptibleWorker:
     """Mixed into a vLLM worker; see the module."""
 
     vllm_config: VllmConfig

@@ -58,7 +58,7 @@ class Hardware:
     Attributes:
         cost: Times of its passes; each arm has its own granularity.
         kv_tokens: Tokens that its KV memory holds.
-        weights: Worth of a request on time, by tier.
+        weights: Value of a request on time, by tier.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
     """
 

@@ -34,7 +34,7 @@ class ReplicaRules:
     """How a replica decides.
 
     Attributes:
-        weights: Worth of a request on time, by tier.
+        weights: Value of a request on time, by tier.
         launch_ahead: Boundaries that the host launches ahead of the device; 0 waits at each of them.
         signal_s: From an arrival to the moment at which the workers can see the order.
     """
