@@ -7,7 +7,7 @@ prefills, have no deadline and the weight 1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER
 from slo.tiers import SYSTEM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 
 
 _NO_ARGUMENTS: Mapping[str, Any] = {}
+
+
+class _Stopped(NamedTuple):
+    """The members of a suspended step, by one predictor; the open suspension is not counted."""
+
+    predictor: PrefillPredictor
+    requests: list[Request]
+    members: tuple[Prefill, ...]
+    behind_tokens: int
 
 
 class QueueView:
@@ -47,6 +56,7 @@ class QueueView:
         self._stepper = stepper
         self._suspensions = stepper.suspensions
         self._untouched: dict[str, Queued] = {}
+        self._stopped: dict[int, _Stopped] = {}
         self._predictor: PrefillPredictor | None = None
 
     def queued(self, *, may_start: bool = True) -> list[Queued]:
@@ -90,10 +100,13 @@ class QueueView:
         held, missing = self._blocks(request)
         tokens, context = _left(request)
         pairs = attention_pairs(tokens, context)
-        return Queued(self.alone(request), tokens, pairs, missing, held, request.request_id)
+        return Queued(self._alone(request), tokens, pairs, missing, held, request.request_id)
 
-    def alone(self, request: Request) -> Prefill:
-        """The same, as the decision rules see it."""
+    def arrived(self, request: Request) -> Prefill:
+        """A request that has just reached the engine, as the decision rules see it."""
+        return self._waiting(request).prefill
+
+    def _alone(self, request: Request) -> Prefill:
         return self._prefill(request, self._stepper.rules.predictor.prefill_s(*_left(request)))
 
     def _waiting(self, request: Request) -> Queued:
@@ -114,10 +127,11 @@ class QueueView:
         return Member(request.request_id, prefill, tokens, pairs, behind)
 
     def _suspended(self, step: SuspendedStep, now_s: float) -> Suspended:
-        requests = self._requests(step)
+        stopped = self._members_of(step)
+        open_s = now_s - step.since_s
         members = [
-            msgspec.structs.replace(prefill, suspended_s=now_s - step.since_s + prefill.suspended_s)
-            for prefill in self._members_of(step, requests)
+            msgspec.structs.replace(prefill, suspended_s=open_s + prefill.suspended_s)
+            for prefill in stopped.members
         ]
         awaits = bool(step.preempted_by) and (
             not self._stepper.has_arrived(step.preempted_by) and now_s < step.arrival_by_s
@@ -125,18 +139,18 @@ class QueueView:
         return Suspended(
             step,
             as_one(members, now_s),
-            held_blocks=sum([self._blocks(request)[0] for request in requests]),
+            held_blocks=sum([self._blocks(request)[0] for request in stopped.requests]),
             blocked=awaits or must_wait(self._beneficiary(step), now_s),
             awaits_arrival=awaits,
             overdue=self._suspensions.is_overdue(step, now_s),
         )
 
     def _suspended_view(self, step: SuspendedStep) -> SuspendedView:
-        requests = self._requests(step)
+        stopped = self._members_of(step)
         beneficiary = self._beneficiary(step)
         until_s = -math.inf if beneficiary is None else beneficiary.deadline_s - beneficiary.remaining_s
         return SuspendedView(
-            members=tuple(self._members_of(step, requests)),
+            members=stopped.members,
             tokens=step.tokens,
             done=step.done,
             boundary=step.boundary,
@@ -144,25 +158,31 @@ class QueueView:
             since_s=step.since_s,
             preempted_by=step.preempted_by,
             protects_until_s=until_s,
-            behind_tokens=sum([_behind(request, step)[0] for request in requests]),
+            behind_tokens=stopped.behind_tokens,
         )
 
-    def _members_of(self, step: SuspendedStep, requests: Sequence[Request]) -> list[Prefill]:
-        """The members of a suspended step, the open suspension not counted."""
-        predictor = self._stepper.rules.predictor
+    def _members_of(self, step: SuspendedStep) -> _Stopped:
+        """The members of a suspended step, which stay the same until one leaves or it is resumed."""
+        predictor, known = self._stepper.rules.predictor, self._stopped.get(step.step_id)
+        if known is not None and known.predictor is predictor and len(known.members) == len(step.members):
+            return known
+        requests = [self._scheduler.requests[request_id] for request_id in step.members]
+        behind = [_behind(request, step) for request in requests]
         remaining_s = predictor.pass_s(step.tokens, step.pairs) * (1.0 - step.done)
-        remaining_s += sum([predictor.prefill_s(*_behind(request, step)) for request in requests])
-        return [self._prefill(request, remaining_s) for request in requests]
-
-    def _requests(self, step: SuspendedStep) -> list[Request]:
-        return [self._scheduler.requests[request_id] for request_id in step.members]
+        remaining_s += sum([predictor.prefill_s(*left) for left in behind])
+        members = tuple([self._prefill(request, remaining_s) for request in requests])
+        if len(self._stopped) > 2 * len(self._suspensions.steps):
+            self._stopped = {}
+        known = _Stopped(predictor, requests, members, sum([tokens for tokens, _ in behind]))
+        self._stopped[step.step_id] = known
+        return known
 
     def _beneficiary(self, step: SuspendedStep) -> Prefill | None:
         """The request that a step was preempted for; None when it has ended or was never here."""
         request = self._scheduler.requests.get(self._stepper.jobs.get(step.preempted_by, ""))
         if request is None or request.is_finished():
             return None
-        return self.alone(request)
+        return self._alone(request)
 
     def _prefill(self, request: Request, remaining_s: float, job: str | None = None) -> Prefill:
         """A request with so much to do; under the engine's name for it when it has no job."""

@@ -67,7 +67,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             per_token_s, fixed_s, per_pair_s = curve
             self._stepper.predicts(PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s))
         if (job := argument(request, JOB_XARG)) is not None:
-            prefill = self._queue.alone(request)
+            prefill = self._queue.arrived(request)
             self._stepper.job_arrived(job, request.request_id, prefill, time.monotonic())
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

@@ -140,7 +140,7 @@ class VirtualEngine:
         """A request reaches the engine."""
         self.requests[job.request_id] = job
         self.waiting.append(job)
-        prefill = self._queues.alone(job)
+        prefill = self._queues.arrived(job)
         self._stepper.job_arrived(job.job_id, job.request_id, prefill, job.arrival_time)
 
     def view(self) -> SchedulerView:

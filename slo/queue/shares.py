@@ -90,5 +90,9 @@ class ShareAccount:
 
     def state(self) -> FairnessState:
         """The same as a value."""
-        deficits = {tier: self.deficit(tier) for tier in self._shares}
+        total, grown = sum(self._grown.values()), self._grown
+        deficits = {
+            tier: max(0.0, share - (grown.get(tier, 0.0) / total if total > 0 else 0.0))
+            for tier, share in self._shares.items()
+        }
         return FairnessState(deficits, dict(self._next_boost_s))

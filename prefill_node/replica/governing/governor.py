@@ -121,7 +121,8 @@ class Governor:
         if view is None or view.step is None or view.step.step_id == self.ordered:
             return Keep(KeepReason.IDLE)
         step = view.step
-        if step.jobs and all(job in self.ledger.abandoned for job in step.jobs):
+        abandoned = self.ledger.abandoned
+        if abandoned and step.members and all(member.job_id in abandoned for member in step.members):
             decision: Decision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
             running = self._running(step, reached, now_s)
@@ -295,9 +296,10 @@ class Governor:
 
 def _seen(view: SchedulerView) -> set[str]:
     """The jobs that the engine has, or has just completed."""
-    jobs = {*view.done, *[item.prefill.job_id for item in view.queue]}
+    jobs = set(view.done)
+    jobs.update([item.prefill.job_id for item in view.queue])
     if view.step is not None:
-        jobs.update(view.step.jobs)
+        jobs.update([member.job_id for member in view.step.members])
     for step in view.suspended:
-        jobs.update(step.jobs)
+        jobs.update([member.job_id for member in step.members])
     return jobs
