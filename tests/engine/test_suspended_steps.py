@@ -76,9 +76,7 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     )
     assert forecast.load == before
     running.prefill("job", LONG, weight=4.0)
-    assert forecast.load == pytest.approx(
-        before + 0.008 / MEMORY_S, abs=0.1 * before
-    )
+    assert forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
 
 
 def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(llama_recompute):
