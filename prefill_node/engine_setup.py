@@ -32,14 +32,14 @@ class EngineSetup:
         board: Path of the replica's board; empty for none, and then no step can be stopped.
         mode: A value of `slo.preemption.types.PreemptionMode`.
         order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
-        granularity: A value of `prefill_node.worker.boundary.Granularity`.
+        granularity: A value of `prefill_node.worker.boundary.BoundaryLevel`.
         launch_ahead: Boundaries that may be launched ahead of an accelerator.
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
         max_suspended_s: Total seconds that a request may be suspended before it goes first.
-        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.lost_steps` for this
-            and the next.
+        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.step_choice` for
+            this and the next.
         max_suspended_bytes: Bytes of their checkpoints, on each rank.
         shares: Weight and share of each tier by name, the most valuable first.
         starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.

@@ -207,6 +207,10 @@ VOTE_TIMEOUTS: Final = Metric(
     "slackserve_vote_timeouts", MetricKind.COUNTER, "votes", (),
     "Votes that a rank did not finish because another stayed away; the engine fails after it.",
 )  # fmt: skip
+DROPPED_EVENTS: Final = Metric(
+    "slackserve_dropped_events", MetricKind.COUNTER, "events", (),
+    "Events of the engine's scheduler that the replica was too slow to read; what they say is not counted.",
+)  # fmt: skip
 GOVERNOR_DECISION: Final = Metric(
     "slackserve_governor_decision_seconds", MetricKind.HISTOGRAM, "seconds", (),
     "Time that the governor takes to decide whether a running step is preempted.", _DECISION_S,
@@ -232,8 +236,8 @@ ALL: Final = (
     PREFILL, PREFILL_OUTSTANDING, LOCAL_PREFILLS, REPLACEMENTS, KV_BYTES, KV_TRANSFERS, KV_SECONDS, KV_USAGE,
     PREEMPTIONS, PREEMPTION_REFUSALS, PREEMPTION_ARRIVAL_TO_STOP, PREEMPTION_ORDER_TO_STOP,
     PREEMPTION_STOP_TO_SERVICE, PREEMPTION_RESUME_OVERHEAD, PREEMPTION_AVAILABLE, SUSPENDED_SECONDS,
-    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_WASTED, VOTES, VOTE_TIMEOUTS, GOVERNOR_DECISION, MONITOR_LOST,
-    POLICY_APPLIED, DIRECTIVES,
+    SUSPENDED_STEPS, SUSPENDED_BYTES, WORK_WASTED, VOTES, VOTE_TIMEOUTS, DROPPED_EVENTS, GOVERNOR_DECISION,
+    MONITOR_LOST, POLICY_APPLIED, DIRECTIVES,
 )  # fmt: skip
 
 _SERIES: Final = ("model", "tier", "tenant")

@@ -24,7 +24,7 @@ from deployments.models.store import ModelStore
 from prefill_node.board.events import Stopped, decode
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine_setup import EngineSetup
-from prefill_node.worker.boundary import Granularity
+from prefill_node.worker.boundary import BoundaryLevel
 
 WORKER = "prefill_node.worker.cpu.PreemptibleCPUWorker"
 VOCABULARY = 40_000
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
     rows = []
-    for granularity in Granularity:
+    for granularity in BoundaryLevel:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             asked = (granularity.value, arguments.ranks, arguments.tokens, arguments.rounds)
             rows.append(row := process.submit(measure, *asked).result())

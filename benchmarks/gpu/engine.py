@@ -27,7 +27,7 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
 from benchmarks.report import Measurements, overhead, print_table, summary
 from prefill_node.engine_setup import EngineSetup
-from prefill_node.worker.boundary import Granularity
+from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 from simulator.study.presets import qwen_trace_like
 from slo.queue.batching import STEP_TOKENS
@@ -48,7 +48,7 @@ URGENT_P99_MS: Final = 8.0
 IDLE_OVERHEAD: Final = 0.005
 LLAMA_3_8B_OBJECTIVES_S: Final = (0.25, 0.5, 4.0, 6.0)
 """For the first token of text, image, search and file (FlowPrefill, arXiv 2602.16603)."""
-FINEST: Final = list(Granularity)[-1].value
+FINEST: Final = list(BoundaryLevel)[-1].value
 PARTS: Final = ("urgent", "idle", "load")
 ARMS: Final = ("fcfs", "chunked", "slackserve")
 

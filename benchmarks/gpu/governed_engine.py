@@ -160,6 +160,7 @@ class GovernedEngine:
             PreemptionRules(),
             QueueOrder(setup.order),
             profile,
+            setup.fairness(),
         )
         self._record = PreemptionRecord(self.tally, ledger)  # type: ignore[arg-type] # it has what is used
         self._watch = Watch(board, self.governor, self._record)

@@ -32,7 +32,7 @@ from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
 from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
 from benchmarks.report import Measurements, print_rows, print_table
 from prefill_node.board.board import Board
-from prefill_node.worker.boundary import Granularity
+from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 
 if TYPE_CHECKING:
@@ -127,9 +127,9 @@ TINY: Final = replace(
 
 def variants() -> list[Variant]:
     """All that are compared; those that matter most come first."""
-    finest, *coarser = list(Granularity)[::-1]
-    ours = [Variant(finest, 1), Variant(Granularity.LAYER, 2)]
-    baselines = [Variant(finest, UNBOUNDED, "sync"), Variant(Granularity.LAYER, UNBOUNDED, "all-reduce")]
+    finest, *coarser = list(BoundaryLevel)[::-1]
+    ours = [Variant(finest, 1), Variant(BoundaryLevel.LAYER, 2)]
+    baselines = [Variant(finest, UNBOUNDED, "sync"), Variant(BoundaryLevel.LAYER, UNBOUNDED, "all-reduce")]
     others = [Variant(each, ahead) for each in (finest, *coarser) for ahead in (1, 2, 4)]
     unbounded = [Variant(each, UNBOUNDED) for each in (finest, *coarser)]
     return [*dict.fromkeys([*ours, *baselines, *others, *unbounded])]
@@ -289,7 +289,7 @@ class Mechanism:
     def _float64(self) -> None:
         rows = [
             against_float64(SMALL, 256, Variant(each, 1), self.bench.device, self.board, self.seed)
-            for each in Granularity
+            for each in BoundaryLevel
         ]
         self.findings.add("float64", *(row for row in rows if row is not None))
 

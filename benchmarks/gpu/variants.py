@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu.decoder import KVCache
-from prefill_node.worker.boundary import Granularity, install
+from prefill_node.worker.boundary import BoundaryLevel, install
 from prefill_node.worker.forward import Forward
 from prefill_node.worker.launch_ahead import EventBound, HostOnly
 from prefill_node.worker.vote import SoleVote
@@ -43,7 +43,7 @@ class Variant:
             does; "all-reduce": so it is, after an all-reduce, as the vLLM fork that aborts does.
     """
 
-    granularity: Granularity
+    granularity: BoundaryLevel
     launch_ahead: int
     check: str = ""
 

@@ -2,8 +2,8 @@
 
 The governor (replica process) writes which step is to be stopped, the scheduler (EngineCore) what it runs and
 what has happened, each worker how far it is. Nobody waits for anybody here, and nobody is woken: who wants to
-know looks. `prefill_node.board.layout` says where each field stands and who writes it, `board_segment` owns
-the file, `board_cells` how bytes are handed over, and `prefill_node.worker.vote` uses the vote cells.
+know looks. `layout` says where each field stands and who writes it, `segment` owns the file, `cells` how
+bytes are handed over, and `prefill_node.worker.vote` uses the vote cells.
 
 Each field has one writer; that means one thread of one process. Each process joins with its own `Board`.
 """
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Board", "BoardUnavailableError", "remove_stale_boards"]
 
+_SHORT_QUEUE = 512
+"""Of a queue that does not fit, so many are told."""
 _TARGET = layout.TARGET_AT // layout.WORD
 
 
@@ -128,7 +130,7 @@ class Board:
         return self.words[self._progress[rank] + 2]
 
     def vote_timeouts(self, rank: int) -> int:
-        """How many votes a rank has given up."""
+        """How many votes of a rank have timed out."""
         return self.words[self._progress[rank] + 3]
 
     def take_events(self) -> list[bytes]:
@@ -145,16 +147,18 @@ class Board:
     def publish(self, view: SchedulerView) -> bool:
         """Tell the governor what runs; False when the view had to be cut to fit.
 
-        A step is stopped only by somebody who knows its members' accounts. A view that is too large therefore
-        goes without accounts and with its step marked as not to be stopped; if that is too large as well,
-        without the suspended steps and the step's members, too.
+        The end of a long queue is cut off first: the governor takes who is not named for one that has not
+        reached the engine, which is nearly what those at the end are. A step is stopped only by somebody who
+        knows its members and what is suspended; a view that is still too large goes without both, and with
+        its step marked as not to be stopped.
         """
         if self._view.store(view):
             return True
-        step = view.step and msgspec.structs.replace(view.step, stoppable=False)
-        if not self._view.store(SchedulerView(step, view.suspended, {})):
-            step = step and msgspec.structs.replace(step, jobs=())
-            self._view.store(SchedulerView(step, (), {}))
+        if not self._view.store(msgspec.structs.replace(view, queue=view.queue[:_SHORT_QUEUE])):
+            step = view.step and msgspec.structs.replace(view.step, stoppable=False)
+            if not self._view.store(SchedulerView(step, (), view.suspended)):
+                step = step and msgspec.structs.replace(step, members=())
+                self._view.store(SchedulerView(step))
         return False
 
     def append_events(self, records: Iterable[bytes]) -> int:
@@ -199,5 +203,5 @@ class Board:
         self.words[word + 2] += 1
 
     def vote_timed_out(self, rank: int) -> None:
-        """Say that a rank has given up a vote."""
+        """Say that a vote of a rank has timed out."""
         self.words[self._progress[rank] + 3] += 1

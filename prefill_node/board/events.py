@@ -12,7 +12,7 @@ import msgspec
 
 
 class DropReason(enum.StrEnum):
-    """Why a suspended step lost what it had computed; the values label metrics."""
+    """Why what a suspended step had computed was wasted; the values label metrics."""
 
     MEMORY = "memory"
     ABANDONED = "abandoned"
@@ -24,7 +24,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         step_id: The step.
         jobs: Its members that are still wanted.
-        beneficiary: The job that it made way for.
+        beneficiary: The job that it was preempted for.
         reason: A value of `slo.preemption.types.PreemptReason`.
         boundary: Where it stopped.
         boundaries: Boundaries of a whole forward pass.
@@ -32,7 +32,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         done: The fraction before the boundary where it goes on if it is kept.
         tokens: Prompt tokens of the step.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
-        checkpoint_bytes: What each rank keeps; 0 when the work is lost.
+        checkpoint_bytes: What each rank keeps; 0 when the work is wasted.
         ordered_s: When the governor ordered it.
         stopped_s: When it stopped.
     """
@@ -71,7 +71,7 @@ class Resumed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Served(msgspec.Struct, frozen=True, tag=True):
-    """The job that a step had made way for began to compute.
+    """The job that a step was preempted for began to compute.
 
     Attributes:
         job: The beneficiary.
@@ -85,7 +85,7 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """A suspended step lost what it had computed.
+    """What a suspended step had computed was wasted.
 
     Attributes:
         jobs: Of whom.

@@ -12,7 +12,7 @@
 | 8,576 | 2 x 256 KiB | scheduler | the two slots of the scheduler's view |
 | 532,864 | 256 KiB | scheduler | ring of events |
 | 795,008 | 128 each | worker of a rank | progress: step id << 16 with boundary, when that step began in ns |
-| + 16 | | worker of a rank | boundaries ever reached, votes ever given up |
+| + 16 | | worker of a rank | boundaries ever reached, votes ever timed out |
 | + 64 | | worker of a rank | its two vote cells |
 
 Every number is a native 64-bit word on an address that it divides; reading or writing one through a

@@ -1,11 +1,18 @@
 """What the engine's scheduler tells the governor through the board, and what the governor answers.
 
 Plain values that cross processes of one host; all times are seconds on CLOCK_MONOTONIC, which those share.
+Prefills are told as the decision rules see them (`slo.queue.prefill.Prefill`), by the scheduler's predictor
+and accounts, so that nobody works out anew what is left of one.
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from slo.queue.prefill import Prefill  # noqa: TC001 - structs are decoded by their annotations
+from slo.queue.shares import FairnessState  # noqa: TC001 - likewise
 
 
 class StepView(msgspec.Struct, frozen=True, array_like=True):
@@ -13,79 +20,106 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         step_id: Identity; only grows.
-        jobs: Job ids of its members; an empty one for work that the governor does not know.
+        members: Its prefills, the remaining time that of what lies behind the step alone; with an empty job
+            id for work that the governor does not know.
         tokens: Prompt tokens that the whole step computes.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         from_boundary: Where it starts: 0, or the boundary of the checkpoint that it resumes.
         started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
-        guard: Only waiters of a higher worth or of its class may stop it; see
+        guard: Only waiters of a higher weight or of its class may stop it; see
             `slo.preemption.types.RunningStep`.
+        behind_tokens: Prompt tokens of its members that lie behind it.
     """
 
     step_id: int
-    jobs: tuple[str, ...]
+    members: tuple[Prefill, ...]
     tokens: int
     pairs: float
     from_boundary: int
     started_s: float
     stoppable: bool = True
     guard: float = 0.0
+    behind_tokens: int = 0
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Job ids of its members."""
+        return tuple([member.job_id for member in self.members])
+
+
+class Queued(msgspec.Struct, frozen=True, array_like=True):
+    """A prefill that can start, or go on with its next chunk.
+
+    Attributes:
+        prefill: As the decision rules see it.
+        tokens: Prompt tokens still to compute.
+        pairs: Their `slo.predict.prefill_time.attention_pairs`.
+        missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
+        held_blocks: KV blocks that it holds.
+        request: The engine's name for it.
+    """
+
+    prefill: Prefill
+    tokens: int
+    pairs: float
+    missing_blocks: int
+    held_blocks: int = 0
+    request: str = ""
 
 
 class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     """A step that was stopped and waits to be resumed.
 
     Attributes:
-        jobs: Job ids of its members.
+        members: Its prefills. Each has the remaining time of the whole step and of what lies behind it, and
+            the suspended time before `since_s`.
         tokens: Prompt tokens that the whole step computes.
-        pairs: Their `slo.predict.prefill_time.attention_pairs`.
         done: The fraction of its forward pass that need not be repeated.
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
         since_s: When it stopped.
-        preempted_by: The job that it made way for; while others can run, it does not resume before that one
-            has ended or is lost.
+        preempted_by: The job that it was preempted for; while others can run, it does not resume before that
+            one has ended or is infeasible.
+        protects_until_s: Until when that job is feasible while it waits in the engine.
+        behind_tokens: Prompt tokens of its members that lie behind it.
     """
 
-    jobs: tuple[str, ...]
+    members: tuple[Prefill, ...]
     tokens: int
-    pairs: float
     done: float
     boundary: int
     checkpoint_bytes: int
     since_s: float
     preempted_by: str
+    protects_until_s: float = -math.inf
+    behind_tokens: int = 0
 
-
-class JobAccount(msgspec.Struct, frozen=True, array_like=True):
-    """What a job has been through.
-
-    Attributes:
-        preemptions: How often it has been stopped.
-        suspended_s: Seconds that it has been suspended, closed suspensions only.
-        computed_tokens: Prompt tokens whose KV is complete, or will be with the running step.
-    """
-
-    preemptions: int
-    suspended_s: float
-    computed_tokens: int
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Job ids of its members."""
+        return tuple([member.job_id for member in self.members])
 
 
 class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     """Everything that the governor needs to know about the engine.
 
+    A job that is accepted and that the view does not name has not reached the engine yet, or stands behind
+    those that had room on the board: either way nothing of it has been computed.
+
     Attributes:
         step: The forward pass that runs; None between steps.
-        suspended: Steps that wait to be resumed.
-        accounts: Jobs that have been stopped or computed in part; a job without an entry has not.
+        queue: What waits and is not suspended, in the order in which it would run.
+        suspended: Steps that wait to be resumed, in the order in which they stopped.
         done: The jobs whose prefill was completed last; the replica may not have heard of it yet.
+        fairness: What the order of the queue owes to which class; None for nothing.
     """
 
-    step: StepView | None
-    suspended: tuple[SuspendedView, ...]
-    accounts: dict[str, JobAccount]
+    step: StepView | None = None
+    queue: tuple[Queued, ...] = ()
+    suspended: tuple[SuspendedView, ...] = ()
     done: tuple[str, ...] = ()
+    fairness: FairnessState | None = None
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +127,7 @@ class StopOrder(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         step_id: The step to be stopped; a step with another id takes no notice.
-        beneficiary: The job that it shall make way for; empty when its own clients are gone.
+        beneficiary: The job that it is preempted for; empty when its own clients are gone.
         reason: A value of `slo.preemption.types.PreemptReason`.
         ordered_s: When it was ordered.
     """

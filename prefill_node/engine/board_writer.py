@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prefill_node.board.messages import StepView, StopOrder
 
 _log = logging.getLogger(__name__)
-_IDLE = SchedulerView(None, (), {})
-_MOST_AWAITED = 256
+_IDLE = SchedulerView()
+_MAX_AWAITED = 256
 
 
 class Bulletin:
@@ -80,9 +80,9 @@ class Bulletin:
             self._publish(view)
 
     def preempted(self, job: str, stopped_s: float) -> None:
-        """A step made way for `job`."""
+        """A step was preempted for `job`."""
         self._served[job] = stopped_s
-        while len(self._served) > _MOST_AWAITED:
+        while len(self._served) > _MAX_AWAITED:
             self._served.popitem(last=False)
 
     def forget(self, job: str) -> None:

@@ -2,30 +2,27 @@
 
 Runs in the EngineCore process. Owns what a stopped step means to the engine: it is rolled back, its KV blocks
 stay, and the very same step is issued again later. What runs next is decided by
-`prefill_node.engine.stepping.step_choice`; whether a running step stops, by the governor in the replica
-process. Everything else is vLLM's scheduler.
+`prefill_node.engine.stepping.stepper`; whether a running step stops, by the governor in the replica process.
+Everything else is vLLM's scheduler.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import OrderedDict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
-from prefill_node.board.messages import StepView
 from prefill_node.engine.board_writer import Bulletin
-from prefill_node.engine.kv_commit import CommitOnCompletion
-from prefill_node.engine.queue import QueueView, argument, tier_of
-from prefill_node.engine.stepping.lost_steps import SuspensionRoom, in_excess
-from prefill_node.engine.stepping.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
-from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
+from prefill_node.engine.queue import QueueView, argument
+from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
+from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, Stop
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
@@ -36,29 +33,18 @@ from slo.request import JOB_XARG, PREDICTOR_XARG
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-    from slo.queue.fairness import Boost
-    from slo.tiers import Tier
-
 RELEASE_PREFIX = "slackserve-release:"
-"""An abort of this prefix plus a job id gives up the job, whether it still runs or waits to be pulled."""
-_REMEMBER_JOBS = 8192
-
-
-class _Issued(NamedTuple):
-    """The running step: when it was issued, its tokens by tier, and the right that it runs by."""
-
-    at_s: float
-    tokens: dict[Tier, int]
-    boost: Boost | None
+"""An abort of this prefix plus a job id releases the job, whether it still runs or waits to be pulled."""
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
-    """Prefills in order of slack, and yields."""
+    """Runs prefills in order of slack, and can suspend them."""
 
     running: list[Request]
     waiting: Any
@@ -68,17 +54,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super().__init__(*args, **kwargs)
         CommitOnCompletion.adopt(self.kv_cache_manager)
         self._setup = EngineSetup.of(self.vllm_config)
-        self._predictor = PrefillPredictor(0.0, 0.0)
-        self._forecast = Forecast()
-        self._fairness = self._setup.fairness()
-        self._issued: _Issued | None = None
-        self._jobs: dict[str, str] = {}
-        self._arrived: OrderedDict[str, None] = OrderedDict()
-        self._suspensions = Suspensions(self._setup.max_suspended_s)
-        self._room = SuspensionRoom(self._setup.max_suspended_steps, self._setup.max_suspended_bytes)
-        self._view = QueueView(self, self._jobs, self._suspensions)
+        self._stepper = _stepper(self._setup)
+        self._suspensions = self._stepper.suspensions
+        self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
-        self._step_id = 0
         self._memory_refused = False
 
     def add_request(self, request: Request) -> None:
@@ -86,36 +65,31 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super().add_request(request)
         if (curve := argument(request, PREDICTOR_XARG)) is not None:
             per_token_s, fixed_s, per_pair_s = curve
-            self._predictor = PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s)
+            self._stepper.predicts(PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s))
         if (job := argument(request, JOB_XARG)) is not None:
-            self._jobs[job] = request.request_id
-            self._arrived[job] = None
-            while len(self._arrived) > _REMEMBER_JOBS:
-                self._arrived.popitem(last=False)
-            prefill = self._view.alone(request, self._predictor)
-            self._forecast.arrived(prefill.remaining_s, prefill.weight, time.monotonic())
+            prefill = self._queue.arrived(request)
+            self._stepper.job_arrived(job, request.request_id, prefill, time.monotonic())
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Issue the next step: waiting prefills in order of slack, or a suspended step exactly as it was."""
         now_s = time.monotonic()
         shown: Sequence[str] = ()
-        resumed: SuspendedStep | None = None
-        boost: Boost | None = None
-        match choice := self._choose(now_s):
-            case Start(requests=shown, boost=boost):
-                self._make_room(choice, now_s)
-            case Resume(step=resumed, boost=boost):
-                shown = tuple(resumed.members)
+        match command := self._next(now_s):
+            case Start(requests=shown, drop_steps=steps, drop_requests=requests):
+                members = [request for step in steps for request in step.members]
+                self._start_over((*members, *requests), now_s)
+            case Resume(step=step):
+                shown = tuple(step.members)
             case Wait():
                 pass
-        with self._only(shown, exactly=resumed is not None):
+        with self._only(shown, exactly=isinstance(command, Resume)):
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
-            self._issue(output, resumed, boost, now_s)
+            self._issue(output, command, now_s)
         else:
             StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
-            self._bulletin.idle(self._view.published(None))
+            self._bulletin.idle(self._stepper.view(self._queue.suspended_views()))
         return output
 
     def update_from_output(
@@ -124,7 +98,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Take in a step that is complete, or one that stopped."""
         if scheduler_output.total_num_scheduled_tokens:
             self._bulletin.ended()
-            self._account(time.monotonic())
+            self._stepper.step_ended(time.monotonic())
         if isinstance(model_runner_output, PreemptedOutput):
             self._suspend(scheduler_output, model_runner_output)
             # To vLLM it was a step without requests, so that transfers and statistics are still handled.
@@ -134,19 +108,19 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         for request_id in scheduler_output.num_scheduled_tokens:
             if (request := self._unfinished(request_id)) is not None:
                 self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-                self._view.completed(request)
+                self._note_done(request)
         return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """Abort requests, and give up jobs named with `RELEASE_PREFIX`."""
+        """Abort requests, and release jobs named with `RELEASE_PREFIX`."""
         if request_ids is not None:
             ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
             request_ids = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]
             for request_id in ids:
                 if request_id.startswith(RELEASE_PREFIX):
-                    engine_id = self._jobs.get(request_id.removeprefix(RELEASE_PREFIX))
+                    engine_id = self._stepper.jobs.get(request_id.removeprefix(RELEASE_PREFIX))
                     if engine_id is not None and not self._end_lease(engine_id):
                         request_ids.append(engine_id)
         ending = self.requests.keys() if request_ids is None else request_ids
@@ -162,15 +136,19 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
-        self._suspensions.ended(request.request_id)
-        if (job := argument(request, JOB_XARG)) is not None:
-            self._jobs.pop(job, None)
-            self._bulletin.forget(job)
+        job = argument(request, JOB_XARG) or ""
+        self._stepper.job_left(job, request.request_id)
+        self._bulletin.forget(job)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Take a request's KV blocks as vLLM does; what was suspended of it is worth nothing any more."""
+        """Take a request's KV blocks as vLLM does; what was suspended of it has been computed in vain."""
         self._leave_suspended_step(request, DropReason.MEMORY)
         super()._preempt_request(request, *args, **kwargs)
+        self._stepper.started_over(self._queue.item(request))
+
+    def _note_done(self, request: Request) -> None:
+        if request.num_computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
+            self._stepper.job_done(job)
 
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
         if (step := self._suspensions.step_of(request.request_id)) is None:
@@ -199,30 +177,21 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         return None if request is None or request.is_finished() else request
 
     def _jobs_of(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        return tuple(self._view.job_of(request_id) for request_id in request_ids)
+        return tuple(self._queue.job_of(request_id) for request_id in request_ids)
 
-    def _choose(self, now_s: float) -> Choice:
+    def _next(self, now_s: float) -> Start | Resume | Wait:
         if self.pause_state == PauseState.PAUSED_ALL:
             return Wait()
-        suspended = self._view.suspended(self._predictor, now_s, self._arrived.__contains__)
-        if excess := in_excess(suspended, now_s, self._room):
-            self._start_over([request for step in excess for request in step.members], now_s)
-            suspended = [item for item in suspended if item.step not in excess]
-        # What looked as if it would fit and did not: only what holds its memory already can run.
-        free_blocks = 0 if self._memory_refused else self.kv_cache_manager.block_pool.get_num_free_blocks()
-        return choose(
-            self._view.queued(self._predictor, may_start=self.pause_state == PauseState.UNPAUSED),
-            suspended,
-            free_blocks,
-            now_s,
-            ChoiceRules(
-                QueueOrder(self._setup.order),
-                self._predictor,
-                self._setup.join_tokens,
-                self._forecast,
-                self._fairness,
-            ),
-        )
+        may_start = self.pause_state == PauseState.UNPAUSED
+        while True:
+            # What looked as if it would fit and did not: only what holds its memory already can run.
+            free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+            free_blocks = 0 if self._memory_refused else free
+            queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
+            command = self._stepper.next_step(queue, suspended, free_blocks, now_s)
+            if not isinstance(command, StartOver):
+                return command
+            self._start_over(command.requests, now_s)
 
     @contextmanager
     def _only(self, shown: Sequence[str], *, exactly: bool) -> Iterator[None]:
@@ -249,11 +218,6 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 skipped.extend(self.skipped_waiting)
                 self.skipped_waiting = skipped
 
-    def _make_room(self, choice: Start, now_s: float) -> None:
-        """Take the KV blocks of those that the choice gives up; they start over."""
-        members = [request for step in choice.drop_steps for request in step.members]
-        self._start_over((*members, *choice.drop_requests), now_s)
-
     def _start_over(self, request_ids: Sequence[str], now_s: float) -> None:
         """Take the KV blocks of requests that have started."""
         for request_id in request_ids:
@@ -261,43 +225,22 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             self.running.remove(request)
             self._preempt_request(request, now_s)
 
-    def _issue(
-        self, output: SchedulerOutput, resumed: SuspendedStep | None, boost: Boost | None, now_s: float
-    ) -> None:
+    def _issue(self, output: SchedulerOutput, command: Start | Resume | Wait, now_s: float) -> None:
         """Give a step its identity; tell the workers how to run it and the governor that it runs."""
-        self._step_id += 1
-        notice, checkpoint, from_boundary = None, None, 0
-        if resumed is not None:
-            if resumed.checkpoint_bytes:
-                checkpoint, from_boundary = resumed.step_id, resumed.boundary
+        notice, checkpoint = None, None
+        if isinstance(command, Resume):
+            resumed = command.step
+            checkpoint = resumed.step_id if resumed.checkpoint_bytes else None
             jobs = self._jobs_of(resumed.members)
-            notice = Resumed(jobs, from_boundary, now_s - resumed.since_s, now_s, now_s)
-            self._suspensions.resume(resumed, now_s)
-        StepOrder(self._step_id, checkpoint, self._suspensions.take_discarded()).attach(output)
-        step = StepView(
-            step_id=self._step_id,
-            jobs=self._jobs_of(output.num_scheduled_tokens),
-            tokens=output.total_num_scheduled_tokens,
-            pairs=self._pairs(output.num_scheduled_tokens),
-            from_boundary=from_boundary,
-            started_s=now_s,
-            guard=0.0 if boost is None else boost.guard,
-        )
-        tokens: dict[Tier, int] = {}
-        for request_id, new in output.num_scheduled_tokens.items():
-            tier = tier_of(self.requests[request_id])
-            tokens[tier] = tokens.get(tier, 0) + new
-        self._issued = _Issued(now_s, tokens, boost)
-        self._bulletin.issued(self._view.published(step), notice)
+            notice = Resumed(jobs, resumed.boundary, now_s - resumed.since_s, now_s, now_s)
+        members = self._queue.members(output.num_scheduled_tokens)
+        self._stepper.step_issued(command, members, now_s)
+        step_id = self._stepper.step_id
+        StepOrder(step_id, checkpoint, self._suspensions.take_discarded()).attach(output)
+        self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
         for new in output.scheduled_new_reqs:
-            if job := self._view.job_of(new.req_id):
+            if job := self._queue.job_of(new.req_id):
                 self._bulletin.notice(Started(job, new.num_computed_tokens))
-
-    def _account(self, now_s: float) -> None:
-        """Charge a step that has ended or stopped to the classes of its members."""
-        if (issued := self._issued) is not None:
-            self._issued = None
-            self._fairness.step_ended(issued.tokens, now_s - issued.at_s, now_s, issued.boost)
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""
@@ -308,28 +251,18 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             if (request := self._unfinished(request_id)) is not None:
                 self._roll_back(request, tokens)
                 members[request_id] = tokens
-        order = self._bulletin.stop_order(self._step_id)
+        step_id = self._stepper.step_id
+        order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
-        step = SuspendedStep(
-            step_id=self._step_id,
-            members=members,
-            pairs=pairs,
-            boundary=stopped.resumes_at if stopped.checkpoint_bytes else 0,
-            done=stopped.done if stopped.checkpoint_bytes else 0.0,
-            checkpoint_bytes=stopped.checkpoint_bytes,
-            since_s=stopped.stopped_s,
-            preempted_by=beneficiary,
-            arrival_by_s=time.monotonic() + self._setup.arrival_wait_s,
-        )
-        if members:
-            self._suspensions.suspend(step)
-        elif stopped.checkpoint_bytes:
-            self._suspensions.discard(step.step_id)
+        is_kept, kept_bytes = stopped.checkpoint_bytes > 0, stopped.checkpoint_bytes
+        boundary, done = (stopped.resumes_at, stopped.done) if is_kept else (0, 0.0)
+        stop = Stop(stopped.stopped_s, boundary, done, kept_bytes, beneficiary)
+        self._stepper.step_preempted(members, pairs, stop, time.monotonic())
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)
         self._bulletin.notice(
             Stopped(
-                step_id=step.step_id,
+                step_id=step_id,
                 jobs=self._jobs_of(members),
                 beneficiary=beneficiary,
                 reason="" if order is None else order.reason,
@@ -359,3 +292,34 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         request.num_in_flight_tokens -= tokens
         request.is_prefill_chunk = True
         self._inflight_prefills.add(request)
+
+
+class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no types for it
+    """vLLM's manager, with `cache_blocks` left to the scheduler once a step is complete.
+
+    vLLM registers the hashes of a step's blocks before its forward pass has run. That is sound while every
+    step that is issued also runs to its end; a step that is stopped in the middle would leave blocks in the
+    prefix cache that hold nothing.
+    """
+
+    def allocate_slots(self, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
+        """Allocate as vLLM does, without registering hashes."""
+        kwargs["delay_cache_blocks"] = True
+        return super().allocate_slots(*args, **kwargs)
+
+    @staticmethod
+    def adopt(manager: KVCacheManager) -> None:
+        """Turn the manager that vLLM's scheduler has made into one of these."""
+        if type(manager) is not KVCacheManager:
+            msg = f"expected vLLM's KVCacheManager, found {type(manager).__name__}"
+            raise TypeError(msg)
+        manager.__class__ = CommitOnCompletion
+
+
+def _stepper(setup: EngineSetup) -> Stepper:
+    nothing_known = PrefillPredictor(0.0, 0.0)
+    rules = ChoiceRules(
+        QueueOrder(setup.order), nothing_known, setup.join_tokens, Forecast(), setup.fairness()
+    )
+    room = SuspensionRoom(setup.max_suspended_steps, setup.max_suspended_bytes)
+    return Stepper(rules, StepLimits(setup.max_suspended_s, room, setup.arrival_wait_s))

@@ -75,6 +75,7 @@ class Watch:
     def _collect(self) -> None:
         self._record.take(self._board.take_events())
         self._record.votes(self._board)
+        self._record.dropped(self._board)
         self._record.suspended(self._board.view())
 
     def _look(self) -> None:

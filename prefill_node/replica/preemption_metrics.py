@@ -15,6 +15,7 @@ from slo.preemption.types import KeepReason
 from telemetry import logs
 from telemetry.catalogue import (
     DIRECTIVES,
+    DROPPED_EVENTS,
     GOVERNOR_DECISION,
     PREEMPTION_ARRIVAL_TO_STOP,
     PREEMPTION_AVAILABLE,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 METRICS = (
     DIRECTIVES,
+    DROPPED_EVENTS,
     GOVERNOR_DECISION,
     PREEMPTIONS,
     PREEMPTION_REFUSALS,
@@ -88,6 +90,7 @@ class PreemptionRecord:
         self._arrived_s: dict[str, float] = {}
         self._votes = 0
         self._timeouts = 0
+        self._dropped = 0
 
     def follow(self, job_id: JobId) -> None:
         """A job was accepted: what happens to it is added to the span that is current now."""
@@ -109,7 +112,7 @@ class PreemptionRecord:
         self._instruments.observe(GOVERNOR_DECISION, seconds)
 
     def kept(self, reason: KeepReason) -> None:
-        """The governor let a step go on; not worth counting when nobody asked it to stop."""
+        """The governor let a step go on; not counted when nobody asked it to stop."""
         if reason in _NOBODY_ASKED:
             return
         self._instruments.count(PREEMPTION_REFUSALS, reason=reason.value)
@@ -131,6 +134,12 @@ class PreemptionRecord:
         self._instruments.count(VOTES, votes - self._votes)
         self._instruments.count(VOTE_TIMEOUTS, timeouts - self._timeouts)
         self._votes, self._timeouts = votes, timeouts
+
+    def dropped(self, board: Board) -> None:
+        """Events that found no room on the board since the last call."""
+        dropped = board.dropped_events
+        self._instruments.count(DROPPED_EVENTS, dropped - self._dropped)
+        self._dropped = dropped
 
     def take(self, records: Iterable[bytes]) -> None:
         """What the scheduler has put into the event log."""

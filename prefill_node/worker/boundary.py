@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prefill_node.worker.forward import Forward
 
 
-class Granularity(enum.StrEnum):
+class BoundaryLevel(enum.StrEnum):
     """Where a forward pass can stop."""
 
     LAYER = "layer"
@@ -61,7 +61,7 @@ class Boundaries:
     """
 
     shape: PassShape
-    granularity: Granularity
+    granularity: BoundaryLevel
     why_not_finer: str = ""
 
     @property
@@ -85,7 +85,7 @@ class _Place:
     work: float
 
 
-def install(model: nn.Module, granularity: Granularity, forward: Forward) -> Boundaries:
+def install(model: nn.Module, granularity: BoundaryLevel, forward: Forward) -> Boundaries:
     """Wrap the decoder layers of `model` so that they ask `forward` at their boundaries.
 
     Raises:
@@ -134,18 +134,18 @@ def _is_attention(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("get_attn_backend", "get_kv_cache_spec"))
 
 
-def _finest(layers: list[nn.Module], asked: Granularity) -> tuple[Granularity, str]:
+def _finest(layers: list[nn.Module], asked: BoundaryLevel) -> tuple[BoundaryLevel, str]:
     """How finely all of these layers can stop, up to what is asked for, and why not finer."""
-    if asked is Granularity.LAYER:
+    if asked is BoundaryLevel.LAYER:
         return asked, ""
     kind = type(layers[0]).__name__
     if kind not in REPLAYABLE_LAYERS:
-        return Granularity.LAYER, f"it is not known whether {kind} can be entered in the middle"
+        return BoundaryLevel.LAYER, f"it is not known whether {kind} can be entered in the middle"
     halves = [_halves(layer) for layer in layers]
     if None in halves:
-        return Granularity.LAYER, f"{kind} is not one attention and one MLP"
-    if asked is Granularity.OPERATOR and not all(half and _operators(half[0]) for half in halves):
-        return Granularity.SUBLAYER, f"the attention of {kind} has no operators of known names"
+        return BoundaryLevel.LAYER, f"{kind} is not one attention and one MLP"
+    if asked is BoundaryLevel.OPERATOR and not all(half and _operators(half[0]) for half in halves):
+        return BoundaryLevel.SUBLAYER, f"the attention of {kind} has no operators of known names"
     return asked, ""
 
 
@@ -166,13 +166,13 @@ def _operators(attention: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     return (kernel, projection) if kernel is not None and projection is not None else None
 
 
-def _places(layer: nn.Module, granularity: Granularity) -> list[_Place]:
+def _places(layer: nn.Module, granularity: BoundaryLevel) -> list[_Place]:
     """The boundaries of a layer, in the order in which it gets to them."""
     halves = _halves(layer)
-    if granularity is Granularity.LAYER or halves is None:
+    if granularity is BoundaryLevel.LAYER or halves is None:
         return [_Place(layer, 0, work(layer))]
     attention, feed_forward = halves
-    operators = _operators(attention) if granularity is Granularity.OPERATOR else None
+    operators = _operators(attention) if granularity is BoundaryLevel.OPERATOR else None
     if operators is None:
         return [_Place(layer, 0, work(attention)), _Place(feed_forward, 0, work(feed_forward))]
     kernel, projection = operators
@@ -191,11 +191,11 @@ def _places(layer: nn.Module, granularity: Granularity) -> list[_Place]:
 
 
 def _wrap(
-    layer: nn.Module, places: list[_Place], first: int, granularity: Granularity, forward: Forward
+    layer: nn.Module, places: list[_Place], first: int, granularity: BoundaryLevel, forward: Forward
 ) -> None:
     """Have a layer, its submodules and their operators ask `forward`; its boundaries begin at `first`."""
     _wrap_layer(layer, range(first, first + len(places)), forward)
-    if granularity is Granularity.LAYER:
+    if granularity is BoundaryLevel.LAYER:
         return
     number_of = {id(place.module): first + number for number, place in enumerate(places)}
     children = list(layer.children())

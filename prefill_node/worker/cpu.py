@@ -2,8 +2,8 @@
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from prefill_node.worker.worker import YieldingWorker
+from prefill_node.worker.worker import PreemptibleWorker
 
 
-class PreemptibleCPUWorker(YieldingWorker, CPUWorker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleCPUWorker(PreemptibleWorker, CPUWorker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a CPU."""

@@ -2,8 +2,8 @@
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from prefill_node.worker.worker import YieldingWorker
+from prefill_node.worker.worker import PreemptibleWorker
 
 
-class PreemptibleGPUWorker(YieldingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleGPUWorker(PreemptibleWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a GPU."""

@@ -41,7 +41,7 @@ class Signal(Protocol):
         ...
 
     def vote_timed_out(self, rank: int) -> None:
-        """Publish that this rank has given up a vote."""
+        """Publish that a vote of this rank has timed out."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""vLLM's worker with a forward pass that yields.
+"""vLLM's worker with a forward pass that can be preempted.
 
 One process per tensor-parallel rank. Owns that rank's checkpoints and turns a stopped forward pass into a
 `PreemptedOutput`. Which step stops is the governor's decision; what happens next is the scheduler's. The
@@ -19,7 +19,7 @@ from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
-from prefill_node.worker.boundary import Boundaries, Granularity, NoBoundariesError, install
+from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
 from prefill_node.worker.forward import Forward
 from prefill_node.worker.launch_ahead import EventBound, HostOnly
 from prefill_node.worker.vote import choose_transport
@@ -66,7 +66,7 @@ class Preemption:
         return stop.checkpoint.size_bytes
 
 
-class YieldingWorker:
+class PreemptibleWorker:
     """Mixed into a vLLM worker; see the module."""
 
     vllm_config: VllmConfig
@@ -191,7 +191,7 @@ def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, o
     if vllm_config.device_config.device_type == "cuda":
         launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
     forward = Forward(rank, signal, votes, launch_ahead)
-    boundaries = install(runner.get_model(), Granularity(setup.granularity), forward)
+    boundaries = install(runner.get_model(), BoundaryLevel(setup.granularity), forward)
     return Preemption(forward, boundaries, keep=setup.mode == "resume")
 
 

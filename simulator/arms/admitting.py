@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.hardware import Hardware, ReplicaModel
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
 
@@ -53,7 +53,7 @@ class AdmittingReplica:
             random.Random(_SEED),  # noqa: S311 - reproducible, not secret
         )
         self._admission.has_capacity(1.0)
-        self._replica: Replica = arm.build(loop, hardware, setting, self._done)
+        self._replica: ReplicaModel = arm.build(loop, hardware, setting, self._done)
 
     @property
     def blocking_s(self) -> list[float]:

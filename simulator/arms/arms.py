@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from prefill_node.engine.stepping.lost_steps import SuspensionRoom
-from prefill_node.engine.stepping.step_choice import ChoiceRules
+from prefill_node.engine.stepping.step_choice import ChoiceRules, SuspensionRoom
 from prefill_node.worker.operator_work import REFERENCE_TOKENS
 from simulator.arms.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.arms.admitting import AdmittingReplica
@@ -29,7 +28,7 @@ from slo.queue.order import DEFAULT_ORDER, QueueOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.hardware import Hardware, ReplicaModel
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
 
@@ -68,7 +67,7 @@ class Scheduling:
         hardware: Hardware,
         setting: Mapping[str, float],
         prefilled: Callable[[Job], None],
-    ) -> Replica:
+    ) -> ReplicaModel:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
         held = self.preemption.limits
@@ -91,7 +90,7 @@ class Scheduling:
 def _peer(order: PeerOrder, *, chunked: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, setting: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
+    ) -> ReplicaModel:
         budget = int(setting["chunk_tokens" if chunked else "join_tokens"])
         rules = PeerRules(order, hardware.predictor(), budget, chunked, hardware.kv_tokens, hardware.tiers)
         return PeerReplica(loop, hardware.at(Granularity.NONE), rules, prefilled)
@@ -102,7 +101,7 @@ def _peer(order: PeerOrder, *, chunked: bool) -> Build:
 def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     def build(
         loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
-    ) -> Replica:
+    ) -> ReplicaModel:
         rules = AbortRules(policy, hardware.predictor(), **lifted)
         return AbortingReplica(loop, hardware.at(Granularity.LAYER), rules, prefilled)
 

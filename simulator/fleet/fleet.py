@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from simulator.fleet.decode import Decoding
     from simulator.fleet.setup import Failure, FleetSetup
-    from simulator.replica.hardware import Replica
+    from simulator.replica.hardware import ReplicaModel
     from simulator.workload.arrivals import Arrival
 
 TOO_LONG: Final = "too_long"
@@ -215,7 +215,7 @@ class _Fleet:
         setup = self._setup
         setting = setup.arm.settings[0] if setup.setting is None else setup.setting
 
-        def build(life: ReplicaLifetime, prefilled: Callable[[Job], None]) -> Replica:
+        def build(life: ReplicaLifetime, prefilled: Callable[[Job], None]) -> ReplicaModel:
             return setup.arm.build(life, setup.hardware, setting, prefilled)
 
         replica_id = ReplicaId(f"prefill-{place}.{len(self._sites)}")

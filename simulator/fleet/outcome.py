@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from simulator.fleet.decode import VirtualDecodeReplica
-    from simulator.replica.hardware import Replica
+    from simulator.replica.hardware import ReplicaModel
     from simulator.replica.job import Job
     from simulator.workload.arrivals import Arrival
     from slo.request import ReplicaId
@@ -57,7 +57,7 @@ class FleetRun:
     """
 
     passages: Sequence[Passage]
-    prefill: Sequence[Replica]
+    prefill: Sequence[ReplicaModel]
     decode: Sequence[VirtualDecodeReplica]
     prefill_places: int
     handoff_s: float

@@ -18,7 +18,7 @@ from slo.reports import PrefillReported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from simulator.replica.hardware import Replica
+    from simulator.replica.hardware import ReplicaModel
     from simulator.replica.job import Job
     from slo.predict.prefill_time import PrefillPredictor
     from slo.request import JobId, ReplicaId
@@ -67,7 +67,7 @@ class PrefillSite:
         self,
         replica_id: ReplicaId,
         life: ReplicaLifetime,
-        build: Callable[[ReplicaLifetime, Callable[[Job], None]], Replica],
+        build: Callable[[ReplicaLifetime, Callable[[Job], None]], ReplicaModel],
         prefilled: Callable[[PrefillSite, Job], None],
         handoff_s: float,
     ) -> None:

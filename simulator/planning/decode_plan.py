@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from simulator.fleet.outcome import FleetRun
     from simulator.fleet.setup import FleetSetup
-    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.hardware import Hardware, ReplicaModel
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
     from simulator.workload.arrivals import Arrival
@@ -79,7 +79,7 @@ class _AloneReplica:
 
 def _alone(
     loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
-) -> Replica:
+) -> ReplicaModel:
     return _AloneReplica(loop, hardware, prefilled)
 
 

@@ -1,8 +1,8 @@
 """vLLM's engine in virtual time, with the scheduler that suspends steps.
 
-Stands in for vLLM's queues, KV blocks and forward pass. What runs next is chosen by
-`prefill_node.engine.stepping.step_choice` from what `prefill_node.engine.queue` sees, as on a server; here is
-only what vLLM and `prefill_node.engine.scheduler` do to carry the choice out.
+Stands in for vLLM's queues, KV blocks and forward pass. What runs next is decided by
+`prefill_node.engine.stepping.stepper` from what `prefill_node.engine.queue` sees, as on a server; here is
+only what vLLM and `prefill_node.engine.scheduler` do to carry it out.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.engine.queue import QueueView
-from prefill_node.engine.stepping.lost_steps import SuspensionRoom, in_excess
-from prefill_node.engine.stepping.step_choice import Choice, ChoiceRules, Resume, Start, Wait, choose
-from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
+from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
+from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, Stop
 from simulator.findings import State
 from simulator.replica.prefix_cache import PrefixCache
-from slo.predict.prefill_time import attention_pairs
 from slo.preemption.types import Limits
 from slo.queue.batching import STEP_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from prefill_node.board.messages import SchedulerView, StepView
     from simulator.cost.passes import CostModel, PassTimes
     from simulator.replica.job import Job
-    from slo.queue.fairness import Boost
-    from slo.tiers import Tier
+    from slo.queue.fairness import FairnessRule
 
 BLOCK_TOKENS = 16
 _ROOM = SuspensionRoom(Limits().max_suspended_steps, Limits().max_suspended_bytes)
@@ -114,18 +111,20 @@ class VirtualEngine:
         self.kv_cache_manager = _KvBlocks(self.requests)
         self.issued: Issued | None = None
         self._cost = cost
-        self._rules = rules
         self._limits = limits
         self._blocks = max(1, limits.kv_tokens // BLOCK_TOKENS)
         self._free_blocks = self._blocks
-        self._jobs: dict[str, str] = {}
-        self._suspensions = Suspensions(limits.max_suspended_s)
-        self._queues = QueueView(self, self._jobs, self._suspensions)
+        self._stepper = Stepper(rules, StepLimits(limits.max_suspended_s, limits.suspended))
+        self._suspensions = self._stepper.suspensions
+        self._queues = QueueView(self, self._stepper)
         self._times: dict[int, PassTimes] = {}
-        self._step_id = 0
-        self._lead: Boost | None = None
         self._cache = PrefixCache(limits.kv_tokens)
         self._view: SchedulerView | None = None
+
+    @property
+    def fairness(self) -> FairnessRule | None:
+        """What the order of its queue owes to which class."""
+        return self._stepper.rules.fairness
 
     @property
     def kv_tokens(self) -> int:
@@ -140,49 +139,41 @@ class VirtualEngine:
     def add(self, job: Job) -> None:
         """A request reaches the engine."""
         self.requests[job.request_id] = job
-        self._jobs[job.job_id] = job.request_id
         self.waiting.append(job)
-        if self._rules.forecast is not None:
-            cached = job.cached_tokens
-            work_s = self._rules.predictor.prefill_s(job.num_tokens - cached, cached)
-            self._rules.forecast.arrived(work_s, job.weight, job.arrival_time)
+        prefill = self._queues.arrived(job)
+        self._stepper.job_arrived(job.job_id, job.request_id, prefill, job.arrival_time)
 
     def view(self) -> SchedulerView:
         """What the scheduler publishes."""
         if self._view is None:
-            self._view = self._queues.published(None if self.issued is None else self.issued.view)
+            self._view = self._stepper.view(self._queues.suspended_views())
         return self._view
 
     def issue(self, now_s: float) -> Issued | None:
         """Start the next step; None when there is nothing to run."""
         self._view = None
-        match choice := self._choose(now_s):
-            case Start():
-                self._make_room(choice, now_s)
-                members = self._start(choice.requests)
-                from_boundary, times = 0, None
+        command = self._next(now_s)
+        times: PassTimes | None = None
+        from_boundary = 0
+        match command:
+            case Start(requests=requests, drop_steps=steps, drop_requests=dropped):
+                self._start_over([*(name for step in steps for name in step.members), *dropped], now_s)
+                members = self._start(requests)
             case Resume(step=step):
                 members = {self.requests[name]: tokens for name, tokens in step.members.items()}
                 from_boundary, times = step.boundary, self._times.pop(step.step_id)
-                self._suspensions.resume(step, now_s)
             case Wait():
                 return None
         if not members:
             return None
         if times is None or from_boundary == 0:
             times = self._cost.times([(new, job.num_computed_tokens) for job, new in members.items()])
-        self._step_id += 1
-        tokens, pairs = 0, 0.0
         for job, new in members.items():
-            pairs += attention_pairs(new, job.num_computed_tokens)
             job.num_computed_tokens += new
-            tokens += new
             job.enter(State.RUNNING, now_s)
-        jobs = tuple(job.job_id for job in members)
+        tokens = {job.request_id: new for job, new in members.items()}
+        view = self._stepper.step_issued(command, self._queues.members(tokens), now_s)
         origin_s = now_s + times.head_s - times.at_s(from_boundary)
-        guard = 0.0 if choice.boost is None else choice.boost.guard
-        self._lead = choice.boost
-        view = StepView(self._step_id, jobs, tokens, pairs, from_boundary, now_s, guard=guard)
         self.issued = Issued(view, members, times, origin_s)
         return self.issued
 
@@ -191,12 +182,12 @@ class VirtualEngine:
         self._view = None
         issued, self.issued = self.issued, None
         assert issued is not None
-        self._account(issued, now_s)
+        self._stepper.step_ended(now_s)
         done = []
         for job in issued.members:
-            self._queues.completed(job)
             if job.num_computed_tokens >= job.num_tokens:
                 done.append(job)
+                self._stepper.job_done(job.job_id)
                 job.prefilled_s = now_s
                 self.running.remove(job)
                 self._cache.put(job.arrival)
@@ -209,7 +200,7 @@ class VirtualEngine:
         self._view = None
         issued, self.issued = self.issued, None
         assert issued is not None
-        self._account(issued, now_s)
+        self._stepper.step_ended(now_s)
         times, members = issued.times, {}
         resumes_at = times.resumes_at(boundary) if keep else 0
         lost_from_s = times.at_s(resumes_at) if keep else times.head_s
@@ -219,51 +210,26 @@ class VirtualEngine:
             job.enter(State.SUSPENDED, now_s)
             members[job.request_id] = new
             job.wasted_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
-        step = SuspendedStep(
-            step_id=issued.view.step_id,
-            members=members,
-            pairs=issued.view.pairs,
-            boundary=resumes_at,
-            done=times.done(resumes_at),
-            checkpoint_bytes=issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0,
-            since_s=now_s,
-            preempted_by=beneficiary,
-            arrival_by_s=now_s,
-        )
-        self._suspensions.suspend(step)
-        self._times[step.step_id] = times
+        kept_bytes = issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0
+        stopped = Stop(now_s, resumes_at, times.done(resumes_at), kept_bytes, beneficiary)
+        self._stepper.step_preempted(members, issued.view.pairs, stopped, now_s)
+        self._times[issued.view.step_id] = times
 
     def release(self, job: Job) -> None:
         """A request's KV blocks are needed no longer: they have been pulled, or nobody wants them."""
         self._view = None
         self._free_blocks += job.blocks
         job.blocks = 0
-        self._suspensions.ended(job.request_id)
+        self._stepper.job_left(job.job_id, job.request_id)
         self.requests.pop(job.request_id, None)
-        self._jobs.pop(job.job_id, None)
 
-    def _account(self, issued: Issued, now_s: float) -> None:
-        """Charge a step that has ended or stopped to the classes of its members."""
-        if (fairness := self._rules.fairness) is None:
-            return
-        tokens: dict[Tier, int] = {}
-        for job, new in issued.members.items():
-            tier = job.arrival.tier
-            tokens[tier] = tokens.get(tier, 0) + new
-        fairness.step_ended(tokens, now_s - issued.view.started_s, now_s, self._lead)
-
-    def _choose(self, now_s: float) -> Choice:
-        suspended = self._queues.suspended(self._rules.predictor, now_s, self._jobs.__contains__)
-        if excess := in_excess(suspended, now_s, self._limits.suspended):
-            self._start_over([self.requests[name] for step in excess for name in step.members], now_s)
-            suspended = [item for item in suspended if item.step not in excess]
-        return choose(
-            self._queues.queued(self._rules.predictor, may_start=True),
-            suspended,
-            self._free_blocks,
-            now_s,
-            self._rules,
-        )
+    def _next(self, now_s: float) -> Start | Resume | Wait:
+        while True:
+            queue, suspended = self._queues.queued(), self._queues.suspended(now_s)
+            command = self._stepper.next_step(queue, suspended, self._free_blocks, now_s)
+            if not isinstance(command, StartOver):
+                return command
+            self._start_over(command.requests, now_s)
 
     def _start(self, names: Sequence[str]) -> dict[Job, int]:
         """Compose the step as vLLM does from what it is shown: those under way first, up to the budget."""
@@ -296,13 +262,9 @@ class VirtualEngine:
         job.blocks += missing
         return True
 
-    def _make_room(self, choice: Start, now_s: float) -> None:
-        """Take the KV blocks of those that the choice gives up; they start over."""
-        members = [self.requests[name] for step in choice.drop_steps for name in step.members]
-        self._start_over([*members, *(self.requests[name] for name in choice.drop_requests)], now_s)
-
-    def _start_over(self, jobs: Iterable[Job], now_s: float) -> None:
-        for job in jobs:
+    def _start_over(self, names: Iterable[str], now_s: float) -> None:
+        """Take the KV blocks of requests that have started."""
+        for job in [self.requests[name] for name in names]:
             if (step := self._suspensions.step_of(job.request_id)) is not None:
                 times = self._times[step.step_id]
                 job.wasted_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
@@ -312,4 +274,5 @@ class VirtualEngine:
             job.started = False
             self.running.remove(job)
             self.waiting.append(job)
+            self._stepper.started_over(self._queues.item(job))
             job.enter(State.WAITING, now_s)

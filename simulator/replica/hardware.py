@@ -21,7 +21,7 @@ _CALIBRATION: Final = (
 """Lengths and contexts that are measured, tokens."""
 
 
-class Replica(Protocol):
+class ReplicaModel(Protocol):
     """One prefill replica, whoever's."""
 
     @property

@@ -34,7 +34,7 @@ class ReplicaRules:
     """How a replica decides.
 
     Attributes:
-        weights: Worth of a request on time, by tier.
+        weights: Value of a request on time, by tier.
         launch_ahead: Boundaries that the host launches ahead of the device; 0 waits at each of them.
         signal_s: From an arrival to the moment at which the workers can see the order.
     """
@@ -75,7 +75,9 @@ class VirtualReplica:
         self.engine = engine
         self.ledger = PrefillLedger(rules.predictor)
         profile = ForwardProfile(shape, 0, rules.launch_ahead)
-        self.governor = Governor(self.ledger, rules.weights, rules.preemption, rules.order, profile)
+        self.governor = Governor(
+            self.ledger, rules.weights, rules.preemption, rules.order, profile, engine.fairness
+        )
         self._loop = loop
         self._rules = rules
         self._prefilled = prefilled

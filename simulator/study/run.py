@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware, Replica
+    from simulator.replica.hardware import Hardware, ReplicaModel
     from simulator.workload.arrivals import Arrival
 
 
@@ -27,7 +27,7 @@ class Run:
     """The requests with their times, the replicas, and when the simulation ended."""
 
     jobs: Sequence[Job]
-    replicas: Sequence[Replica]
+    replicas: Sequence[ReplicaModel]
     ended_s: float
 
 
@@ -70,7 +70,7 @@ def run(
 
     tier = [arm.build(loop, hardware, setting or {}, prefilled) for _ in range(replicas)]
     turn = cycle(tier)
-    at: dict[str, Replica] = {}
+    at: dict[str, ReplicaModel] = {}
     jobs = []
     for arrival in arrivals:
         deadline_s = math.inf if arrival.ttft_s is None else arrival.at_s + arrival.ttft_s

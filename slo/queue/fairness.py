@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from slo.queue.ageing import Ageing, weight_of
-from slo.queue.shares import MEMORY_S, ShareAccount
+from slo.queue.shares import MEMORY_S, FairnessState, ShareAccount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,11 +61,11 @@ class FairnessRules:
 
 
 class Boost(NamedTuple):
-    """That a prefill has the replica by right.
+    """The right of a prefill to run before more urgent ones.
 
     Attributes:
         tier: The class whose right it is.
-        guard: The worth above which a prefill on time of another class goes before it and may stop it;
+        guard: The weight above which a prefill on time of another class goes before it and may stop it;
             infinite for none.
         counts: How many times its seconds count against the share of its class.
     """
@@ -75,35 +75,23 @@ class Boost(NamedTuple):
     counts: float = 1.0
 
 
-class Fairness:
-    """One replica's account, and what follows from it.
+class FairnessRule:
+    """What follows from who has had how much.
 
     Args:
         tiers: Share, weight and rank of each tier.
         rules: See `FairnessRules`.
+        standing: Who has had how much: the running account, or its published state.
     """
 
-    def __init__(self, tiers: TierSet, rules: FairnessRules | None = None) -> None:
+    def __init__(self, tiers: TierSet, rules: FairnessRules, standing: ShareAccount | FairnessState) -> None:
         self._tiers = tiers
-        self._rules = rules or FairnessRules()
-        shares = {tier: policy.share for tier, policy in tiers.items()}
-        self.account = ShareAccount(shares, self._rules.memory_s)
+        self._rules = rules
+        self._standing = standing
 
-    def step_ended(
-        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, boost: Boost | None = None
-    ) -> None:
-        """A forward pass has ended or stopped; its time is split among its members by their tokens.
-
-        Args:
-            tokens: Prompt tokens of the pass by tier.
-            seconds: How long it ran this time.
-            now_s: The time.
-            boost: By what right it was issued, if not by deadlines alone.
-        """
-        total = sum(tokens.values())
-        for tier, count in tokens.items():
-            boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
-            self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
+    def at(self, state: FairnessState) -> FairnessRule:
+        """The same rule for a published state."""
+        return FairnessRule(self._tiers, self._rules, state)
 
     def boosts(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Boost]]:
         """The heads of classes that have the right to lead."""
@@ -123,9 +111,9 @@ class Fairness:
         """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
         starvation_timeout_s, tier = self._rules.starvation_timeout_s, prefill.tier
         waited_s = now_s - prefill.arrived_s
-        if waited_s <= starvation_timeout_s or not self.account.is_paced(tier, now_s):
+        if waited_s <= starvation_timeout_s or not self._standing.is_paced(tier, now_s):
             return None
-        if self.account.deficit(tier) <= 0:
+        if self._standing.deficit(tier) <= 0:
             return None
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
@@ -136,7 +124,7 @@ class Fairness:
     def boosted(
         self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float
     ) -> list[Prefill]:
-        """The queue with leads where they belong.
+        """The queue with the boosted prefills in their places.
 
         Args:
             ordered: The queue without regard to them.
@@ -155,7 +143,7 @@ class Fairness:
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         """Those that are late or have no deadline: the stopped ones, then by effective tier, then by age."""
         ageing = self._rules.ageing
-        deficits = {tier: self.account.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
+        deficits = {tier: self._standing.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
 
         def key(prefill: Prefill) -> tuple[bool, float, float]:
             tier = prefill.tier
@@ -165,10 +153,40 @@ class Fairness:
         return sorted(prefills, key=key)
 
 
+class Fairness(FairnessRule):
+    """The rule with one replica's running account.
+
+    Args:
+        tiers: Share, weight and rank of each tier.
+        rules: See `FairnessRules`.
+    """
+
+    def __init__(self, tiers: TierSet, rules: FairnessRules | None = None) -> None:
+        rules = rules or FairnessRules()
+        self.account = ShareAccount({tier: policy.share for tier, policy in tiers.items()}, rules.memory_s)
+        super().__init__(tiers, rules, self.account)
+
+    def step_ended(
+        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, boost: Boost | None = None
+    ) -> None:
+        """A forward pass has ended or stopped; its time is split among its members by their tokens.
+
+        Args:
+            tokens: Prompt tokens of the pass by tier.
+            seconds: How long it ran this time.
+            now_s: The time.
+            boost: By what right it was issued, if not by deadlines alone.
+        """
+        total = sum(tokens.values())
+        for tier, count in tokens.items():
+            boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
+            self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
+
+
 def _behind_those_before(
     boost: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
 ) -> list[Prefill]:
-    """The queue with a lead before all but those on time of its own class or worth more than `guard`."""
+    """The queue with a boosted prefill before all but those on time of its class or of more than `guard`."""
     before: list[Prefill] = []
     after: list[Prefill] = [boost]
     for prefill in queue:

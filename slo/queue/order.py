@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slo.queue.arrival_forecast import Forecast
-    from slo.queue.fairness import Fairness
+    from slo.queue.fairness import FairnessRule
     from slo.queue.prefill import Prefill
 
 
@@ -46,7 +46,7 @@ def order(
     free_at_s: float | None = None,
     max_suspended_s: float = math.inf,
     forecast: Forecast | None = None,
-    fairness: Fairness | None = None,
+    fairness: FairnessRule | None = None,
 ) -> list[Prefill]:
     """Sort waiting prefills, the one to run next first.
 
@@ -95,7 +95,7 @@ def _by_sedf_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
 
 
 def _feasible_first(
-    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: Fairness | None
+    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: FairnessRule | None
 ) -> list[Prefill]:
     """The feasible set, then the tardy set, then those that are infeasible or have no deadline."""
     feasible, tardy, rest = feasible_set(prefills, start_s, forecast)

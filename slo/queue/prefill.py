@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from slo.request import JobId  # noqa: TC001 - property tests read the annotations of structs
+from slo.request import JobId  # noqa: TC001 - structs are decoded by their annotations
 from slo.tiers import SYSTEM, Tier
 
 
-class Prefill(msgspec.Struct, frozen=True):
+class Prefill(msgspec.Struct, frozen=True, array_like=True):
     """A prefill that waits, runs or is suspended.
 
     Attributes:

@@ -9,15 +9,36 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from slo.queue.decay import ExponentialDecay
+from slo.tiers import Tier  # noqa: TC001 - structs are decoded by their annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slo.tiers import Tier
-
 MEMORY_S: Final = 60.0
 """What was served this long ago counts 1/e of what is served now."""
+
+
+class FairnessState(msgspec.Struct, frozen=True, array_like=True):
+    """What a `ShareAccount` says between two forward passes; any process can order a queue by it.
+
+    Attributes:
+        deficits: What each class has had less than its share, as a fraction of 1.
+        next_boost_s: When each class that has led may lead again.
+    """
+
+    deficits: dict[Tier, float] = {}
+    next_boost_s: dict[Tier, float] = {}
+
+    def deficit(self, tier: Tier) -> float:
+        """See `ShareAccount.deficit`."""
+        return self.deficits.get(tier, 0.0)
+
+    def is_paced(self, tier: Tier, now_s: float) -> bool:
+        """Whether a class has led for no more than its share of the time, and may lead again."""
+        return now_s >= self.next_boost_s.get(tier, -math.inf)
 
 
 class ShareAccount:
@@ -66,3 +87,12 @@ class ShareAccount:
     def is_paced(self, tier: Tier, now_s: float) -> bool:
         """Whether a class has led for no more than its share of the time, and may lead again."""
         return now_s >= self._next_boost_s.get(tier, -math.inf)
+
+    def state(self) -> FairnessState:
+        """The same as a value."""
+        total, grown = sum(self._grown.values()), self._grown
+        deficits = {
+            tier: max(0.0, share - (grown.get(tier, 0.0) / total if total > 0 else 0.0))
+            for tier, share in self._shares.items()
+        }
+        return FairnessState(deficits, dict(self._next_boost_s))

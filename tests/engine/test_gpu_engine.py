@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefill_node.worker.boundary import Granularity
+from prefill_node.worker.boundary import BoundaryLevel
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_it_says_what_ran(found):
     (engine,) = found["results"]["engine"]
     assert engine["model_runner"] == "V1"
     assert engine["governed"] is True
-    assert engine["granularity"] == list(Granularity)[-1].value
+    assert engine["granularity"] == list(BoundaryLevel)[-1].value
     assert found["about"]["vllm"]
     assert found["about"]["device"]["is_gpu"] is False
 

@@ -75,13 +75,14 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     from vllm.inputs import TokensPrompt
 
     running.prefill("before", SHORT)
-    before = running.scheduler._forecast.load
+    forecast = running.scheduler._stepper.rules.forecast
+    before = forecast.load
     running.llm.generate(
         TokensPrompt(prompt_token_ids=list(MIDDLE)), SamplingParams(max_tokens=1), use_tqdm=False
     )
-    assert running.scheduler._forecast.load == before
+    assert forecast.load == before
     running.prefill("job", LONG, weight=4.0)
-    assert running.scheduler._forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
+    assert forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
 
 
 @pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)

@@ -1,14 +1,15 @@
 """What a prefill replica runs next: a step of waiting prefills, or one that was suspended.
 
-Pure: no clock, no engine. Owns the choice and what is given up when KV memory is short; the order among
-requests is `slo.queue.order`, who shares a step `slo.queue.batching`.
+Pure: no clock, no engine. Owns the choice, whose KV memory is taken when it is short, and how much of the
+limits of suspension late steps may take; the order among requests is `slo.queue.order`, who shares a step
+`slo.queue.batching`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,6 +20,7 @@ from slo.queue.slack import slack_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from prefill_node.board.messages import Queued
     from prefill_node.engine.stepping.suspension import SuspendedStep
     from slo.predict.prefill_time import PrefillPredictor
     from slo.queue.arrival_forecast import Forecast
@@ -27,32 +29,14 @@ if TYPE_CHECKING:
     from slo.request import JobId
 
 
-class Queued(msgspec.Struct, frozen=True):
-    """A prefill that can start, or go on with its next chunk.
-
-    Attributes:
-        prefill: As the decision rules see it; its job id is the engine's request id here.
-        tokens: Prompt tokens still to compute.
-        pairs: Their `slo.predict.prefill_time.attention_pairs`.
-        missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
-        held_blocks: KV blocks that it holds.
-    """
-
-    prefill: Prefill
-    tokens: int
-    pairs: float
-    missing_blocks: int
-    held_blocks: int = 0
-
-
 class Suspended(msgspec.Struct, frozen=True):
     """A suspended step that could go on.
 
     Attributes:
         step: The step.
-        prefill: Its most urgent member, worth as much as all of them.
+        prefill: Its most urgent member, with the weight of all of them.
         held_blocks: KV blocks of its members.
-        blocked: The job that it yielded to is still to be served.
+        blocked: The job that it was preempted for is still to be served.
         awaits_arrival: That job has not even reached the engine.
         overdue: A member has been suspended for as long as a request may be.
     """
@@ -68,7 +52,7 @@ class Suspended(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """Run these requests in a step of their own, after dropping what stands in the way of their memory.
 
-    `lead` is the right by which the first of them runs; None for its deadline.
+    `boost` is the right by which the first of them runs; None for its deadline.
     """
 
     requests: tuple[str, ...]
@@ -78,7 +62,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Issue a suspended step again; `lead` as for `Start`."""
+    """Issue a suspended step again; `boost` as for `Start`."""
 
     step: SuspendedStep
     boost: Boost | None = None
@@ -110,21 +94,38 @@ class ChoiceRules:
     fairness: Fairness | None = None
 
 
+def in_order(
+    queue: Sequence[Queued], suspended: Sequence[Suspended], now_s: float, rules: ChoiceRules
+) -> list[Prefill]:
+    """The order in which they would run, those that wait for their beneficiary left out."""
+    waiting = [item.prefill for item in queue] + [item.prefill for item in suspended if not item.blocked]
+    return order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=rules.fairness)
+
+
 def choose(
     queue: Sequence[Queued],
     suspended: Sequence[Suspended],
     free_blocks: int,
     now_s: float,
     rules: ChoiceRules,
+    ordered: Sequence[Prefill] | None = None,
 ) -> Choice:
     """Choose the next step.
 
-    Nothing runs while a step has just made way for a job that has not reached the engine yet. A suspended
-    step does not go on before the job that it yielded to is served, unless a member has been suspended for as
-    long as it may be, or nothing else can run. The first in order that fits in memory runs.
+    Nothing runs while a step has just been preempted for a job that has not reached the engine yet. A
+    suspended step does not go on before the job that it was preempted for is served, unless a member has been
+    suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
     One that does not fit waits for suspended steps to finish if its slack allows, and takes the memory of
-    those worth no more than itself, least valuable first, if not. One that nothing may stop, as its class
-    would starve, may take anybody's, and as long as it does not fit nothing else starts.
+    those of no more weight than itself, the least valuable first, if not. One that nothing may stop, as its
+    class would starve, may take anybody's, and as long as it does not fit nothing else starts.
+
+    Args:
+        queue: Everything that can run and is not suspended.
+        suspended: The suspended steps.
+        free_blocks: KV blocks that nobody holds.
+        now_s: The time.
+        rules: How to choose.
+        ordered: `in_order` of the same, by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -132,7 +133,10 @@ def choose(
     if any(item.awaits_arrival for item in suspended):
         return Wait()  # whatever started now would be in the way of the one that the replica was cleared for
     ready = [item for item in suspended if not item.blocked]
-    if (choice := _first_that_fits(queue, ready, suspended, (free_blocks, now_s), rules)) is not None:
+    if ordered is None:
+        ordered = in_order(queue, suspended, now_s, rules)
+    choice = _first_that_fits(queue, ready, suspended, (free_blocks, now_s), ordered, rules)
+    if choice is not None:
         return choice
     if suspended:
         return Resume(min(suspended, key=lambda item: item.prefill.deadline_s).step)
@@ -144,20 +148,19 @@ def _first_that_fits(
     ready: Sequence[Suspended],
     suspended: Sequence[Suspended],
     room: tuple[int, float],
+    ordered: Sequence[Prefill],
     rules: ChoiceRules,
 ) -> Choice | None:
     """The first in order that can run with `room`, which is free blocks and the time; None when none can."""
     free_blocks, now_s = room
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
-    waiting = [item.prefill for item in queue] + [item.prefill for item in ready]
     fairness = rules.fairness
-    ordered = order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=fairness)
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
-        missing = queued[first.job_id].missing_blocks
+        missing = (item := queued[first.job_id]).missing_blocks
         if missing <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
             return Start(_joined(behind, free_blocks, now_s, rules), boost=boost)
@@ -165,8 +168,8 @@ def _first_that_fits(
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
-        if (tardy := _give_up(first, may_take, missing - free_blocks, queue, suspended)) is not None:
-            return msgspec.structs.replace(tardy, boost=boost)
+        if (start := _take_memory(item, may_take, missing - free_blocks, queue, suspended)) is not None:
+            return msgspec.structs.replace(start, boost=boost)
         if may_take == math.inf:
             return None
     return None
@@ -191,20 +194,20 @@ def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: Choi
         fitting.append(item)
     candidates = [Candidate(item.tokens, item.prefill.deadline_s, item.pairs) for item in fitting]
     step = compose_step(candidates, now_s, rules.predictor, rules.join_tokens)
-    return tuple(item.prefill.job_id for item in fitting[: step.size])
+    return tuple([item.request for item in fitting[: step.size]])
 
 
-def _give_up(
-    first: Prefill,
+def _take_memory(
+    first: Queued,
     may_take: float,
     short_blocks: int,
     queue: Sequence[Queued],
     suspended: Sequence[Suspended],
 ) -> Start | None:
-    """Drop holders of memory worth up to `may_take` until `first` fits; None when that is not enough."""
+    """Drop holders of memory with a weight up to `may_take` until `first` fits; None if it does not."""
     holders: list[Queued | Suspended] = [
         *(item for item in suspended if not item.overdue),
-        *(item for item in queue if item.held_blocks and item.prefill.job_id != first.job_id),
+        *(item for item in queue if item.held_blocks and item is not first),
     ]
     holders = [item for item in holders if item.prefill.weight <= may_take]
     holders.sort(key=lambda item: (item.prefill.weight, -item.prefill.deadline_s, -item.prefill.remaining_s))
@@ -217,7 +220,50 @@ def _give_up(
     if short_blocks > 0:
         return None
     return Start(
-        (first.job_id,),
+        (first.request,),
         tuple(item.step for item in dropped if isinstance(item, Suspended)),
-        tuple(item.prefill.job_id for item in dropped if isinstance(item, Queued)),
+        tuple(item.request for item in dropped if not isinstance(item, Suspended)),
     )
+
+
+LATE_PART: Final = 0.5
+"""Of the limits, what steps that cannot be on time any more may take; the rest is for those that can.
+
+A late step is resumed when nobody on time waits, which in an overload is never; until then its checkpoint and
+its place count against the limits, and would keep others from being stopped."""
+
+
+class SuspensionRoom(NamedTuple):
+    """How much may be suspended on a replica; see `slo.preemption.decide.Limits`.
+
+    Attributes:
+        steps: Steps at a time.
+        kept_bytes: Bytes of their checkpoints, on each rank.
+    """
+
+    steps: int
+    kept_bytes: int
+
+
+def in_excess(suspended: Sequence[Suspended], now_s: float, room: SuspensionRoom) -> list[SuspendedStep]:
+    """The steps to start over: of those that are late, the least advanced first, until few enough remain.
+
+    Args:
+        suspended: All suspended steps; one without a deadline is never late.
+        now_s: The time.
+        room: What the limits allow.
+    """
+    late = [
+        item
+        for item in suspended
+        if not item.overdue and slack_s(item.prefill.deadline_s, now_s, item.prefill.remaining_s) < 0
+    ]
+    steps, kept_bytes = len(late), sum(item.step.checkpoint_bytes for item in late)
+    excess: list[SuspendedStep] = []
+    for item in sorted(late, key=lambda item: item.step.done * item.step.tokens):
+        if steps <= LATE_PART * room.steps and kept_bytes <= LATE_PART * room.kept_bytes:
+            break
+        excess.append(item.step)
+        steps -= 1
+        kept_bytes -= item.step.checkpoint_bytes
+    return excess

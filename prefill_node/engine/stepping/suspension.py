@@ -21,7 +21,7 @@ class SuspendedStep:
         done: The fraction of its forward pass that need not be repeated.
         checkpoint_bytes: What each rank keeps of it; 0 for none.
         since_s: When it stopped.
-        preempted_by: The job that it made way for, empty for none.
+        preempted_by: The job that it was preempted for, empty for none.
         arrival_by_s: Until when it waits for that job to reach the engine.
     """
 

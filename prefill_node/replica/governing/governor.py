@@ -1,9 +1,9 @@
-"""Whether the running forward pass makes way, decided in the replica process.
+"""Whether the running forward pass is preempted, decided in the replica process.
 
 The engine is blocked inside the forward pass when a more urgent request arrives and cannot see it; the
-replica process can. Pure: puts together what the replica has accepted
-(`prefill_node.replica.governing.ledger`) and what the engine's scheduler has published
-(`prefill_node.board.messages`), and asks the rules (`slo.preemption.decide`). The shell
+replica process can. Pure: takes the queue that the engine's scheduler has published
+(`prefill_node.board.messages`), adds what the replica has accepted since then
+(`prefill_node.replica.governing.ledger`), and asks the rules (`slo.preemption.decide`). The shell
 (`prefill_node.replica.preemption_controller`) reads the board, carries the decision out and sets the timer.
 """
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefill_node.board.messages import JobAccount
 from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
 from slo.preemption.types import (
     Keep,
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
     from slo.monitor.directives import PreemptDirective
     from slo.predict.prefill_time import PrefillPredictor
+    from slo.queue.fairness import FairnessRule
     from slo.tiers import Tier
 
-_UNTOUCHED = JobAccount(0, 0.0, 0)
 NOBODY = JobId("")
 """The beneficiary of a stop that only ends work that nobody waits for."""
 
@@ -81,7 +80,8 @@ class Governor:
 
     Attributes:
         ledger: What the replica has accepted; kept by its owner.
-        weights: Worth of a request on time, by tier.
+        weights: Value of a request on time, by tier.
+        fairness: The scheduler's rule, of which the board has the state; None for none.
         ordered: The last step that was ordered to stop.
         forecast: What is expected to arrive.
     """
@@ -91,12 +91,13 @@ class Governor:
     rules: PreemptionRules
     queue_order: QueueOrder
     profile: ForwardProfile
+    fairness: FairnessRule | None = None
     ordered: int = 0
     forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Prefill] = field(default_factory=dict)
     _predictor: PrefillPredictor | None = None
     _view: SchedulerView | None = None
-    _elsewhere: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
 
     @property
     def is_on(self) -> bool:
@@ -118,13 +119,14 @@ class Governor:
         if view is None or view.step is None or view.step.step_id == self.ordered:
             return Keep(KeepReason.IDLE)
         step = view.step
-        if step.jobs and all(job in self.ledger.abandoned for job in step.jobs):
+        abandoned = self.ledger.abandoned
+        if abandoned and step.members and all(member.job_id in abandoned for member in step.members):
             decision: PreemptionDecision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
-            running = self._running(view, step, reached, now_s)
+            running = self._running(step, reached, now_s)
             waiting = self._prefills(view, now_s)
             if self.rules.policy is not PreemptionPolicy.FEASIBLE_SET:
-                waiting = self._ordered(waiting, now_s)
+                waiting = self._ordered(view, waiting, now_s)
             decision = decide(self._state(view, running, waiting), now_s, self.rules, self.forecast)
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
@@ -140,14 +142,14 @@ class Governor:
         """Whether an order of the cluster's monitor still makes sense here.
 
         The step must run, its beneficiary wait and still be saved by a stop, and no limit may be in the way.
-        Whose deadline is worth more is the monitor's decision.
+        Whose deadline counts for more is the monitor's decision.
         """
         if not self.is_on:
             return Keep(KeepReason.OFF)
         step = None if view is None else view.step
         if view is None or step is None or step.step_id != directive.step_id or step.step_id == self.ordered:
             return Keep(KeepReason.IDLE)
-        running = self._running(view, step, reached, now_s)
+        running = self._running(step, reached, now_s)
         if (limit := limit_reached(running, self._state(view, running, ()), self.rules)) is not None:
             return Keep(limit)
         waiting = {prefill.job_id: prefill for prefill in self._prefills(view, now_s)}
@@ -173,7 +175,7 @@ class Governor:
         """Predicted seconds to the end of a running step."""
         return self.total_s(step) * (1.0 - self.progress(step, reached))
 
-    def total_s(self, step: StepView | SuspendedView) -> float:
+    def total_s(self, step: StepView) -> float:
         """Predicted seconds of a whole forward pass."""
         return self.ledger.predictor.pass_s(step.tokens, step.pairs)
 
@@ -182,128 +184,120 @@ class Governor:
         return self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
 
     def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
-        """How soon the running step would make way for somebody more urgent; None when it would not."""
+        """How soon the running step would be preempted for somebody more urgent; None when it would not."""
         if not self.is_on or view.step is None:
             return None
-        running = self._running(view, view.step, reached, now_s)
+        running = self._running(view.step, reached, now_s)
         limit = limit_reached(running, self._state(view, running, ()), self.rules)
         return running.boundary_s if limit is None else None
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""
-        return self._ordered(self._prefills(view, now_s), now_s)
+        return self._ordered(view, self._prefills(view, now_s), now_s)
+
+    def fresh(self, view: SchedulerView) -> list[Accepted]:
+        """The accepted jobs that the engine has not seen yet."""
+        if view is not self._view:
+            self._view, self._seen = view, _seen(view)
+        seen = self._seen
+        return [job for job_id, job in self.ledger.accepted.items() if job_id not in seen]
 
     def _prefills(self, view: SchedulerView, now_s: float) -> list[Prefill]:
-        if view is not self._view:
-            self._view, self._elsewhere = view, _elsewhere(view)
-        elsewhere = self._elsewhere
-        if self._predictor is not self.ledger.predictor:
-            self._predictor, self._fresh = self.ledger.predictor, {}
-        accounts, fresh = view.accounts, self._fresh
-        prefills = [
-            (fresh.get(job_id) or self._remember(job))
-            if (account := accounts.get(job_id)) is None
-            else self._queued(job, account)
-            for job_id, job in self.ledger.accepted.items()
-            if job_id not in elsewhere
-        ]
-        steps = (self._suspended(step, view, now_s) for step in view.suspended)
+        accepted = self.ledger.accepted
+        prefills = [prefill for item in view.queue if (prefill := item.prefill).job_id in accepted]
+        prefills += [self._fresh_prefill(job) for job in self.fresh(view)]
+        steps = [self._suspended(step, view, now_s) for step in view.suspended]
         return prefills + [step for step in steps if step is not None]
 
-    def _ordered(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
-        limit_s = self.rules.limits.max_suspended_s
-        return order(self.queue_order, prefills, now_s, max_suspended_s=limit_s, forecast=self.forecast)
+    def _ordered(self, view: SchedulerView, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
+        fairness = None
+        if self.fairness is not None and view.fairness is not None:
+            fairness = self.fairness.at(view.fairness)
+        return order(
+            self.queue_order,
+            prefills,
+            now_s,
+            max_suspended_s=self.rules.limits.max_suspended_s,
+            forecast=self.forecast,
+            fairness=fairness,
+        )
 
     def _state(self, view: SchedulerView, running: RunningStep, waiting: Sequence[Prefill]) -> ReplicaState:
         kept_bytes = sum([item.checkpoint_bytes for item in view.suspended])
         return ReplicaState(running, waiting, len(view.suspended), kept_bytes)
 
-    def _running(
-        self, view: SchedulerView, step: StepView, reached: tuple[int, int], now_s: float
-    ) -> RunningStep:
+    def _running(self, step: StepView, reached: tuple[int, int], now_s: float) -> RunningStep:
         total_s, progress = self.total_s(step), self.progress(step, reached)
         remaining_s = total_s * (1.0 - progress)
-        members = [
-            self._member(job, view.accounts.get(job, _UNTOUCHED), remaining_s, now_s) for job in step.jobs
-        ]
+        members = [self._member(member, remaining_s, now_s) for member in step.members]
         return RunningStep(
             step_id=step.step_id,
             members=tuple(members),
             remaining_s=remaining_s,
             restart_s=total_s,
             progress=progress,
-            stoppable=step.stoppable and bool(step.jobs),
+            stoppable=step.stoppable and bool(members),
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
             boundary_s=total_s * self.profile.longest_stop,
             guard=step.guard,
         )
 
-    def _member(self, job_id: str, account: JobAccount, remaining_s: float, now_s: float) -> Prefill:
-        """One of a running step; warm-up, or a client that has left, is of no worth and never late."""
-        if (job := self.ledger.accepted.get(JobId(job_id))) is not None:
-            return self._prefill(job, account, remaining_s + self.behind_s(job, account.computed_tokens))
-        return Prefill(
-            JobId(job_id), 0.0, math.inf, remaining_s, now_s, account.preemptions, account.suspended_s
-        )
+    def _member(self, member: Prefill, remaining_s: float, now_s: float) -> Prefill:
+        """One of a running step; warm-up, or a client that has left, has no value and is never late."""
+        if member.job_id in self.ledger.accepted:
+            return msgspec.structs.replace(member, remaining_s=remaining_s + member.remaining_s)
+        preemptions, suspended_s = member.preemptions, member.suspended_s
+        return Prefill(member.job_id, 0.0, math.inf, remaining_s, now_s, preemptions, suspended_s)
 
-    def _prefill(
-        self, job: Accepted, account: JobAccount, remaining_s: float, open_s: float = 0.0
-    ) -> Prefill:
-        """An accepted job; `open_s` is how long it has been suspended this time."""
-        return Prefill(
-            job.job_id,
-            self.weights[job.tier],
-            job.deadline_s,
-            remaining_s,
-            job.arrived_s,
-            account.preemptions,
-            open_s + account.suspended_s,
-            tier=job.tier,
-        )
-
-    def _remember(self, job: Accepted) -> Prefill:
-        """What a job that has not started looks like, which does not change while it waits."""
-        if len(self._fresh) > 2 * len(self.ledger.accepted):
-            self._fresh = {key: it for key, it in self._fresh.items() if key in self.ledger.accepted}
-        self._fresh[job.job_id] = prefill = self._queued(job, _UNTOUCHED)
-        return prefill
-
-    def _queued(self, job: Accepted, account: JobAccount) -> Prefill:
-        tokens, context = job.left(account.computed_tokens)
-        return self._prefill(job, account, self.ledger.predictor.prefill_s(max(1, tokens), context))
-
-    def behind_s(self, job: Accepted, computed_tokens: int) -> float:
-        """The work behind so many tokens; none when nothing is known to be computed."""
-        left = job.tokens - computed_tokens if computed_tokens else 0
-        return self.ledger.predictor.prefill_s(left, computed_tokens)
+    def _fresh_prefill(self, job: Accepted) -> Prefill:
+        """A job of which nothing is computed; it looks the same as long as it waits."""
+        predictor = self.ledger.predictor
+        if self._predictor is not predictor or len(self._fresh) > 2 * len(self.ledger.accepted):
+            self._predictor, self._fresh = predictor, {}
+        if (known := self._fresh.get(job.job_id)) is None:
+            tokens, context = job.left(0)
+            known = self._fresh[job.job_id] = Prefill(
+                job.job_id,
+                self.weights[job.tier],
+                job.deadline_s,
+                predictor.prefill_s(max(1, tokens), context),
+                job.arrived_s,
+                tier=job.tier,
+            )
+        return known
 
     def _suspended(self, step: SuspendedView, view: SchedulerView, now_s: float) -> Prefill | None:
         """A suspended step as one; None when all its clients have left."""
-        jobs = [
-            (job, view.accounts.get(name, _UNTOUCHED))
-            for name in step.jobs
-            if (job := self.ledger.accepted.get(JobId(name))) is not None
+        accepted, open_s = self.ledger.accepted, now_s - step.since_s
+        members = [
+            msgspec.structs.replace(member, suspended_s=open_s + member.suspended_s)
+            for member in step.members
+            if member.job_id in accepted
         ]
-        if not jobs:
+        if not members:
             return None
-        open_s = now_s - step.since_s
-        remaining_s = self.total_s(step) * (1.0 - step.done)
-        if len(jobs) == 1:  # the only kind of step that is one chunk of a prompt
-            [(job, account)] = jobs
-            remaining_s += self.behind_s(job, account.computed_tokens + step.tokens)
-        members = [self._prefill(job, account, remaining_s, open_s) for job, account in jobs]
-        beneficiary = self.ledger.accepted.get(JobId(step.preempted_by))
-        runs = view.step is not None and step.preempted_by in view.step.jobs
-        if beneficiary is None or not (runs or must_wait(self._queued(beneficiary, _UNTOUCHED), now_s)):
-            return as_one(members, now_s)
-        return msgspec.structs.replace(as_one(members, now_s), preempted_by=beneficiary.job_id)
+        one = as_one(members, now_s)
+        beneficiary = accepted.get(JobId(step.preempted_by))
+        if beneficiary is None or not self._waits_for(beneficiary, step, view, now_s):
+            return one
+        return msgspec.structs.replace(one, preempted_by=beneficiary.job_id)
+
+    def _waits_for(
+        self, beneficiary: Accepted, step: SuspendedView, view: SchedulerView, now_s: float
+    ) -> bool:
+        if beneficiary.job_id not in self._seen:
+            return must_wait(self._fresh_prefill(beneficiary), now_s)
+        return now_s <= step.protects_until_s or (
+            view.step is not None and step.preempted_by in view.step.jobs
+        )
 
 
-def _elsewhere(view: SchedulerView) -> set[str]:
-    """The jobs that do not wait to start or for their next chunk: done, running or suspended."""
+def _seen(view: SchedulerView) -> set[str]:
+    """The jobs that the engine has, or has just completed."""
     jobs = set(view.done)
+    jobs.update([item.prefill.job_id for item in view.queue])
     if view.step is not None:
-        jobs.update(view.step.jobs)
+        jobs.update([member.job_id for member in view.step.members])
     for step in view.suspended:
-        jobs.update(step.jobs)
+        jobs.update([member.job_id for member in step.members])
     return jobs

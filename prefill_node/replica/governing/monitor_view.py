@@ -42,13 +42,12 @@ def replica_seen(
     waiting = tuple(
         WaiterSeen(
             prefill.job_id,
-            accepted[prefill.job_id].tier,
+            prefill.tier,
             None
             if prefill.deadline_s == NO_DEADLINE
             else slack_s(prefill.deadline_s, now_s, prefill.remaining_s),
         )
         for prefill in governor.waiting(view, now_s)
-        if prefill.job_id in accepted
     )
     if view.step is None:
         return ReplicaSeen(replica_id, None, waiting)

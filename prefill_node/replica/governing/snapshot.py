@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prefill_node.board.messages import SchedulerView
 from slo.queue.slack import NO_DEADLINE, slack_s
 from slo.reports import OutstandingJob
 from slo.request import JobId
@@ -16,21 +17,22 @@ from slo.request import JobId
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefill_node.board.messages import SchedulerView, StepView
+    from prefill_node.board.messages import StepView, SuspendedView
     from prefill_node.replica.governing.governor import Governor
     from prefill_node.replica.governing.ledger import Accepted
+    from slo.queue.prefill import Prefill
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReplicaLoad:
     """What a replica has to do.
 
     Attributes:
-        jobs: Each accepted prefill with the tokens still to compute. The running pass is told as the whole
-            of `running`; the others in it have none left.
+        jobs: Each accepted prefill with the tokens still to compute, in the order in which they run. The
+            running pass is told as the whole of `running`; the others in it have none left.
         running: One of the jobs in the running pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        preemptible_in_s: How soon the pass would make way; None when it would not.
+        preemptible_in_s: How soon the pass would be preempted; None when it would not.
     """
 
     jobs: tuple[OutstandingJob, ...]
@@ -39,31 +41,40 @@ class Load:
     preemptible_in_s: float | None
 
 
-def load(governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float) -> Load:
+def load(
+    governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float
+) -> ReplicaLoad:
     """What the replica has to do, progress credited."""
+    view = view or SchedulerView()
     accepted = governor.ledger.accepted
-    if view is None:
-        left = {job.job_id: _waiting(governor, job, 0) for job in accepted.values()}
-        return Load(_outstanding(accepted, left, now_s), None, 0.0, None)
-    computed = {job_id: account.computed_tokens for job_id, account in view.accounts.items()}
-    left = {job.job_id: _waiting(governor, job, computed.get(job.job_id, 0)) for job in accepted.values()}
+    left: dict[JobId, tuple[int, float]] = {}
+    running = () if view.step is None else _known(governor, view.step.members)
+    if view.step is not None and running:
+        remaining_s = governor.remaining_s(view.step, reached)
+        behind_s = sum(member.remaining_s for member in running)
+        _stand_for_all(left, running, view.step.tokens + view.step.behind_tokens, remaining_s + behind_s)
+    waiting: dict[JobId, tuple[int, float]] = {
+        item.prefill.job_id: (item.tokens, item.prefill.remaining_s) for item in view.queue
+    }
+    for job in governor.fresh(view):
+        tokens, context = job.left(0)
+        waiting[job.job_id] = tokens, governor.ledger.predictor.prefill_s(tokens, context)
+    steps: dict[JobId, SuspendedView] = {}
     for step in view.suspended:
-        jobs = [accepted[JobId(job)] for job in step.jobs if job in accepted]
-        behind = (0, 0.0)
-        if len(jobs) == 1:  # the only kind of step that is one chunk of a prompt
-            behind = _behind(governor, jobs[0], computed.get(jobs[0].job_id, 0) + step.tokens)
-        rest = 1 - step.done
-        _stand_for_all(left, jobs, math.ceil(step.tokens * rest), governor.total_s(step) * rest, behind)
-    jobs = [] if view.step is None else [accepted[JobId(job)] for job in view.step.jobs if job in accepted]
-    if view.step is None or not jobs:
-        return Load(_outstanding(accepted, left, now_s), None, 0.0, None)
-    remaining_s = governor.remaining_s(view.step, reached)
-    parts = [_behind(governor, job, computed.get(job.job_id, 0)) for job in jobs]
-    behind = sum(tokens for tokens, _ in parts), sum(seconds for _, seconds in parts)
-    _stand_for_all(left, jobs, view.step.tokens, remaining_s, behind)
-    return Load(
-        _outstanding(accepted, left, now_s),
-        jobs[0].job_id,
+        steps.update((member.job_id, step) for member in step.members)
+    for prefill in governor.waiting(view, now_s):
+        if (suspended := steps.get(prefill.job_id)) is None:
+            left[prefill.job_id] = waiting[prefill.job_id]
+        else:
+            tokens = math.ceil(suspended.tokens * (1 - suspended.done)) + suspended.behind_tokens
+            _stand_for_all(left, _known(governor, suspended.members), tokens, prefill.remaining_s)
+    left |= {job_id: (0, 0.0) for job_id in accepted if job_id not in left}
+    jobs = _outstanding(accepted, left, now_s)
+    if view.step is None or not running:
+        return ReplicaLoad(jobs, None, 0.0, None)
+    return ReplicaLoad(
+        jobs,
+        running[0].job_id,
         governor.total_s(view.step) - remaining_s,
         governor.preemptible_in_s(view, reached, now_s),
     )
@@ -126,42 +137,33 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
-def _waiting(governor: Governor, job: Accepted, computed_tokens: int) -> tuple[int, float]:
-    """Tokens and seconds that a job has to go."""
-    tokens, context = job.left(computed_tokens)
-    return tokens, governor.ledger.predictor.prefill_s(tokens, context)
-
-
-def _behind(governor: Governor, job: Accepted, computed_tokens: int) -> tuple[int, float]:
-    """The same behind so many tokens; nothing when nothing is known to be computed."""
-    tokens = max(0, job.tokens - computed_tokens) if computed_tokens else 0
-    return tokens, governor.behind_s(job, computed_tokens)
+def _known(governor: Governor, members: Sequence[Prefill]) -> tuple[Prefill, ...]:
+    """The members of a step whose clients are still there."""
+    return tuple([member for member in members if member.job_id in governor.ledger.accepted])
 
 
 def _stand_for_all(
-    left: dict[JobId, tuple[int, float]],
-    jobs: Sequence[Accepted],
-    tokens: int,
-    seconds: float,
-    behind: tuple[int, float],
+    left: dict[JobId, tuple[int, float]], members: Sequence[Prefill], tokens: int, seconds: float
 ) -> None:
     """Tell a step, and what is behind it, as the first of its jobs; the others have nothing to go."""
-    left |= {job.job_id: (0, 0.0) for job in jobs}
-    if jobs:
-        left[jobs[0].job_id] = tokens + behind[0], seconds + behind[1]
+    left |= {member.job_id: (0, 0.0) for member in members}
+    left[members[0].job_id] = tokens, seconds
 
 
 def _outstanding(
     accepted: dict[JobId, Accepted], left: dict[JobId, tuple[int, float]], now_s: float
 ) -> tuple[OutstandingJob, ...]:
-    """`left` is the tokens and the seconds that each job has to go."""
+    """`left` is the tokens and the seconds that each job has to go, in the order in which they run."""
     return tuple(
-        OutstandingJob(
-            job.job_id,
-            job.tier,
-            left[job.job_id][0],
-            None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s,
-            left[job.job_id][1],
-        )
-        for job in accepted.values()
+        [
+            OutstandingJob(
+                job.job_id,
+                job.tier,
+                tokens,
+                None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s,
+                seconds,
+            )
+            for job_id, (tokens, seconds) in left.items()
+            if (job := accepted.get(job_id)) is not None
+        ]
     )

@@ -20,7 +20,7 @@ from benchmarks.gpu.operator_times import write_operators
 from benchmarks.gpu.variants import Bench, Variant
 from benchmarks.gpu.vllm_fit import missing
 from prefill_node.board.board import Board
-from prefill_node.worker.boundary import Granularity
+from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import (
     ATTENTION,
     LLAMA_3_8B,
@@ -126,7 +126,7 @@ class Drifting(Bench):
 
 def test_a_result_that_differs_is_noticed(bench):
     drifting = Drifting(bench.decoder, bench.device, bench.signal, None, seed=2)
-    fitted = drifting.fit(Variant(Granularity.LAYER, 1))
+    fitted = drifting.fit(Variant(BoundaryLevel.LAYER, 1))
     prompt, other = drifting.prompt("a", 24), drifting.prompt("b", 8)
     drifting.warm_up([fitted], prompt)
     row = exact.exactness(drifting, fitted, prompt, other, 16, random.Random(1))
@@ -136,7 +136,7 @@ def test_a_result_that_differs_is_noticed(bench):
 def test_the_decoder_without_boundaries_is_left_as_it_was(bench):
     prompt = bench.prompt("a", 24)
     before = bench.decoder(prompt.tokens, prompt.cache)
-    for granularity in Granularity:
+    for granularity in BoundaryLevel:
         fitted = bench.fit(Variant(granularity, 1))
         assert not any("forward" in vars(module) for module in bench.decoder.modules())
         if fitted is not None:

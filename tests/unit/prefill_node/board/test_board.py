@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from prefill_node.board import layout
 from prefill_node.board.board import Board
-from prefill_node.board.messages import JobAccount, SchedulerView, StepView, StopOrder, SuspendedView
+from prefill_node.board.messages import Queued, SchedulerView, StepView, StopOrder, SuspendedView
+from slo.queue.prefill import Prefill
+from slo.queue.shares import FairnessState
+from slo.request import JobId
+from slo.tiers import PREMIUM
 
 spawning = multiprocessing.get_context("spawn")
 
@@ -22,17 +26,21 @@ def order(step_id, beneficiary="urgent"):
     return StopOrder(step_id=step_id, beneficiary=beneficiary, reason="test", ordered_s=1.5)
 
 
-def view(step_id=1, jobs=("a", "b"), accounts=(), suspended=()):
-    step = StepView(step_id=step_id, jobs=jobs, tokens=100, pairs=5e3, from_boundary=0, started_s=2.5)
-    account = JobAccount(preemptions=1, suspended_s=0.5, computed_tokens=10)
-    return SchedulerView(step, tuple(suspended), dict.fromkeys(accounts, account))
+def prefill(name):
+    return Prefill(JobId(name), 4.0, 7.5, 0.125, 1.5, 1, 0.5, tier=PREMIUM)
+
+
+def view(step_id=1, jobs=("a", "b"), waiting=(), suspended=()):
+    members = tuple(map(prefill, jobs))
+    step = StepView(step_id=step_id, members=members, tokens=100, pairs=5e3, from_boundary=0, started_s=2.5)
+    queue = tuple(Queued(prefill(name), 10, 50.0, 3, 1, f"engine-{name}") for name in waiting)
+    fairness = FairnessState({PREMIUM: 0.25}, {PREMIUM: 8.5})
+    return SchedulerView(step, queue, tuple(suspended), ("done",), fairness)
 
 
 def suspended_step(*jobs):
-    known = {"jobs": jobs, "tokens": 50, "boundary": 3, "checkpoint_bytes": 1000, "since_s": 3.5}
-    rest = {"pairs": 1.25e3, "done": 0.25, "preempted_by": "urgent"}
-    fields = {**known, **rest}
-    return SuspendedView(**{name: fields[name] for name in SuspendedView.__struct_fields__})
+    members = tuple(map(prefill, jobs))
+    return SuspendedView(members, 50, 0.25, 3, 1000, 3.5, "urgent", 6.5, 20)
 
 
 def spoil(path, at, word):
@@ -102,33 +110,53 @@ def test_votes_that_a_rank_gives_up_are_counted(board, other):
 
 
 def test_a_view_arrives_whole_and_is_decoded_once(board, other):
-    published = view(3, accounts=("a",), suspended=(suspended_step("s"),))
+    published = view(3, waiting=("c", "d"), suspended=(suspended_step("s"),))
     assert board.publish(published)
     assert other.view() == published
     assert other.view() is other.view()
-    idle = SchedulerView(None, (), {})
+    idle = SchedulerView()
     board.publish(idle)
     assert other.view() == idle
 
 
-def test_a_view_with_too_many_accounts_goes_without_and_its_step_cannot_be_stopped(board, other):
-    full = view(3, accounts=[f"job-{n}" for n in range(20_000)], suspended=(suspended_step("s"),))
+def test_of_a_queue_that_is_too_long_the_first_are_told(board, other):
+    full = view(3, waiting=[f"job-{n}" for n in range(20_000)], suspended=(suspended_step("s"),))
+    assert not board.publish(full)
+    assert other.view() == msgspec.structs.replace(full, queue=full.queue[:512])
+
+
+def test_five_hundred_that_wait_fit_and_are_handed_over_in_a_few_milliseconds(board, other):
+    names = [f"chatcmpl-{n:032x}" for n in range(500)]
+    took_s = []
+    for step_id in range(1, 20):
+        full = view(step_id, waiting=names, suspended=[suspended_step(*names[:4]) for _ in range(32)])
+        started_s = time.perf_counter()
+        assert board.publish(full)
+        assert len(other.view().queue) == len(names)
+        took_s.append(time.perf_counter() - started_s)
+    print(f"500 waiting: {min(took_s) * 1e3:.2f} ms to publish and read")  # noqa: T201 - shown with pytest -s
+    assert min(took_s) < 0.01
+
+
+def test_a_view_with_too_many_suspended_goes_without_a_queue_and_its_step_cannot_be_stopped(board, other):
+    names = [f"job-{n}" for n in range(1700)]
+    full = view(3, waiting=names, suspended=(suspended_step(*names), suspended_step(*names)))
     assert not board.publish(full)
     step = msgspec.structs.replace(full.step, stoppable=False)
-    assert other.view() == SchedulerView(step, full.suspended, {})
+    assert other.view() == SchedulerView(step, (), full.suspended)
 
 
 def test_a_view_that_is_too_large_throughout_goes_without_names(board, other):
     full = view(3, jobs=tuple(f"job-{n}" for n in range(50_000)))
     assert not board.publish(full)
-    step = msgspec.structs.replace(full.step, stoppable=False, jobs=())
-    assert other.view() == SchedulerView(step, (), {})
+    step = msgspec.structs.replace(full.step, stoppable=False, members=())
+    assert other.view() == SchedulerView(step)
 
 
 def consistent(step_id):
     """A view whose every part follows from its step id, of varying size."""
     names = tuple(f"{step_id}-{n}" for n in range(step_id * 37 % 400))
-    return view(step_id, jobs=names, accounts=names)
+    return view(step_id, jobs=names, waiting=names)
 
 
 def publish_for_ever(path):

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published import Account, Engine, running, suspended
 
-from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import NOBODY, ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -36,32 +36,24 @@ BOUNDARIES = 10
 BYTES_PER_TOKEN = 100
 
 
+ENGINE = Engine()
+
+
 def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=BACKGROUND, arrived_s=0.0):
-    return Accepted(JobId(name), tier, tokens, deadline_s, arrived_s)
+    return ENGINE.knows(Accepted(JobId(name), tier, tokens, deadline_s, arrived_s))
 
 
 def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):
     ledger = PrefillLedger(LINE)
     for each in jobs:
-        ledger.arrived(each)
+        ledger.arrived(ENGINE.knows(each))
     rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
     return Governor(
         ledger, WEIGHTS, rules, order, ForwardProfile(PassShape.even(boundaries), BYTES_PER_TOKEN)
     )
 
 
-def running(*jobs, step_id=7, tokens=1000, from_boundary=0, stoppable=True):
-    return StepView(step_id, jobs, tokens, 0.0, from_boundary, started_s=0.0, stoppable=stoppable)
-
-
-def suspended(*jobs, tokens=1000, boundary=5, preempted_by="", since_s=0.0):
-    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, since_s, preempted_by)
-
-
-def view(step=None, *stopped, **accounts):
-    return SchedulerView(step, stopped, accounts)
-
-
+view = ENGINE.view
 LONG = job("long", 1000)
 URGENT = job("urgent", 100, deadline_s=0.5, tier=PREMIUM)
 
@@ -135,7 +127,7 @@ def test_a_prefix_that_is_expected_to_be_cached_is_no_work_but_is_looked_at():
 
 def test_what_is_computed_counts_more_than_what_was_expected_to_be():
     cached = msgspec.structs.replace(job("cached", 1000), cached_tokens=600)
-    (waiting,) = curved(cached).waiting(view(cached=JobAccount(0, 0.0, 200)), 0.0)
+    (waiting,) = curved(ENGINE.knows(cached)).waiting(view(predictor=CURVE, cached=Account(0, 0.0, 200)), 0.0)
     assert waiting.remaining_s == pytest.approx(CURVE.prefill_s(800, 200))
 
 
@@ -149,8 +141,9 @@ def test_a_corrected_predictor_holds_for_those_who_wait_already():
 
 def test_the_chunks_behind_a_suspended_one_are_work_too():
     pairs = 400 * (200 + 200)
-    chunk = SuspendedView(("long",), 400, pairs, 0.5, 5, 500, 0.0, "")
-    (waiting,) = curved(LONG).waiting(view(None, chunk, long=JobAccount(1, 0.0, 200)), 0.0)
+    chunk = suspended("long", tokens=400, pairs=pairs)
+    shown = view(None, chunk, predictor=CURVE, long=Account(1, 0.0, 200))
+    (waiting,) = curved(LONG).waiting(shown, 0.0)
     expected_s = 0.5 * CURVE.prefill_s(400, 200) + CURVE.prefill_s(400, 600)
     assert waiting.remaining_s == pytest.approx(expected_s)
 
@@ -209,14 +202,14 @@ def test_a_suspended_step_is_bound_to_whom_it_made_way_for_while_that_one_is_the
 
 
 def test_a_chunk_that_is_done_is_not_counted_again():
-    account = JobAccount(preemptions=1, suspended_s=2.5, computed_tokens=800)
+    account = Account(preemptions=1, suspended_s=2.5, computed_tokens=800)
     (waiter,) = governor(LONG).waiting(view(long=account), 0.0)
     assert waiter.remaining_s == pytest.approx(0.2)
     assert (waiter.preemptions, waiter.suspended_s) == (1, 2.5)
 
 
 def test_time_suspended_counts_earlier_suspensions_and_the_open_one():
-    account = JobAccount(preemptions=2, suspended_s=2.5, computed_tokens=0)
+    account = Account(preemptions=2, suspended_s=2.5, computed_tokens=0)
     stopped = suspended("long", since_s=10.0)
     (waiter,) = governor(LONG).waiting(view(None, stopped, long=account), 14.0)
     assert (waiter.preemptions, waiter.suspended_s) == (2, pytest.approx(6.5))
@@ -422,8 +415,8 @@ def test_nobody_with_a_deadline_needs_no_timer():
 # What the router is told
 
 LIMITS = {
-    "stopped too often": {"accounts": {"long": JobAccount(Limits().max_preemptions, 0.0, 0)}},
-    "suspended for too long": {"accounts": {"long": JobAccount(1, Limits().max_suspended_s, 0)}},
+    "stopped too often": {"accounts": {"long": Account(Limits().max_preemptions, 0.0, 0)}},
+    "suspended for too long": {"accounts": {"long": Account(1, Limits().max_suspended_s, 0)}},
     "too many are suspended": {"stopped": [suspended("other")], "max_suspended_steps": 1},
     "too much memory is kept": {"stopped": [suspended("other")], "max_suspended_bytes": 100_499},
     "it cannot stop": {"step": running("long", stoppable=False)},
@@ -450,7 +443,7 @@ def test_a_step_within_its_limits_makes_way_at_its_next_boundary(within):
     shown = view(
         running("long"),
         suspended("other"),
-        long=JobAccount(Limits().max_preemptions - 1, Limits().max_suspended_s - 1.0, 0),
+        long=Account(Limits().max_preemptions - 1, Limits().max_suspended_s - 1.0, 0),
     )
     governed = governor(LONG, job("other"), **within)
     assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) == pytest.approx(0.1)

@@ -1,9 +1,10 @@
 """What a prefill replica tells the monitor, and what it makes of policies and directives."""
 
 import pytest
+from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
-from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
+from prefill_node.board.messages import SchedulerView
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
@@ -36,12 +37,16 @@ NOW_S = 100.0
 NOTHING_REACHED = (0, 0)
 
 
+ENGINE = Engine()
+
+
 def job(name, tokens=1000, due_in_s=NO_DEADLINE, tier=BACKGROUND):
     return Accepted(JobId(name), tier, tokens, NOW_S + due_in_s, NOW_S - 1.0)
 
 
-LONG = job("long", 2000)
-URGENT = job("urgent", 100, 1.1, PREMIUM)
+LONG = ENGINE.knows(job("long", 2000))
+URGENT = ENGINE.knows(job("urgent", 100, 1.1, PREMIUM))
+ENGINE.knows(job("first", 100, 5.0))
 
 
 def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits):
@@ -53,8 +58,8 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits)
 
 
 def view(*jobs, suspended=(), accounts=None, guard=0.0, stoppable=True):
-    step = StepView(7, jobs or ("long",), 2000, 0.0, 0, NOW_S, stoppable, guard)
-    return SchedulerView(step, suspended, accounts or {})
+    step = running(*(jobs or ("long",)), tokens=2000, started_s=NOW_S, stoppable=stoppable, guard=guard)
+    return ENGINE.view(step, *suspended, **(accounts or {}))
 
 
 def order(step_id=7, beneficiary="urgent"):
@@ -87,7 +92,7 @@ def test_a_step_at_one_of_its_limits_does_not_yield():
 
 def test_before_the_engine_has_said_anything_there_is_nothing_to_tell():
     assert replica_seen(R, governor(URGENT), None, NOTHING_REACHED, None, NOW_S).waiting == ()
-    idle = replica_seen(R, governor(URGENT), SchedulerView(None, (), {}), NOTHING_REACHED, None, NOW_S)
+    idle = replica_seen(R, governor(URGENT), SchedulerView(), NOTHING_REACHED, None, NOW_S)
     assert idle.step is None
     assert [waiter.job_id for waiter in idle.waiting] == ["urgent"]
 
@@ -103,11 +108,11 @@ def test_a_directive_that_makes_sense_is_carried_out_once():
     assert watched.decide(view(), NOTHING_REACHED, NOW_S) == Keep(KeepReason.IDLE)
 
 
-MADE_WAY = SuspendedView(("urgent",), 100, 0.0, 0.0, 0, 0, NOW_S - 1, "first")
+PREEMPTED = suspended("urgent", tokens=100, boundary=0, kept_bytes=0, since_s=NOW_S - 1, preempted_by="first")
 
 POINTLESS = {
     "it comes late": (governor(LONG, URGENT), order(6), view(), KeepReason.IDLE),
-    "nothing runs": (governor(URGENT), order(), SchedulerView(None, (), {}), KeepReason.IDLE),
+    "nothing runs": (governor(URGENT), order(), SchedulerView(), KeepReason.IDLE),
     "nothing is known": (governor(URGENT), order(), None, KeepReason.IDLE),
     "the beneficiary is gone": (governor(LONG), order(), view(), KeepReason.NOBODY_WAITS),
     "the beneficiary runs itself": (
@@ -119,7 +124,7 @@ POINTLESS = {
     "the beneficiary is done": (
         governor(LONG, URGENT),
         order(),
-        SchedulerView(view().step, (), {}, ("urgent",)),
+        SchedulerView(view().step, done=("urgent",)),
         KeepReason.NOBODY_WAITS,
     ),
     "it is too late for the beneficiary": (
@@ -128,10 +133,10 @@ POINTLESS = {
         view(),
         KeepReason.CANNOT_SAVE,
     ),
-    "the beneficiary has made way itself": (
+    "the beneficiary has been preempted itself": (
         governor(LONG, URGENT, job("first", 100, 5.0)),
         order(),
-        view(suspended=(MADE_WAY,)),
+        view(suspended=(PREEMPTED,)),
         KeepReason.PROTECTED,
     ),
     "the step's class would starve": (
@@ -143,13 +148,13 @@ POINTLESS = {
     "the step has been stopped often enough": (
         governor(LONG, URGENT, max_preemptions=2),
         order(),
-        view(accounts={"long": JobAccount(2, 0.0, 0)}),
+        view(accounts={"long": Account(2, 0.0, 0)}),
         KeepReason.MAX_PREEMPTIONS,
     ),
     "the step would be suspended for too long": (
         governor(LONG, URGENT, max_suspended_s=1.0),
         order(),
-        view(accounts={"long": JobAccount(1, 0.8, 0)}),
+        view(accounts={"long": Account(1, 0.8, 0)}),
         KeepReason.MAX_SUSPENDED_TIME,
     ),
     "the step cannot be stopped": (
@@ -223,8 +228,8 @@ def test_a_step_that_ran_to_its_end_is_measured_once(board, bulletin):
     bulletin.issued(view(), None)
     bulletin.ended()
     assert passed(board) == [], "it may turn out to have been stopped"
-    bulletin.idle(SchedulerView(None, (), {}))
-    bulletin.idle(SchedulerView(None, (), {}))
+    bulletin.idle(SchedulerView())
+    bulletin.idle(SchedulerView())
     (measured,) = passed(board)
     assert (measured.tokens, measured.pairs) == (2000, 0.0)
     assert measured.seconds != 0.0
@@ -242,5 +247,5 @@ def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(b
     )
     bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
     bulletin.ended()
-    bulletin.idle(SchedulerView(None, (), {}))
+    bulletin.idle(SchedulerView())
     assert passed(board) == []

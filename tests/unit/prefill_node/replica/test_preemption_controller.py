@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from published import running
 
 from prefill_node.board.events import Served, encode
-from prefill_node.board.messages import SchedulerView, StepView
+from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.preemption_controller import Watch
 from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.preemption.types import Keep, KeepReason, Preempt, PreemptReason
@@ -19,7 +20,7 @@ SOON_S = 0.02
 LONG_AFTER_S = 0.1
 STOP = Preempt(7, JobId("urgent"), PreemptReason.RESCUE)
 DIRECTIVE = PreemptDirective(ReplicaId("r"), 7, JobId("urgent"), DirectiveReason.OUT_OF_TIME)
-VIEW = SchedulerView(StepView(7, ("long",), 100, 0.0, 0, 0.0), (), {})
+VIEW = SchedulerView(running("long", tokens=100))
 
 
 def keep(recheck_in_s=math.inf):
@@ -80,6 +81,9 @@ class Record:
         self.taken += records
 
     def votes(self, board):
+        pass
+
+    def dropped(self, board):
         pass
 
     def suspended(self, view):

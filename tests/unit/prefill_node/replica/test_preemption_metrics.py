@@ -4,9 +4,10 @@ import logging
 
 import pytest
 from opentelemetry import trace
+from published import suspended
 
 from prefill_node.board.events import Dropped, Resumed, Served, Started, Stopped, encode
-from prefill_node.board.messages import SchedulerView, SuspendedView
+from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
@@ -56,8 +57,8 @@ class Board:
 
     ranks = 2
 
-    def __init__(self, reached=0, timeouts=(0, 0)):
-        self.reached, self.timeouts = reached, timeouts
+    def __init__(self, reached=0, timeouts=(0, 0), dropped=0):
+        self.reached, self.timeouts, self.dropped_events = reached, timeouts, dropped
 
     def boundaries_reached(self, rank):
         return self.reached * (rank + 1)
@@ -243,19 +244,20 @@ def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, inst
     assert instruments.recorded == [("votes", 10), ("vote_timeouts", 1), ("votes", 15), ("vote_timeouts", 1)]
 
 
+def test_events_that_found_no_room_are_counted_once(record, instruments):
+    for dropped in (3, 3, 5):
+        record.dropped(Board(dropped=dropped))
+    assert instruments.recorded == [("dropped_events", 3), ("dropped_events", 2)]
+
+
 @pytest.mark.parametrize(
     ("view", "steps", "kept_bytes"),
     [
         (None, 0, 0),
-        (SchedulerView(None, (), {}), 0, 0),
+        (SchedulerView(), 0, 0),
         (
             SchedulerView(
-                None,
-                (
-                    SuspendedView(("a",), 100, 0.0, 0.25, 3, 500, 0.0, ""),
-                    SuspendedView(("b", "c"), 100, 0.0, 0.25, 3, 250, 0.0, ""),
-                ),
-                {},
+                suspended=(suspended("a").step, suspended("b", "c", kept_bytes=250).step),
             ),
             2,
             750,

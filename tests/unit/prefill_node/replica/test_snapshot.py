@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from published import Account, Engine
+from published import running as running_step
+from published import suspended as suspended_step
 
-from prefill_node.board.messages import JobAccount, SchedulerView, StepView, SuspendedView
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -23,8 +25,12 @@ NOTHING_REACHED = (0, 0)
 BOUNDARIES = 10
 
 
+ENGINE = Engine()
+view = ENGINE.view
+
+
 def job(name, tokens=1000, deadline_s=NO_DEADLINE, tier=BACKGROUND):
-    return Accepted(JobId(name), tier, tokens, deadline_s, 0.0)
+    return ENGINE.knows(Accepted(JobId(name), tier, tokens, deadline_s, 0.0))
 
 
 def governor(*jobs, boundaries=BOUNDARIES, **limits):
@@ -35,16 +41,15 @@ def governor(*jobs, boundaries=BOUNDARIES, **limits):
     return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
 
 
-def running(*jobs, tokens=1000, from_boundary=0, started_s=99.0):
-    return StepView(7, jobs, tokens, 0.0, from_boundary, started_s)
+def running(*jobs, started_s=99.0, **about):
+    return running_step(*jobs, started_s=started_s, **about)
 
 
-def suspended(*jobs, tokens=1000, boundary=4, preempted_by=""):
-    return SuspendedView(jobs, tokens, 0.0, boundary / BOUNDARIES, boundary, 500, 98.0, preempted_by)
+def suspended(*jobs, boundary=4, **about):
+    return suspended_step(*jobs, boundary=boundary, since_s=98.0, **about)
 
 
-def view(step=None, *stopped, **accounts):
-    return SchedulerView(step, stopped, accounts)
+job("a"), job("b"), job("c")
 
 
 def left(told):
@@ -64,7 +69,7 @@ TOKENS = {
         {"a": 0, "b": 1200, "c": 1000},
     ),
     "one waits between two chunks": (
-        view(running("b"), a=JobAccount(1, 0.0, 700)),
+        view(running("b"), a=Account(1, 0.0, 700)),
         {"a": 300, "b": 1000, "c": 1000},
     ),
     "one with a suspended step that starts over": (
@@ -72,7 +77,7 @@ TOKENS = {
         {"a": 1000, "b": 1000, "c": 1000},
     ),
     "the engine has jobs that have ended here": (
-        view(running("gone", "b", tokens=1500), suspended("gone-too"), gone=JobAccount(1, 0.0, 5)),
+        view(running("gone", "b", tokens=1500), suspended("gone-too"), gone=Account(1, 0.0, 5)),
         {"a": 1000, "b": 1500, "c": 1000},
     ),
 }
@@ -84,15 +89,16 @@ def test_tokens_still_to_compute(shown, expected):
 
 
 @pytest.mark.parametrize(
-    "shown",
+    ("shown", "accounts"),
     [
-        view(running("a", tokens=1000), a=JobAccount(0, 0.0, 1000)),
-        view(None, suspended("a", tokens=1000, boundary=0), a=JobAccount(1, 0.0, 0)),
+        ((running("long", tokens=1000),), {"long": Account(0, 0.0, 1000)}),
+        ((None, suspended("long", tokens=1000, boundary=0)), {"long": Account(1, 0.0, 0)}),
     ],
     ids=["its first chunk runs", "its first chunk is suspended"],
 )
-def test_the_chunks_behind_the_one_that_runs_are_still_to_compute(shown):
-    assert left(load(governor(job("a", tokens=5000)), shown, NOTHING_REACHED, NOW_S)) == {"a": 5000}
+def test_the_chunks_behind_the_one_that_runs_are_still_to_compute(shown, accounts):
+    governed = governor(job("long", tokens=5000))
+    assert left(load(governed, view(*shown, **accounts), NOTHING_REACHED, NOW_S)) == {"long": 5000}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
     told = load(
         governor(job("a", deadline_s=103.5), job("b"), job("c", deadline_s=99.0)), None, (0, 0), NOW_S
     )
-    assert [each.budget_s for each in told.jobs] == [3.5, None, -1.0]
+    assert {each.job_id: each.budget_s for each in told.jobs} == {"a": 3.5, "b": None, "c": -1.0}
     assert [each.tier for each in told.jobs] == [BACKGROUND] * 3
 
 
@@ -132,7 +138,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
     ],
 )
 def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_reached(rest, preemptible_in_s):
-    shown = view(running("a"), a=JobAccount(1, 2.0, 1000))
+    shown = view(running("a"), a=Account(1, 2.0, 1000))
     assert load(governor(job("a"), **rest), shown, (7, 3), NOW_S).preemptible_in_s == (
         None if preemptible_in_s is None else pytest.approx(preemptible_in_s)
     )

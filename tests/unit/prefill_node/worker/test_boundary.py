@@ -5,7 +5,13 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from prefill_node.worker.boundary import Boundaries, Granularity, NoBoundariesError, decoder_layers, install
+from prefill_node.worker.boundary import (
+    Boundaries,
+    BoundaryLevel,
+    NoBoundariesError,
+    decoder_layers,
+    install,
+)
 from prefill_node.worker.forward import Forward
 from prefill_node.worker.launch_ahead import HostOnly
 from prefill_node.worker.vote import SoleVote
@@ -228,22 +234,26 @@ def test_lists_within_the_layers_do_not_count():
 @pytest.mark.parametrize(
     ("make", "asked", "expected"),
     [
-        (LlamaDecoderLayer, Granularity.LAYER, (3, Granularity.LAYER)),
-        (LlamaDecoderLayer, Granularity.SUBLAYER, (6, Granularity.SUBLAYER)),
-        (LlamaDecoderLayer, Granularity.OPERATOR, (21, Granularity.OPERATOR)),
-        (mixture, Granularity.OPERATOR, (15, Granularity.OPERATOR)),
-        (unknown_attention, Granularity.OPERATOR, (6, Granularity.SUBLAYER)),
-        (OtherLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
-        (FlatLayer, Granularity.OPERATOR, (3, Granularity.LAYER)),
-        (FlatLayer, Granularity.SUBLAYER, (3, Granularity.LAYER)),
-        (lambda: FlatLayer(MLP), Granularity.SUBLAYER, (3, Granularity.LAYER)),
+        (LlamaDecoderLayer, BoundaryLevel.LAYER, (3, BoundaryLevel.LAYER)),
+        (LlamaDecoderLayer, BoundaryLevel.SUBLAYER, (6, BoundaryLevel.SUBLAYER)),
+        (LlamaDecoderLayer, BoundaryLevel.OPERATOR, (21, BoundaryLevel.OPERATOR)),
+        (mixture, BoundaryLevel.OPERATOR, (15, BoundaryLevel.OPERATOR)),
+        (unknown_attention, BoundaryLevel.OPERATOR, (6, BoundaryLevel.SUBLAYER)),
+        (OtherLayer, BoundaryLevel.OPERATOR, (3, BoundaryLevel.LAYER)),
+        (FlatLayer, BoundaryLevel.OPERATOR, (3, BoundaryLevel.LAYER)),
+        (FlatLayer, BoundaryLevel.SUBLAYER, (3, BoundaryLevel.LAYER)),
+        (lambda: FlatLayer(MLP), BoundaryLevel.SUBLAYER, (3, BoundaryLevel.LAYER)),
         (
             lambda: LlamaDecoderLayer(feed_forwards=("mlp_1", "mlp_2")),
-            Granularity.SUBLAYER,
-            (3, Granularity.LAYER),
+            BoundaryLevel.SUBLAYER,
+            (3, BoundaryLevel.LAYER),
         ),
-        (OtherLayer, Granularity.SUBLAYER, (3, Granularity.LAYER)),
-        (lambda: LlamaDecoderLayer(feed_forwards=()), Granularity.SUBLAYER, (3, Granularity.LAYER)),
+        (OtherLayer, BoundaryLevel.SUBLAYER, (3, BoundaryLevel.LAYER)),
+        (
+            lambda: LlamaDecoderLayer(feed_forwards=()),
+            BoundaryLevel.SUBLAYER,
+            (3, BoundaryLevel.LAYER),
+        ),
     ],
     ids=[
         "layers",
@@ -275,14 +285,14 @@ def test_it_stops_as_finely_as_asked_for_if_the_layers_allow(make, asked, expect
 def test_one_layer_that_cannot_stop_within_makes_all_stop_between_layers(forward):
     model = decoder()
     model.list_0[1].extra = MLP()
-    boundaries = install(model, Granularity.OPERATOR, forward)
-    assert (boundaries.shape.boundaries, boundaries.granularity) == (3, Granularity.LAYER)
+    boundaries = install(model, BoundaryLevel.OPERATOR, forward)
+    assert (boundaries.shape.boundaries, boundaries.granularity) == (3, BoundaryLevel.LAYER)
 
 
 def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_in_its_own_way(forward):
     model = Model([LlamaDecoderLayer, mixture, LlamaDecoderLayer])
-    boundaries = install(model, Granularity.OPERATOR, forward)
-    assert boundaries == Boundaries(boundaries.shape, Granularity.OPERATOR)
+    boundaries = install(model, BoundaryLevel.OPERATOR, forward)
+    assert boundaries == Boundaries(boundaries.shape, BoundaryLevel.OPERATOR)
     assert boundaries.shape.boundaries == 7 + 5 + 7
     forward.begin(1, lambda: ROWS, None)
     model(torch.ones(5, WIDTH))
@@ -294,7 +304,7 @@ def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_i
 
 
 def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
-    shape = install(decoder(), Granularity.OPERATOR, forward).shape
+    shape = install(decoder(), BoundaryLevel.OPERATOR, forward).shape
     layer = 1 + 0 + 1 + 3 + 3  # in squares of the width: before attention, attention, behind it, up, down
     within = [0, 0, 1, 1, 2, 5, 5]
     assert shape.done == pytest.approx(
@@ -302,7 +312,7 @@ def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
     )
 
 
-@pytest.mark.parametrize("granularity", Granularity)
+@pytest.mark.parametrize("granularity", BoundaryLevel)
 def test_the_entry_of_a_layer_is_as_far_however_finely_it_can_stop(granularity, forward):
     shape = install(decoder(), granularity, forward).shape
     per_layer = shape.boundaries // 3
@@ -312,7 +322,7 @@ def test_the_entry_of_a_layer_is_as_far_however_finely_it_can_stop(granularity, 
 # Wrapped
 
 
-@pytest.mark.parametrize("granularity", Granularity)
+@pytest.mark.parametrize("granularity", BoundaryLevel)
 def test_stopped_and_resumed_a_wrapped_model_gives_what_it_gave_before(granularity, forward):
     model, given = decoder(), torch.linspace(-1, 1, 5 * WIDTH).view(5, WIDTH)
     expected = model(given)
@@ -336,7 +346,7 @@ def test_stopped_and_resumed_a_wrapped_model_gives_what_it_gave_before(granulari
         assert torch.equal(output, expected), f"differs after a stop at {boundary}"
 
 
-@pytest.mark.parametrize("granularity", Granularity)
+@pytest.mark.parametrize("granularity", BoundaryLevel)
 def test_outside_of_a_step_a_wrapped_model_just_computes(granularity, forward):
     """As in warm-up passes, which neither vote nor stop, and whose tensors have any shape."""
     model, given = decoder(), torch.ones(9, WIDTH)
@@ -350,5 +360,5 @@ def test_outside_of_a_step_a_wrapped_model_just_computes(granularity, forward):
 def test_a_model_that_is_refused_is_left_as_it_was(forward):
     model = Model([LlamaDecoderLayer] * 2, [LlamaDecoderLayer] * 2)
     with pytest.raises(NoBoundariesError):
-        install(model, Granularity.LAYER, forward)
+        install(model, BoundaryLevel.LAYER, forward)
     assert all("forward" not in vars(module) for module in model.modules())

@@ -147,8 +147,8 @@ def test_who_lost_its_memory_waits_as_one_that_was_stopped():
     engine.add(job)
     engine.issue(0.0)
     engine.stop(0.1, 3, "", keep=True)
-    engine._start_over([job], 0.2)
-    (queued,) = engine._queues.queued(replica.ledger.predictor, may_start=True)
+    engine._start_over([job.request_id], 0.2)
+    (queued,) = engine._queues.queued()
     assert queued.prefill.preemptions == 1
 
 

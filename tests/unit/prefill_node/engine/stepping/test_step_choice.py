@@ -7,14 +7,17 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from prefill_node.board.messages import Queued
 from prefill_node.engine.stepping.step_choice import (
+    LATE_PART,
     ChoiceRules,
-    Queued,
     Resume,
     Start,
     Suspended,
+    SuspensionRoom,
     Wait,
     choose,
+    in_excess,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
@@ -33,7 +36,7 @@ def rules(join_tokens=1, order=QueueOrder.SEDF):
 
 def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):
     prefill = Prefill(JobId(name), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
-    return Queued(prefill, tokens, 0.0, missing, held)
+    return Queued(prefill, tokens, 0.0, missing, held, name)
 
 
 def step_of(number, since_s=0.0, tokens=100):
@@ -318,7 +321,7 @@ class Engine:
     def _queued(self, request):
         tokens = (request.blocks - request.computed) * TOKENS_PER_BLOCK
         prefill = self._prefill(request.name, request, LINE.prefill_s(tokens))
-        return Queued(prefill, tokens, 0.0, request.blocks - request.held, request.held)
+        return Queued(prefill, tokens, 0.0, request.blocks - request.held, request.held, request.name)
 
     def _suspended(self, step):
         members = [self.requests[name] for name in step.members]
@@ -378,3 +381,63 @@ def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, or
     assert sorted(engine.done) == sorted(named), "each ends, once"
     assert engine.steps == []
     event(f"steps: {engine.issued // 10 * 10}+")
+
+
+# Late steps leave room for the suspension of those that are not
+
+LATER_S = 100.0
+LATE_ROOM = SuspensionRoom(steps=8, kept_bytes=1000)
+
+
+def late_step(number, due_s, done=0.5, kept_bytes=10, tokens=100, **about):
+    step = SuspendedStep(number, {f"of-{number}": tokens}, 0.0, 5, done, kept_bytes, 0.0, "", 0.0)
+    return Suspended(step, Prefill(JobId(f"step:{number}"), 1.0, due_s, 1.0, 0.0), 1, **about)
+
+
+def started_over(*stopped, room=LATE_ROOM):
+    return [step.step_id for step in in_excess(stopped, LATER_S, room)]
+
+
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        [],
+        [late_step(number, 50.0) for number in range(4)],
+        [late_step(number, 50.0, kept_bytes=250) for number in range(2)],
+        [late_step(number, math.inf, kept_bytes=900) for number in range(8)],
+        [late_step(number, LATER_S + 1.0, kept_bytes=900) for number in range(8)],
+        [late_step(number, 50.0, kept_bytes=900, overdue=True) for number in range(8)],
+    ],
+    ids=["none", "few steps", "few bytes", "no deadlines", "still on time", "about to go first"],
+)
+def test_within_their_part_they_stay(stopped):
+    assert started_over(*stopped) == []
+
+
+def test_the_least_advanced_start_over_until_few_enough_steps_are_left():
+    stopped = [
+        late_step(number, 50.0, done=done) for number, done in enumerate((0.9, 0.1, 0.5, 0.4, 0.8, 0.2))
+    ]
+    assert started_over(*stopped) == [1, 5]
+
+
+def test_the_bytes_of_their_checkpoints_count_too():
+    stopped = [late_step(1, 50.0, kept_bytes=300), late_step(2, 50.0, 0.6, kept_bytes=400)]
+    assert started_over(*stopped) == [1]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.integers(0, 400), st.booleans()), max_size=16),
+    st.builds(SuspensionRoom, st.integers(0, 12), st.integers(0, 2000)),
+)
+def test_what_is_late_leaves_room_and_what_is_not_is_never_touched(drawn, room):
+    stopped = [
+        late_step(number, due_s, done, kept_bytes, overdue=overdue)
+        for number, (due_s, done, kept_bytes, overdue) in enumerate(drawn)
+    ]
+    excess = set(started_over(*stopped, room=room))
+    late = [item for item in stopped if item.prefill.deadline_s < LATER_S + 1.0 and not item.overdue]
+    assert excess <= {item.step.step_id for item in late}
+    left = [item.step for item in late if item.step.step_id not in excess]
+    assert len(left) <= LATE_PART * room.steps
+    assert sum(step.checkpoint_bytes for step in left) <= LATE_PART * room.kept_bytes

@@ -1,0 +1,115 @@
+"""Events in, commands and views out: one engine's steps, without an engine."""
+
+import pytest
+
+from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.step_choice import (
+    ChoiceRules,
+    Resume,
+    Start,
+    Suspended,
+    SuspensionRoom,
+    Wait,
+)
+from prefill_node.engine.stepping.stepper import Member, StartOver, StepLimits, Stepper, Stop
+from slo.predict.prefill_time import PrefillPredictor
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.fairness import Fairness
+from slo.queue.order import QueueOrder
+from slo.queue.prefill import Prefill
+from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+PLENTY = 1000
+
+
+@pytest.fixture
+def stepper():
+    rules = ChoiceRules(QueueOrder.SEDF, LINE, 1, Forecast(), Fairness(DEFAULT_TIERS))
+    return Stepper(rules, StepLimits(10.0, SuspensionRoom(2, 1000), arrival_wait_s=0.05))
+
+
+def prefill(name, due_s=5.0, tier=PREMIUM, work_s=0.1):
+    return Prefill(JobId(name), 1.0, due_s, work_s, 0.0, tier=tier)
+
+
+def queued(name, **about):
+    return Queued(prefill(name, **about), 100, 0.0, 1, request=f"engine-{name}")
+
+
+def member(name, tokens=100, tier=PREMIUM):
+    return Member(f"engine-{name}", prefill(name, tier=tier, work_s=0.0), tokens, 5.0, 0)
+
+
+def suspended(step, due_s=5.0):
+    return Suspended(step, prefill(f"of-{step.step_id}", due_s), 1)
+
+
+def preempt(stepper, name, at_s, beneficiary="", kept_bytes=10, still_here=True):
+    members = {f"engine-{name}": 100} if still_here else {}
+    stepper.step_ended(at_s)
+    return stepper.step_preempted(members, 5.0, Stop(at_s, 3, 0.25, kept_bytes, beneficiary), at_s)
+
+
+def test_a_step_that_runs_is_published_without_its_members_in_the_queue(stepper):
+    queue = [queued("late", due_s=9.0), queued("soon"), queued("later", due_s=99.0)]
+    command = stepper.next_step(queue, [], PLENTY, 0.0)
+    assert command == Start(("engine-soon",))
+    view = stepper.step_issued(command, [member("soon")], 0.0)
+    assert (view.step_id, view.jobs, view.tokens, view.pairs) == (1, ("soon",), 100, 5.0)
+    published = stepper.view([])
+    assert published.step is view
+    assert [item.prefill.job_id for item in published.queue] == ["late", "later"], "in their order"
+
+
+def test_a_step_is_stopped_and_goes_on_where_it_was(stepper):
+    command = stepper.next_step([queued("a")], [], PLENTY, 0.0)
+    stepper.step_issued(command, [member("a")], 0.0)
+    step = preempt(stepper, "a", 0.5)
+    command = stepper.next_step([], [suspended(step)], PLENTY, 1.0)
+    assert command == Resume(step)
+    view = stepper.step_issued(command, [member("a")], 1.0)
+    assert (view.step_id, view.from_boundary) == (2, 3)
+    assert stepper.suspensions.steps == []
+    assert stepper.suspensions.accounts["engine-a"].suspended_s == pytest.approx(0.5)
+
+
+def test_a_step_that_nobody_waits_for_any_more_leaves_a_checkpoint_to_be_discarded(stepper):
+    stepper.step_issued(stepper.next_step([queued("a")], [], PLENTY, 0.0), [member("a")], 0.0)
+    preempt(stepper, "a", 0.5, still_here=False)
+    assert stepper.suspensions.steps == []
+    assert stepper.suspensions.take_discarded() == (1,)
+
+
+def test_too_many_late_steps_start_over_before_anything_is_chosen(stepper):
+    steps = [preempt(stepper, name, 0.5) for name in ("a", "b")]
+    late = [suspended(step, due_s=0.4) for step in steps]
+    assert stepper.next_step([queued("c")], late, PLENTY, 1.0) == StartOver(("engine-a",))
+    stepper.suspensions.forget("engine-a", 1.0)
+    assert stepper.next_step([queued("c")], late[1:], PLENTY, 1.0) == Start(("engine-c",))
+    over = queued("a", due_s=0.4)
+    stepper.started_over(over)
+    assert over in stepper.view([]).queue
+
+
+def test_a_step_is_charged_once_to_the_classes_of_its_members(stepper):
+    account = stepper.rules.fairness.account
+    members = [member("a", 300), member("b", 100, BACKGROUND)]
+    stepper.step_issued(Start(("engine-a", "engine-b")), members, 0.0)
+    stepper.step_ended(4.0)
+    stepper.step_ended(9.0)
+    assert account.achieved(BACKGROUND) == pytest.approx(0.25)
+    assert stepper.view([]).fairness == account.state()
+    assert account.state().deficit(PREMIUM) == account.deficit(PREMIUM)
+
+
+def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
+    stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
+    assert (stepper.jobs, stepper.has_arrived("a")) == ({"a": "engine-a"}, True)
+    assert stepper.rules.forecast.load > 0
+    stepper.job_done("a")
+    stepper.job_left("a", "engine-a")
+    assert (stepper.jobs, stepper.has_arrived("a")) == ({}, True)
+    assert stepper.view([]).done == ("a",)
+    assert stepper.next_step([], [], PLENTY, 0.0) == Wait()

@@ -1,0 +1,113 @@
+"""The scheduler, the governor, the report, the monitor's view and `slackserve top` tell of one queue."""
+
+import pytest
+
+from prefill_node.engine.stepping.step_choice import in_order
+from prefill_node.replica.governing.ledger import Accepted
+from prefill_node.replica.governing.monitor_view import replica_seen
+from prefill_node.replica.governing.snapshot import load, snapshot
+from simulator.arms.arms import OURS, Scheduling
+from simulator.cost.passes import Granularity
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from simulator.study.presets import PRESETS
+from simulator.workload.arrivals import Arrival
+from slo.queue.order import DEFAULT_ORDER
+from slo.queue.slack import slack_s
+from slo.request import ReplicaId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+
+HARDWARE = PRESETS["flowprefill-8b"].hardware
+NOTHING_REACHED = (0, 0)
+PUBLISHED_S, NOW_S = 20.0, 100.0
+CHUNKED, OLD, RUNS, PREFERRED, LATE, FRESH = range(6)
+
+
+class Replica:
+    """One that steps by hand; a job is known to its governor, and with `seen` to its engine."""
+
+    def __init__(self):
+        chunks = Scheduling(
+            OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, step_tokens=2048, foresees=True, is_fair=True
+        )
+        self.replica = chunks.build(EventLoop(), HARDWARE, {}, lambda _: None)
+        self.engine, self.governor = self.replica.engine, self.replica.governor
+
+    def accept(self, number, at_s, tokens, ttft_s, tier, *, seen=True):
+        job = Job(
+            Arrival(number, at_s, "kind", tokens, 1, ttft_s, tier),
+            DEFAULT_TIERS[tier].weight,
+            float("inf") if ttft_s is None else at_s + ttft_s,
+        )
+        self.governor.arrived(Accepted(job.job_id, tier, tokens, job.deadline_s, at_s))
+        if seen:
+            self.engine.add(job)
+        return job
+
+    def scheduler_order(self):
+        stepper, queues = self.engine._stepper, self.engine._queues
+        waiting = [item for item in queues.queued() if item.prefill.job_id not in stepper.running.jobs]
+        return in_order(waiting, queues.suspended(NOW_S), NOW_S, stepper.rules)
+
+
+@pytest.fixture
+def replica():
+    """A step runs since long ago, a chunk is suspended, a class starves, and somebody has just arrived."""
+    replica = Replica()
+    engine = replica.engine
+    replica.accept(CHUNKED, 0.0, 6000, 400.0, STANDARD)
+    engine.issue(0.0)
+    engine.complete(0.3)
+    engine.issue(0.3)
+    replica.accept(OLD, 0.4, 3000, None, BACKGROUND)
+    engine.stop(0.5, 9, "", keep=True)
+    replica.accept(RUNS, 19.0, 2000, 30.0, PREMIUM)
+    replica.accept(PREFERRED, 19.1, 2000, 200.0, PREMIUM)
+    replica.accept(LATE, 19.2, 2000, 40.0, STANDARD)
+    engine._stepper.rules.fairness.account.served(PREMIUM, 100.0, 19.5)
+    assert engine.issue(PUBLISHED_S).view.jobs == (str(RUNS),)
+    engine.view()  # published; who arrives now is not in it
+    replica.late = replica.accept(FRESH, NOW_S - 1, 500, 5.0, STANDARD, seen=False)
+    return replica
+
+
+def test_all_agree_on_order_work_and_suspension_under_starvation(replica):
+    governor, view = replica.governor, replica.engine.view()
+    waiting = governor.waiting(view, NOW_S)
+    told = load(governor, view, NOTHING_REACHED, NOW_S)
+    shown = snapshot(governor, view, NOTHING_REACHED, NOW_S)
+    seen = replica_seen(ReplicaId("r"), governor, view, NOTHING_REACHED, None, NOW_S)
+    replica.engine.add(replica.late)  # now it has arrived
+    ordered = replica.scheduler_order()
+
+    names = [str(name) for name in (FRESH, CHUNKED, OLD, PREFERRED, LATE)]
+    assert [prefill.job_id for prefill in ordered] == names, "classes that starve go first"
+    assert [prefill.job_id for prefill in waiting] == names
+    assert [job.job_id for job in told.jobs] == [str(RUNS), *names]
+    assert [job["job"] for job in shown["queue"]] == names
+    assert [waiter.job_id for waiter in seen.waiting] == names
+
+    work_s = {prefill.job_id: prefill.remaining_s for prefill in ordered}
+    chunked = replica.engine.requests[str(CHUNKED)]
+    assert 0.3 < work_s[chunked.job_id] / HARDWARE.predictor().prefill_s(6000) < 0.7, "a chunk is done"
+    assert {prefill.job_id: prefill.remaining_s for prefill in waiting} == pytest.approx(work_s)
+    assert {job.job_id: job.work_s for job in told.jobs[1:]} == pytest.approx(work_s)
+    slacks_s = {
+        prefill.job_id: slack_s(prefill.deadline_s, NOW_S, prefill.remaining_s)
+        for prefill in ordered
+        if prefill.tier != BACKGROUND
+    }
+    slacks_s[str(OLD)] = None
+    assert {job["job"]: job["slack_s"] for job in shown["queue"]} == pytest.approx(slacks_s)
+    assert {waiter.job_id: waiter.slack_s for waiter in seen.waiting} == pytest.approx(slacks_s)
+
+    suspended = {prefill.job_id: prefill.suspended_s for prefill in ordered if prefill.suspended_s}
+    assert suspended == {str(CHUNKED): pytest.approx(NOW_S - 0.5)}
+    assert {prefill.job_id: prefill.suspended_s for prefill in waiting if prefill.suspended_s} == suspended
+    assert [[job["job"] for job in step["jobs"]] for step in shown["suspended"]] == [[str(CHUNKED)]]
+    assert [step.jobs for step in view.suspended] == [(str(CHUNKED),)]
+
+
+def test_what_is_published_stands_in_the_order_in_which_it_would_run(replica):
+    at_publication = [item.prefill.job_id for item in replica.engine.view().queue]
+    assert at_publication == [str(name) for name in (LATE, PREFERRED, OLD)]
