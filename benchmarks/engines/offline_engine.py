@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from deployments.local.cpu_environment import cpu_environment
+from deployments.local.engine_start import cpu_environment
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 

@@ -234,7 +234,7 @@ its place count against the limits, and would keep others from being stopped."""
 
 
 class SuspensionRoom(NamedTuple):
-    """How much may be suspended on a replica; see `slo.preemption.decide.Limits`.
+    """How much may be suspended on a replica; see `slo.preemption.types.Limits`.
 
     Attributes:
         steps: Steps at a time.
