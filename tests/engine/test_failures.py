@@ -33,4 +33,4 @@ def test_a_rank_that_stays_away_from_a_vote_fails_the_engine_by_name(models):
         running.rpc("stay_away", 1, 2, 5.0)
         error = error_of(running)
         assert "rank 1" in error
-        assert f"step {running.scheduler._step_id}" in error
+        assert f"step {running.scheduler._stepper.step_id}" in error

@@ -81,7 +81,7 @@ class Engine:
 
     def order_stop(self, beneficiary=""):
         """Tell the scheduler for whom the next step will stop; the workers' script does the stopping."""
-        step = self.scheduler._step_id + 1
+        step = self.scheduler._stepper.step_id + 1
         self.board.order_stop(StopOrder(step, beneficiary, "rescue", time.monotonic()))
 
     def step(self):
