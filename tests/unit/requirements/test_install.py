@@ -276,7 +276,7 @@ def test_check_changes_nothing(machine):
 
 def test_make_runs_it_before_anything_else():
     done = subprocess.run(
-        ["make", "-n", "serve", "VENV=/nonexistent"],
+        ["make", "--no-print-directory", "-n", "serve", "VENV=/nonexistent"],
         cwd=SCRIPT.parents[1],
         capture_output=True,
         text=True,
