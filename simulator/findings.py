@@ -54,10 +54,7 @@ class Point:
     """An arm at one rate.
 
     Attributes:
-        rate_rps: Requests offered per second.
-        attainment: Fraction of all requests whose first token was in time.
-        by_kind: The same by kind of request.
-        by_tier: The same by tier.
+        attainment: Fraction of all requests whose first token was in time; so by kind and by tier.
         preemptions: Passes stopped, per request.
         wasted_work: Work done again after stops, as a fraction of all work.
         prompt_tokens_ps: Prompt tokens prefilled per second of virtual time.
@@ -91,7 +88,6 @@ class ArmFindings:
     """What one arm did.
 
     Attributes:
-        arm: Its name, such as `sedf-resume`.
         title: Its name for people.
         points: In order of rate.
         goodput_rps: Highest rate at which a fraction of all requests is in time, by that fraction: "0.90".
@@ -114,15 +110,11 @@ class Findings:
     """A whole comparison.
 
     Attributes:
-        preset: Its name.
-        title: Its name for people.
         description: What is simulated, a paragraph.
         assumptions: What the numbers rest on, a sentence each.
-        seed: Everything random follows from it.
         requests: Requests of each simulated stream.
         objective_ms: TTFT objective by kind; None where it differs from request to request.
         cdf_rate_rps: The rate that the distributions and timelines are of.
-        command: How to do it again.
     """
 
     preset: str

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import RESULTS, print_table, write
-from simulator.report import granularity_plot, save, write_report
+from simulator.report.page import write_report
+from simulator.report.plots import granularity_plot, save
 from simulator.report.tables import blocking_table, goodput_table
 from simulator.study.presets import PRESETS, on_trace
 from simulator.study.study import Study
@@ -60,7 +61,7 @@ def main() -> None:
     presets: list[Preset] = [*PRESETS.values()]
     presets += [on_trace(PRESETS[REPORTED], path) for path in arguments.trace]
     curve = tradeoff(PRESETS[REPORTED].hardware, CURVE_TOKENS)
-    results: dict[str, Any] = {"tradeoff": [asdict(place) for place in curve]}
+    results: dict[str, Any] = {"tradeoff": [place._asdict() for place in curve]}
     for preset in presets:
         if arguments.only and preset.name not in arguments.only:
             continue
@@ -69,9 +70,8 @@ def main() -> None:
         results[preset.name] = summary(found)
         show(found, time.perf_counter() - started_s)
         if preset.name == REPORTED:
-            points = [(place.label, place.mean_ms, place.p99_ms, place.cost_percent) for place in curve]
-            save(found, arguments.output, [granularity_plot(points)])
-            write_report(found, arguments.output, [granularity_plot(points)])
+            save(found, arguments.output, [granularity_plot(curve)])
+            write_report(found, arguments.output, [granularity_plot(curve)])
     print(write("simulation", results))
 
 

@@ -12,8 +12,7 @@ from rich.text import Text
 from deployments.simulate import SimulateError
 from simulator.planning.files import load_fleet
 from simulator.planning.plan import CapacityPlan, plan
-from simulator.report import capacity_plot
-from simulator.report.plots import png_bytes, svg_bytes
+from simulator.report.plots import capacity_plot, png_bytes, svg_bytes
 from slo.files.strict_yaml import FleetConfigError
 
 if TYPE_CHECKING:

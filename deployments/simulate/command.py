@@ -74,7 +74,8 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
         json_file.write_text(json.dumps(found.document(), indent=1) + "\n")
         console.print(Text(f"written to {json_file}"))
     if report is not None:
-        from simulator.report import save, write_report  # noqa: PLC0415 - imports matplotlib
+        from simulator.report.page import write_report  # noqa: PLC0415 - imports matplotlib
+        from simulator.report.plots import save  # noqa: PLC0415
 
         save(found, report)
         console.print(Text(f"written to {write_report(found, report)}"))

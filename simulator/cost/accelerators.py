@@ -51,8 +51,6 @@ class Chip:
 
     Attributes:
         peak_flops: Dense, 16-bit.
-        memory_bytes_ps: Memory bandwidth.
-        memory_bytes: Memory.
         link_bytes_ps: Bus bandwidth of an all-reduce between ranks.
     """
 
@@ -76,10 +74,10 @@ MODELS: Final[Mapping[str, ModelShape]] = {
 }
 
 
-def weight_bytes(shape: ModelShape, vocabulary: int = VOCABULARY) -> int:
+def weight_bytes(shape: ModelShape) -> int:
     """Bytes of weights that a decode step reads: all layers and the output matrix, 16 bits."""
     layer = sum(shape.work_of(name) for name in MATRICES)
-    return 2 * (shape.layers * layer + vocabulary * shape.hidden)
+    return 2 * (shape.layers * layer + VOCABULARY * shape.hidden)
 
 
 def kv_tokens(shape: ModelShape, chip: Chip, tensor_parallel: int) -> int:
@@ -133,12 +131,7 @@ def decode_model(
 ) -> DecodeModel:
     """Times of decode steps: weights and KV are read once a step, at a fraction of the memory bandwidth.
 
-    Args:
-        shape: The model.
-        chip: What each rank runs on.
-        tensor_parallel: Ranks.
-        kv: Tokens that its KV memory holds; by default what is left beside the weights.
-        max_batch: Most requests in a step.
+    The KV memory holds `kv` tokens, by default what fits beside the weights.
     """
     bandwidth = tensor_parallel * chip.memory_bytes_ps * BANDWIDTH_REACHED
     read = weight_bytes(shape)

@@ -11,12 +11,14 @@ measured on an A100: the time of a layer is met within 2.6 % on average (Llama-3
 from __future__ import annotations
 
 import csv
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,28 +138,16 @@ class Measured:
     """A measured operator, interpolated between lengths and extended in proportion beyond the longest."""
 
     def __init__(self, points: Sequence[tuple[int, float]]) -> None:
-        ordered = sorted(points)
-        self._tokens = [tokens for tokens, _ in ordered]
-        self._seconds = [seconds for _, seconds in ordered]
+        self._tokens, self._seconds = zip(*sorted(points), strict=True)
 
     def __call__(self, tokens: int) -> float:
         """Seconds for `tokens` tokens."""
-        at = bisect_left(self._tokens, tokens)
-        if at == 0:
-            return self._seconds[0]
-        if at == len(self._tokens):
-            return self._seconds[-1] * tokens / self._tokens[-1]
-        low, high = self._tokens[at - 1], self._tokens[at]
-        part = (tokens - low) / (high - low)
-        return self._seconds[at - 1] * (1 - part) + self._seconds[at] * part
+        beyond: float = max(1.0, tokens / self._tokens[-1])
+        return beyond * float(np.interp(tokens, self._tokens, self._seconds))
 
 
 def read_operator_times(path: Path, device: str, model: str, tensor_parallel: int) -> dict[str, Measured]:
-    """Read a table of medians: columns device, model, tensor_parallel, num_tokens and OPERATOR_ms.
-
-    Raises:
-        OperatorTableError: when the file or the model is not there, or a column is missing.
-    """
+    """Read a table of medians: columns device, model, tensor_parallel, num_tokens and OPERATOR_ms."""
     if not path.is_file():
         raise OperatorTableError(f"{path}: there is no such file")
     found: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in OPERATORS}
@@ -182,11 +172,7 @@ def read_operator_times(path: Path, device: str, model: str, tensor_parallel: in
 
 
 def measured_device(path: Path, model: str, tensor_parallel: int, usual: str) -> str:
-    """The device of a table's times of a model: the usual one if it has it, else the only one.
-
-    Raises:
-        OperatorTableError: when the file is not there, or it is not clear which.
-    """
+    """The device of a table's times of a model: the usual one if it has it, else the only one."""
     found = {row.get("device", "") for row in _rows(path, model, tensor_parallel)}
     if usual in found or not found:
         return usual
@@ -199,22 +185,16 @@ def measured_device(path: Path, model: str, tensor_parallel: int, usual: str) ->
 def read_attention_flops_ps(
     path: Path, device: str, model: str, tensor_parallel: int, shape: ModelShape
 ) -> float | None:
-    """FLOPs per second that causal attention reaches at the longest prompt; None when it was not measured.
-
-    Raises:
-        OperatorTableError: when the file is not there or a time cannot be read.
-    """
-    longest, seconds = 0, 0.0
-    for row in _rows(path, model, tensor_parallel):
-        if row.get("device") == device and (text := row.get(f"{ATTENTION}_ms")):
-            try:
-                tokens, ms = int(row["num_tokens"]), float(text)
-            except (KeyError, ValueError) as error:
-                raise OperatorTableError(f"{path}: {ATTENTION}_ms cannot be read ({error!r})") from None
-            if tokens > longest:
-                longest, seconds = tokens, ms / 1e3
-    if not longest:
+    """FLOPs per second that causal attention reaches at the longest prompt; None when it was not measured."""
+    column = f"{ATTENTION}_ms"
+    rows = [row for row in _rows(path, model, tensor_parallel) if row.get("device") == device]
+    try:
+        measured = [(int(row["num_tokens"]), float(row[column]) / 1e3) for row in rows if row.get(column)]
+    except (KeyError, ValueError) as error:
+        raise OperatorTableError(f"{path}: {column} cannot be read ({error!r})") from None
+    if not measured:
         return None
+    longest, seconds = max(measured, key=itemgetter(0))
     return 4 * shape.head_dim * shape.heads / tensor_parallel * longest**2 / 2 / seconds
 
 

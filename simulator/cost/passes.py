@@ -40,13 +40,11 @@ class Granularity(enum.StrEnum):
 
 _RESUMABLE: Final = (0, 1, 4)
 """Of `REPLAYED`: the entry of a layer, its attention, its MLP."""
-_A100_FLOPS: Final = 312e12
-_NVLINK_BYTES_PS: Final = 235e9
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What the operators' table does not say.
+    """What the operators' table does not say; by default of an A100 with NVLink.
 
     Attributes:
         peak_flops: Of one GPU, dense 16-bit.
@@ -55,9 +53,9 @@ class Accelerator:
         link_latency_s: Time of an empty all-reduce.
     """
 
-    peak_flops: float = _A100_FLOPS
+    peak_flops: float = 312e12
     attention_fraction: float = 0.5
-    link_bytes_ps: float = _NVLINK_BYTES_PS
+    link_bytes_ps: float = 235e9
     link_latency_s: float = 20e-6
 
 
@@ -66,9 +64,7 @@ class PassTimes(msgspec.Struct, frozen=True):
 
     Attributes:
         head_s: From its issue to its first operator: scheduling, input preparation.
-        layer_s: One layer.
         ends: End of each stretch between two boundaries within a layer, seconds from the layer's start.
-        layers: How many layers.
         resumable: The boundaries within a layer where a stopped pass goes on, the last that it has reached;
             empty if it goes on wherever it stops.
     """
@@ -126,10 +122,7 @@ class CostModel:
     """Times of the passes of one model on one kind of replica.
 
     Attributes:
-        shape: The model.
         operators: Times of its operators on each rank.
-        tensor_parallel: Ranks.
-        granularity: Where passes can stop.
         mlp_segments: Into how many token segments `SEGMENT` cuts an MLP.
         segment_tokens: An MLP of fewer tokens per segment is not cut.
         step_s: Host time per pass that the device does not work: scheduling, preparing inputs, sampling.
@@ -152,37 +145,27 @@ class CostModel:
         return self.times([(tokens, context_tokens)]).total_s
 
     def times(self, members: Sequence[tuple[int, int]]) -> PassTimes:
-        """The times of a pass.
-
-        Args:
-            members: Of each prefill in it: tokens to compute, and tokens before them whose KV is there.
-        """
+        """The times of a pass; of each prefill in it, tokens to compute and tokens before them with KV."""
         tokens = sum(new for new, _ in members)
         times, reduce_s = self._of(tokens)
         work = sum(new * (context + new / 2) for new, context in members)
-        attention_s = work * self._attention_s_per_pair()
+        pair_flops = 4 * self.shape.head_dim * self.shape.heads / self.tensor_parallel
+        flops_ps = self.accelerator.peak_flops * self.accelerator.attention_fraction
+        attention_s = work * (pair_flops / flops_ps)
         parts = self._parts(tokens, times, attention_s, reduce_s)
         ends = tuple(accumulate(part + self.check_s for part in parts))
         resumable = _RESUMABLE if self.granularity is Granularity.REPLAYED else ()
         return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, resumable)
 
-    def _attention_s_per_pair(self) -> float:
-        """Seconds per layer for one query to look at one key: 4 FLOPs per element of a head, all heads."""
-        flops = 4 * self.shape.head_dim * self.shape.heads / self.tensor_parallel
-        return flops / (self.accelerator.peak_flops * self.accelerator.attention_fraction)
-
     def _of(self, tokens: int) -> tuple[dict[str, float], float]:
+        """The times of the operators, and of an all-reduce between the ranks."""
         if (known := self._by_tokens.get(tokens)) is None:
             times = {name: self.operators[name](tokens) for name in OPERATORS}
-            self._by_tokens[tokens] = known = times, self._all_reduce_s(tokens)
+            ranks, link = self.tensor_parallel, self.accelerator
+            moved = 2 * (ranks - 1) / ranks * tokens * self.shape.hidden * 2
+            reduce_s = link.link_latency_s + moved / link.link_bytes_ps if ranks > 1 else 0.0
+            self._by_tokens[tokens] = known = times, reduce_s
         return known
-
-    def _all_reduce_s(self, tokens: int) -> float:
-        ranks = self.tensor_parallel
-        if ranks == 1:
-            return 0.0
-        moved = 2 * (ranks - 1) / ranks * tokens * self.shape.hidden * 2
-        return self.accelerator.link_latency_s + moved / self.accelerator.link_bytes_ps
 
     def _parts(
         self, tokens: int, times: dict[str, float], attention_s: float, reduce_s: float

@@ -1,27 +1,60 @@
 """How many decode replicas a load needs: those that keep TPOT and have room for what is prefilled.
 
-Owns what is enough. Prefill is taken out of it: every prompt takes what it takes alone.
+Owns what is enough, and the search for the fewest replicas of any kind, where more are never worse. Prefill
+is taken out: every prompt takes what it takes alone.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
-from simulator.planning.replica_search import min_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from simulator.fleet.outcome import FleetRun
     from simulator.fleet.setup import FleetSetup
-    from simulator.replica.hardware import Hardware, ReplicaModel
+    from simulator.replica.hardware import Hardware
     from simulator.replica.job import Job
     from simulator.replica.loop import EventLoop
     from simulator.workload.arrivals import Arrival
+
+
+_IDLE: Final = 16
+"""More replicas than this many times the work that is offered would only idle: the target is out of reach."""
+_FEW: Final = 8
+
+
+def min_replicas(is_enough: Callable[[int], bool], load: float) -> int | None:
+    """The smallest number that is enough, if all larger ones are too; None when none is.
+
+    The search begins at the power of two below `load`, the work offered per second, in seconds.
+    """
+    high = 1 << int(math.log2(max(1.0, load)))
+    low = 0
+    if is_enough(high):
+        while high > 1 and is_enough(high // 2):
+            high //= 2
+        low = high // 2
+    else:
+        while True:
+            low, high = high, 2 * high
+            if is_enough(high):
+                break
+            if high >= max_replicas(load):
+                return None
+    return low + 1 + bisect_left(range(low + 1, high), True, key=is_enough)  # noqa: FBT003
+
+
+def max_replicas(load: float) -> int:
+    """The largest number that is tried for so much work."""
+    return max(_FEW, math.ceil(_IDLE * load))
 
 
 def min_decode_replicas(
@@ -56,7 +89,9 @@ def decode_load(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float)
 class _AloneReplica:
     """Prefills every prompt at once, as if it were alone."""
 
-    def __init__(self, loop: EventLoop, hardware: Hardware, prefilled: Callable[[Job], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
+    ) -> None:
         self.blocking_s: list[float] = []
         self.busy_s = 0.0
         self._loop = loop
@@ -77,10 +112,4 @@ class _AloneReplica:
         self._prefilled(job)
 
 
-def _alone(
-    loop: EventLoop, hardware: Hardware, _: Mapping[str, float], prefilled: Callable[[Job], None]
-) -> ReplicaModel:
-    return _AloneReplica(loop, hardware, prefilled)
-
-
-_ALONE: Final = Arm("alone", "Every prompt as if alone", _alone)
+_ALONE: Final = Arm("alone", "Every prompt as if alone", _AloneReplica)

@@ -9,28 +9,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from router.placement.registry import PlacementName
 from simulator.arms.arms import ARMS
-from simulator.cost.accelerators import CHIPS, MODELS, Chip, calibrated_cost_model, cost_model, decode_model
+from simulator.cost.accelerators import (
+    CHIPS,
+    MODELS,
+    Chip,
+    calibrated_cost_model,
+    cost_model,
+    decode_model,
+    kv_tokens,
+)
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import ModelShape
 from simulator.cost.passes import CostModel
 from simulator.fleet.setup import FleetSetup
-from simulator.planning.hardware_files import (
-    ChipConfig,
-    DecodePoolConfig,
-    LinkConfig,
-    Ranks,
-    ShapeConfig,
-    chip_of,
-    room_for_kv,
-)
 from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
-from simulator.workload.files import Tokens, WorkloadConfig, beside
+from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
 from slo.files.profile import read_profile, read_whole_profile
 from slo.files.strict_yaml import (
     FleetConfigError,
@@ -49,19 +48,81 @@ _FEWEST_REQUESTS = 2000
 _SPAN_S = 60.0
 
 
+Ranks = Annotated[int, Field(ge=1, le=64)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ShapeConfig(Section):
+    """A model that is not known by name."""
+
+    layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden: Count
+    intermediate: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Annotated[int, Field(ge=1, le=4096)] = 128
+
+    def shape(self) -> ModelShape:
+        """The same for the cost model."""
+        return ModelShape(**self.model_dump())
+
+
+class ChipConfig(Section):
+    """An accelerator that is not known by name."""
+
+    peak_tflops: Positive = Field(description="Dense, 16-bit.")
+    memory_gb_ps: Positive = Field(description="Memory bandwidth, GB per second.")
+    memory_gb: Positive
+    link_gb_ps: Positive = Field(64.0, description="All-reduce between ranks, GB per second.")
+
+    def chip(self) -> Chip:
+        """The same in bytes and FLOPs."""
+        memory_bytes_ps, memory_bytes = self.memory_gb_ps * 1e9, self.memory_gb * 1e9
+        return Chip("own", self.peak_tflops * 1e12, memory_bytes_ps, memory_bytes, self.link_gb_ps * 1e9)
+
+
+ChipOrName = Annotated[
+    str | ChipConfig, BeforeValidator(lambda value: known_name("accelerator", value, CHIPS))
+]
+
+
+class LinkConfig(Section):
+    """What KV cache moves over from prefill to decode, into each decode replica."""
+
+    gb_ps: Positive = Field(25.0, description="GB per second.")
+    latency_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+
+    def link(self) -> Link:
+        """The same in bytes and seconds."""
+        return Link(self.gb_ps * 1e9, self.latency_ms / 1e3)
+
+
+class DecodePoolConfig(Section):
+    """Decode replicas; what is not given is as for prefill."""
+
+    accelerator: ChipOrName | None = None
+    tensor_parallel: Ranks | None = None
+    kv_tokens: Tokens | None = Field(None, description="By default what is left beside the weights.")
+    max_batch: Count = 256
+
+
 class FleetConfig(Section):
     """A fleet and its load."""
 
-    model: str | ShapeConfig = "llama-3-8b"
-    accelerator: str | ChipConfig = "a100"
+    model: Annotated[str | ShapeConfig, BeforeValidator(lambda value: known_name("model", value, MODELS))] = (
+        "llama-3-8b"
+    )
+    accelerator: ChipOrName = "a100"
     tensor_parallel: Ranks = 1
-    profile: Path | None = Field(
+    profile: PathBesideFile | None = Field(
         None, description="Prefill times from `slackserve calibrate`, instead of what the accelerator offers."
     )
     kv_tokens: Tokens | None = Field(
         None, description="Of a prefill replica; by default what is left beside the weights."
     )
-    arm: str = Field("slackserve", description="How prefill replicas are run.")
+    arm: Annotated[str, BeforeValidator(lambda value: known_name("arm", value, ARMS))] = Field(
+        "slackserve", description="How prefill replicas are run."
+    )
     placement: PlacementName | None = None
     link: LinkConfig = LinkConfig()
     decode: DecodePoolConfig = DecodePoolConfig()
@@ -81,13 +142,6 @@ class FleetConfig(Section):
     )
     seed: int = 1
 
-    @field_validator("model", "accelerator", "arm", mode="before")
-    @classmethod
-    def _known_names(cls, value: Any, info: ValidationInfo) -> Any:
-        known: dict[str, Mapping[str, Any]] = {"model": MODELS, "accelerator": CHIPS, "arm": ARMS}
-        assert info.field_name is not None
-        return known_name(info.field_name, value, known[info.field_name])
-
     @field_validator("tiers")
     @classmethod
     def _possible_tiers(cls, given: dict[Tier, TierSection]) -> dict[Tier, TierSection]:
@@ -100,21 +154,11 @@ class FleetConfig(Section):
             known_name("tier", tier, tier_set(self.tiers).names)
         return self
 
-    @field_validator("profile")
-    @classmethod
-    def _beside_the_file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        return beside(path, info)
-
     def setup(self, prefill_replicas: int = 1, decode_replicas: int = 1) -> FleetSetup:
-        """The fleet with so many replicas.
-
-        Raises:
-            FleetConfigError: when the model does not fit, or the profile cannot be used.
-        """
+        """The fleet with so many replicas."""
         tiers = tier_set(self.tiers)
-        kv = self.kv_tokens or room_for_kv(
-            "the prefill replicas", self._shape(), self._chip(), self.tensor_parallel
-        )
+        shape, chip = self._shape(), _chip(self.accelerator)
+        kv = self.kv_tokens or _room_for_kv("the prefill replicas", shape, chip, self.tensor_parallel)
         return FleetSetup(
             arm=ARMS[self.arm],
             hardware=Hardware(self._cost(), kv, tiers),
@@ -129,11 +173,7 @@ class FleetConfig(Section):
         )
 
     def demand(self) -> PlannedLoad:
-        """The load.
-
-        Raises:
-            FleetConfigError: when the trace or the profile cannot be read.
-        """
+        """The load."""
         requests = self.requests or max(_FEWEST_REQUESTS, math.ceil(self.rate_rps * _SPAN_S))
         try:
             workload = self.workload.workload(self._cost().prefill_s, tier_set(self.tiers).default)
@@ -144,13 +184,10 @@ class FleetConfig(Section):
     def _shape(self) -> ModelShape:
         return MODELS[self.model] if isinstance(self.model, str) else self.model.shape()
 
-    def _chip(self) -> Chip:
-        return chip_of(self.accelerator)
-
     def _cost(self) -> CostModel:
         if self.profile is not None:
             return calibrated_cost_model(self._shape(), read_profile(self.profile, FleetConfigError))
-        return cost_model(self._shape(), self._chip(), self.tensor_parallel)
+        return cost_model(self._shape(), _chip(self.accelerator), self.tensor_parallel)
 
     def _link(self) -> Link:
         """What the file says; else what a profile has measured; else the default."""
@@ -161,20 +198,32 @@ class FleetConfig(Section):
 
     def _decode(self) -> DecodeModel:
         pool = self.decode
-        chip = self._chip() if pool.accelerator is None else chip_of(pool.accelerator)
+        chip = _chip(pool.accelerator or self.accelerator)
         ranks = pool.tensor_parallel or self.tensor_parallel
-        kv = pool.kv_tokens or room_for_kv("the decode replicas", self._shape(), chip, ranks)
+        kv = pool.kv_tokens or _room_for_kv("the decode replicas", self._shape(), chip, ranks)
         return decode_model(self._shape(), chip, ranks, kv, pool.max_batch)
+
+
+def _chip(value: str | ChipConfig) -> Chip:
+    return CHIPS[value] if isinstance(value, str) else value.chip()
+
+
+def _room_for_kv(whose: str, shape: ModelShape, chip: Chip, ranks: int) -> int:
+    """Tokens whose KV fits beside the weights."""
+    tokens = kv_tokens(shape, chip, ranks)
+    if tokens <= 0:
+        memory_gb = ranks * chip.memory_bytes / 1e9
+        raise FleetConfigError(
+            f"the model does not fit into the {memory_gb:.0f} GB of {whose}; raise tensor_parallel, "
+            "or give kv_tokens if it is quantised"
+        )
+    return tokens
 
 
 def parse_fleet(
     values: Mapping[str, Any], source: str = "fleet", directory: Path | None = None
 ) -> FleetConfig:
-    """Check `values`; paths in them are relative to `directory`.
-
-    Raises:
-        FleetConfigError: naming each wrong key and what would be right.
-    """
+    """Check `values`; paths in them are relative to `directory`."""
     try:
         return FleetConfig.model_validate(values, context={"directory": directory or Path()})
     except ValidationError as error:
@@ -182,9 +231,5 @@ def parse_fleet(
 
 
 def load_fleet(path: Path) -> FleetConfig:
-    """Read a YAML file.
-
-    Raises:
-        FleetConfigError: when it cannot be read, is not YAML, or holds values that cannot be used.
-    """
+    """Read a YAML file."""
     return parse_fleet(read_mapping(path, FleetConfigError), str(path), path.parent)

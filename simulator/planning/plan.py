@@ -10,8 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simulator.fleet.fleet import simulate
-from simulator.planning.decode_plan import decode_load, decodes, min_decode_replicas
-from simulator.planning.replica_search import max_replicas, min_replicas
+from simulator.planning.decode_plan import (
+    decode_load,
+    decodes,
+    max_replicas,
+    min_decode_replicas,
+    min_replicas,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,10 +54,8 @@ class PlanPoint:
     """A fleet with so many prefill replicas under the load.
 
     Attributes:
-        attainment: Fraction of all requests whose first token was in time.
         refused: Fraction of all requests that were refused; they are not in time.
         utilisation: Of the prefill replicas' device time.
-        setting: What was tuned.
     """
 
     replicas: int
@@ -102,7 +105,7 @@ class CapacityPlan:
 
     @property
     def capacity_points(self) -> list[tuple[int, float, Mapping[str, float]]]:
-        """As `simulator.report.capacity_plot` takes them."""
+        """As `simulator.report.plots.capacity_plot` takes them."""
         return [(point.replicas, point.attainment, point.by_tier) for point in self.points]
 
     def document(self) -> dict[str, Any]:
@@ -111,90 +114,61 @@ class CapacityPlan:
 
 
 def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) -> CapacityPlan:
-    """Find the fewest replicas for a load.
+    """Find the fewest replicas of a fleet for a load.
 
-    Args:
-        setup: The fleet; its numbers of replicas are not used. Without a setting, the best of the arm's is
-            taken for each number.
-        demand: The load.
-        tried: Called with every number of prefill replicas that has been simulated.
+    Without a setting, the best of the arm's is taken for each number of prefill replicas.
     """
     arrivals = demand.stream()
+    work_s = sum(setup.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
+    load = work_s / len(arrivals) * demand.rate_rps
+    simulated: dict[int, tuple[PlanPoint, FleetRun]] = {}
+
+    def min_prefill_replicas(decode_replicas: int) -> int | None:
+        simulated.clear()
+
+        def reaches(replicas: int) -> bool:
+            fleet = replace(setup, prefill_replicas=replicas, decode_replicas=decode_replicas)
+            simulated[replicas] = _best_run(fleet, arrivals)
+            tried(replicas)
+            return simulated[replicas][0].reaches(demand.target)
+
+        return min_replicas(reaches, load)
+
     enough = min_decode_replicas(setup, arrivals, demand.rate_rps, demand.target)
     limit = max_replicas(decode_load(setup, arrivals, demand.rate_rps))
     decode = enough or limit
-    search = _PrefillSearch(setup, demand, arrivals, tried)
-    found = search.min_replicas(decode)
-    while enough and found and not decodes(search.run_of(found), setup, demand.target) and decode < limit:
+    found = min_prefill_replicas(decode)
+    while enough and found and not decodes(simulated[found][1], setup, demand.target) and decode < limit:
         decode += 1  # prefill lets more through at once than was reckoned with
-        found = search.min_replicas(decode)
-    run = search.run_of(search.points[-1].replicas if found is None else found)
+        found = min_prefill_replicas(decode)
+    run = simulated[found or max(simulated)][1]
     return CapacityPlan(
         setup.arm.name,
         demand.rate_rps,
         demand.requests,
         demand.seed,
         demand.target,
-        search.points,
+        [simulated[replicas][0] for replicas in sorted(simulated)],
         found,
         decode if enough else None,
-        search.load,
+        load,
         run.tpot_by_tier(setup.tiers),
         run.decode_kv_usage,
         run.handoff_s,
     )
 
 
-class _PrefillSearch:
-    """Simulates each number of prefill replicas at most once for a number of decode replicas."""
-
-    def __init__(
-        self, setup: FleetSetup, demand: PlannedLoad, arrivals: Sequence[Arrival], tried: Tried
-    ) -> None:
-        self._setup = setup
-        self._demand = demand
-        self._arrivals = arrivals
-        self._tried = tried
-        self._decode_replicas = 0
-        self._known: dict[int, tuple[PlanPoint, FleetRun]] = {}
-        work_s = sum(setup.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
-        self.load = work_s / len(arrivals) * demand.rate_rps
-
-    @property
-    def points(self) -> list[PlanPoint]:
-        """What has been simulated, by number of replicas."""
-        return [self._known[replicas][0] for replicas in sorted(self._known)]
-
-    def run_of(self, replicas: int) -> FleetRun:
-        """The simulation of so many."""
-        return self._known[replicas][1]
-
-    def min_replicas(self, decode_replicas: int) -> int | None:
-        """The fewest prefill replicas that reach the target with so many decode replicas."""
-        if decode_replicas != self._decode_replicas:
-            self._decode_replicas = decode_replicas
-            self._known.clear()
-        return min_replicas(self._reaches, self.load)
-
-    def _reaches(self, replicas: int) -> bool:
-        if replicas not in self._known:
-            setup = replace(self._setup, prefill_replicas=replicas, decode_replicas=self._decode_replicas)
-            settings = setup.arm.settings if setup.setting is None else [setup.setting]
-            found = [self._simulated(replace(setup, setting=setting)) for setting in settings]
-            self._known[replicas] = max(
-                found, key=lambda pair: (min(pair[0].by_tier.values()), pair[0].attainment)
-            )
-            self._tried(replicas)
-        return self._known[replicas][0].reaches(self._demand.target)
-
-    def _simulated(self, setup: FleetSetup) -> tuple[PlanPoint, FleetRun]:
-        run = simulate(setup, self._arrivals)
+def _best_run(setup: FleetSetup, arrivals: Sequence[Arrival]) -> tuple[PlanPoint, FleetRun]:
+    found = []
+    for setting in setup.arm.settings if setup.setting is None else [setup.setting]:
+        run = simulate(replace(setup, setting=setting), arrivals)
         point = PlanPoint(
             setup.prefill_replicas,
             run.attainment,
             run.by_tier,
             run.refused,
             run.prefill_utilisation,
-            dict(setup.setting or {}),
+            dict(setting),
         )
-        return point, run
+        found.append((point, run))
+    return max(found, key=lambda pair: (min(pair[0].by_tier.values()), pair[0].attainment))

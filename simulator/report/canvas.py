@@ -11,6 +11,7 @@ import math
 import textwrap
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import matplotlib as mpl
@@ -51,10 +52,19 @@ class ArmStyle:
     width: float = 1.7
     layer: float = 3.0
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """As Matplotlib takes it."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dash,
+            "linewidth": self.width,
+            "zorder": self.layer,
+        }
 
-_LEAD_STYLE: Final = ArmStyle("#d55e00", "-", "o", width=3.0, layer=4.0)
+
 _KNOWN: Final[Mapping[str, ArmStyle]] = {
-    LEAD: _LEAD_STYLE,
+    LEAD: ArmStyle("#d55e00", "-", "o", width=3.0, layer=4.0),
     "fcfs": ArmStyle("#3d4852", (0, (1.2, 1.4)), "s"),
     "fcfs-chunked": ArmStyle("#9aa5b1", (0, (5, 1.6)), "D"),
     "sedf": ArmStyle("#56b4e9", (0, (4, 1.4, 1.2, 1.4)), "^"),
@@ -73,17 +83,8 @@ _KINDS: Final = ("#4477aa", "#ccbb44", "#228833", "#aa3377", "#66ccee", "#8c8c8c
 
 def arm_styles(arms: Iterable[str]) -> dict[str, ArmStyle]:
     """By name. Arms that are not known by name share the spare styles in their order."""
-    styles: dict[str, ArmStyle] = {}
-    spare = 0
-    for arm in arms:
-        if arm in styles:
-            continue
-        if arm in _KNOWN:
-            styles[arm] = _KNOWN[arm]
-        else:
-            styles[arm] = _SPARE[spare % len(_SPARE)]
-            spare += 1
-    return styles
+    spare = cycle(_SPARE)
+    return {arm: _KNOWN[arm] if arm in _KNOWN else next(spare) for arm in dict.fromkeys(arms)}
 
 
 def faded(colour: str, strength: float) -> str:
@@ -168,48 +169,43 @@ def blank(width_in: float, height_in: float) -> Figure:
     return figure
 
 
-def wrapped(label: str) -> str:
-    """A name in lines that fit a legend."""
-    return textwrap.fill(label, _LABEL_CHARACTERS)
-
-
 def fitted(name: str, width_in: float) -> str:
     """A name in one line of a figure, cut where it is longer."""
     max_characters = int((width_in - 0.3) / _HEADING_CHARACTER_IN)
     return name if len(name) <= max_characters else f"{name[: max_characters - 1].rstrip()}…"
 
 
+def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    """Words beside a place in the data, `offset` points from it."""
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **style)
+
+
 def legend_height_in(labels: Sequence[str], width_in: float) -> float:
     """Room that `legend_below` takes."""
     columns = _columns(labels, width_in)
-    lines = max((wrapped(label).count("\n") + 1 for label in labels), default=0)
+    lines = max((_wrapped(label).count("\n") + 1 for label in labels), default=0)
     return -(-len(labels) // columns) * lines * _LEGEND_LINE_IN + 0.15
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """A legend under all axes, in as many columns as fit."""
     if handles:
-        figure.legend(
-            handles,
-            [wrapped(label) for label in labels],
-            loc="outside lower center",
-            ncols=_columns(labels, figure.get_figwidth()),
-        )
+        names = [_wrapped(label) for label in labels]
+        columns = _columns(labels, figure.get_figwidth())
+        figure.legend(handles, names, loc="outside lower center", ncols=columns)
 
 
 def log_axis(axis: Axis, limits: tuple[float, float], width_in: float) -> None:
     """Plain numbers on a logarithmic axis: at 1, 2 and 5 where there is room, otherwise at powers of ten."""
     low, high = limits
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     if low > 0 and high < low * _FEW_TIMES:
         axis.set_major_locator(MaxNLocator(4))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
         return
     decades = max(math.log10(high / low), 1e-3) if low > 0 else 1.0
-    axis.set_major_locator(
-        LogLocator(subs=(1, 2, 5) if width_in / decades > _DECADE_IN else (1,), numticks=12)
-    )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    steps = (1, 2, 5) if width_in / decades > _DECADE_IN else (1,)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=12))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -223,6 +219,10 @@ def only_vertical_grid(axes: Axes) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
+
+
+def _wrapped(label: str) -> str:
+    return textwrap.fill(label, _LABEL_CHARACTERS)
 
 
 def _columns(labels: Sequence[str], width_in: float) -> int:

@@ -7,7 +7,6 @@ screens; nothing is loaded from elsewhere, and no script runs.
 from __future__ import annotations
 
 from base64 import b64encode
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
 
     from simulator.findings import Findings
     from simulator.report.plots import Plot
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A plot as the page has it: addresses that hold the images themselves."""
-
-    name: str
-    heading: str
-    caption: str
-    wide: str
-    narrow: str
 
 
 def html(findings: Findings, more: Sequence[Plot] = ()) -> str:
@@ -76,10 +64,10 @@ def write_report(findings: Findings, directory: Path, more: Sequence[Plot] = ())
     return path
 
 
-def _picture(plot: Plot) -> Picture:
-    wide, narrow = (_address(svg_bytes(plot.draw(width_in))) for width_in in (WIDE_IN, NARROW_IN))
-    return Picture(plot.name, plot.heading, plot.caption, wide, narrow)
-
-
-def _address(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
+def _picture(plot: Plot) -> dict[str, str]:
+    """A plot with addresses that hold the images themselves."""
+    images = {
+        name: f"data:image/svg+xml;base64,{b64encode(svg_bytes(plot.draw(width_in))).decode()}"
+        for name, width_in in (("wide", WIDE_IN), ("narrow", NARROW_IN))
+    }
+    return {"name": plot.name, "heading": plot.heading, "caption": plot.caption, **images}

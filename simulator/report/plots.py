@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from simulator.report.attainment import attainment_figure
-from simulator.report.blocking import blocking_figure, granularity_figure
+from simulator.report.bars import blocking_figure, goodput_figure, granularity_figure
 from simulator.report.canvas import PNG_DPI, WIDE_IN, theme
-from simulator.report.capacity import capacity_figure
-from simulator.report.distributions import ttft_figure
-from simulator.report.goodput import goodput_figure
+from simulator.report.curves import attainment_figure, capacity_figure, ttft_figure
+from simulator.report.tables import goodput_levels
 from simulator.report.timeline import timeline_figure
 from simulator.report.wording import level, rate
 
@@ -26,12 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simulator.findings import Findings
-    from simulator.report.blocking import GranularityPoint
-    from simulator.report.capacity import CapacityPoint
-
-
-Draw: TypeAlias = "Callable[[float], Figure]"
-"""Draws a plot at a width in inches."""
+    from simulator.report.bars import GranularityPoint
+    from simulator.report.curves import CapacityPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,47 +36,65 @@ class Plot:
         name: Of its files, without ending.
         heading: What it shows, a few words.
         caption: How it is read, a sentence or two.
+        draw: Draws it at a width in inches.
     """
 
     name: str
     heading: str
     caption: str
-    draw: Draw
+    draw: Callable[[float], Figure]
 
 
 def plots(findings: Findings) -> list[Plot]:
     """Those that the findings have data for, in the order of the report."""
     arms = findings.arms
     at = f"at {rate(findings.cdf_rate_rps)}"
-    found = []
-    if any(item.goodput_rps for item in arms):
-        found.append(_goodput(findings))
-    if any(item.points for item in arms):
-        found.append(_attainment(findings))
-    if any(values for item in arms for values in item.ttft_ms.values()):
-        found.append(
-            Plot(
-                "ttft",
-                f"Time to first token {at}",
-                "Each curve says which part of the requests of a kind has its first token after so long; "
-                "where it crosses the vertical line is the part that is in time, so higher is better.",
-                partial(_ttft, findings),
-            )
-        )
-    if any(item.timeline for item in arms):
-        found.append(
-            Plot(
-                "timeline",
-                f"A few seconds of one replica {at}",
-                "Each row is a request, from its arrival to its first token; solid is running, hatched is "
-                "suspended, a coloured thin line is waiting. A cross is a deadline that is missed, and a red "
-                "line how late the first token is.",
-                partial(_timeline, findings),
-            )
-        )
-    if any(item.blocking for item in arms):
-        found.append(_blocking(findings))
-    return found
+    levels = " or ".join(map(level, goodput_levels(arms)))
+    has_data = {
+        "goodput": any(item.goodput_rps for item in arms),
+        "attainment": any(item.points for item in arms),
+        "ttft": any(values for item in arms for values in item.ttft_ms.values()),
+        "timeline": any(item.timeline for item in arms),
+        "blocking": any(item.blocking for item in arms),
+    }
+    candidates = (
+        Plot(
+            "goodput",
+            "Goodput",
+            f"The highest rate at which {levels} of all first tokens are still in time; longer is better.",
+            partial(goodput_figure, arms),
+        ),
+        Plot(
+            "attainment",
+            "Attainment against load",
+            "Each line says which part of all first tokens is in time as more requests are offered; a ring "
+            "where it meets a horizontal line is its goodput, so further right is better.",
+            partial(attainment_figure, arms),
+        ),
+        Plot(
+            "ttft",
+            f"Time to first token {at}",
+            "Each curve says which part of the requests of a kind has its first token after so long; "
+            "where it crosses the vertical line is the part that is in time, so higher is better.",
+            partial(ttft_figure, arms, findings.objective_ms),
+        ),
+        Plot(
+            "timeline",
+            f"A few seconds of one replica {at}",
+            "Each row is a request, from its arrival to its first token; solid is running, hatched is "
+            "suspended, a coloured thin line is waiting. A cross is a deadline that is missed, and a red "
+            "line how late the first token is.",
+            partial(timeline_figure, arms, tuple(findings.objective_ms)),
+        ),
+        Plot(
+            "blocking",
+            "Blocking time",
+            "How long a running pass still goes on after it was decided to stop it, on a logarithmic axis; "
+            "further left is better.",
+            partial(blocking_figure, arms),
+        ),
+    )
+    return [plot for plot in candidates if has_data[plot.name]]
 
 
 def granularity_plot(points: Sequence[GranularityPoint]) -> Plot:
@@ -92,7 +104,7 @@ def granularity_plot(points: Sequence[GranularityPoint]) -> Plot:
         "What finer places to stop cost",
         "Each row is a way to make a running prefill stoppable; further left is a shorter wait for urgent "
         "requests, and beside it stands the throughput that it costs.",
-        lambda width_in: granularity_figure(points, width_in),
+        partial(granularity_figure, points),
     )
 
 
@@ -102,47 +114,8 @@ def capacity_plot(plan: Sequence[CapacityPoint], target: float, chosen: int | No
         "capacity",
         "How many prefill replicas it takes",
         "The first number of replicas whose line is above the target is enough for this load.",
-        lambda width_in: capacity_figure(plan, target, chosen, width_in),
+        partial(capacity_figure, plan, target, chosen),
     )
-
-
-def _goodput(findings: Findings) -> Plot:
-    keys = sorted({key for item in findings.arms for key in item.goodput_rps}, key=float)
-    levels = " or ".join(map(level, keys))
-    return Plot(
-        "goodput",
-        "Goodput",
-        f"The highest rate at which {levels} of all first tokens are still in time; longer is better.",
-        lambda width_in: goodput_figure(findings.arms, width_in),
-    )
-
-
-def _attainment(findings: Findings) -> Plot:
-    return Plot(
-        "attainment",
-        "Attainment against load",
-        "Each line says which part of all first tokens is in time as more requests are offered; a ring where "
-        "it meets a horizontal line is its goodput, so further right is better.",
-        lambda width_in: attainment_figure(findings.arms, width_in),
-    )
-
-
-def _blocking(findings: Findings) -> Plot:
-    return Plot(
-        "blocking",
-        "Blocking time",
-        "How long a running pass still goes on after it was decided to stop it, on a logarithmic axis; "
-        "further left is better.",
-        lambda width_in: blocking_figure(findings.arms, width_in),
-    )
-
-
-def _ttft(findings: Findings, width_in: float) -> Figure:
-    return ttft_figure(findings.arms, findings.objective_ms, width_in)
-
-
-def _timeline(findings: Findings, width_in: float) -> Figure:
-    return timeline_figure(findings.arms, tuple(findings.objective_ms), width_in)
 
 
 @theme()
@@ -162,13 +135,7 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def save(findings: Findings, directory: Path, more: Sequence[Plot] = ()) -> list[Path]:
-    """Write each plot as `NAME.png` and `NAME.svg` and return their paths.
-
-    Args:
-        findings: Plots that they have no data for are left out.
-        directory: Made where it does not exist.
-        more: Plots beyond those of the findings.
-    """
+    """Write the plots that have data, and `more`, as `NAME.png` and `NAME.svg`; return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for plot in [*plots(findings), *more]:

@@ -5,7 +5,7 @@ Owns which columns there are; the template owns their look.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from simulator.report.canvas import LEAD, REFERENCE, arm_styles
@@ -35,6 +35,11 @@ def goodput(item: ArmFindings, key: str = MAIN_LEVEL) -> float:
     """Requests per second; 0 where the level is never reached or was not looked for."""
     value = item.goodput_rps.get(key, 0.0)
     return value if is_finite(value) else 0.0
+
+
+def goodput_levels(arms: Sequence[ArmFindings]) -> list[str]:
+    """The levels that goodput was looked for at, in ascending order."""
+    return sorted({key for item in arms for key in item.goodput_rps}, key=float)
 
 
 def lead_arm(findings: Findings) -> ArmFindings | None:
@@ -131,7 +136,7 @@ class Table:
 def goodput_table(findings: Findings) -> Table:
     """Requests per second at each level, with the ratio to the reference."""
     reference = reference_arm(findings.arms)
-    levels = sorted({key for item in findings.arms for key in item.goodput_rps}, key=float)
+    levels = goodput_levels(findings.arms)
     columns: list[str] = []
     for key in levels:
         columns.append(f"{level(key)} in time")
@@ -161,7 +166,9 @@ def kinds_table(findings: Findings) -> tuple[float, Table]:
         values = [point.attainment, *(point.by_kind.get(kind) for kind in kinds)]
         cells = [f"{number(point.rate_rps)}/s", *map(percent, values)]
         rows.append(_row(findings, item, cells, (None, *values)))
-    return at_rps, Table(["load", "all", *(_with_objective(findings, kind) for kind in kinds)], rows)
+    objectives = ((kind, findings.objective_ms.get(kind)) for kind in kinds)
+    headings = [kind if ms is None else f"{kind}\n{milliseconds(ms)}" for kind, ms in objectives]
+    return at_rps, Table(["load", "all", *headings], rows)
 
 
 def work_table(findings: Findings) -> Table:
@@ -181,7 +188,7 @@ def work_table(findings: Findings) -> Table:
         rows.append(_row(findings, item, cells))
     columns = ["load", "stops per request", "work done again", "prompt tokens/s", "tuned to"]
     if all(row.cells[-1] == MISSING for row in rows):
-        columns, rows = columns[:-1], [_without_last(row) for row in rows]
+        columns, rows = columns[:-1], [replace(row, cells=row.cells[:-1]) for row in rows]
     return Table(columns, rows)
 
 
@@ -201,15 +208,6 @@ def _row(
 ) -> Row:
     style = arm_styles(other.arm for other in findings.arms)[item.arm]
     return Row(item.title, style.colour, item.arm == LEAD, cells, fractions)
-
-
-def _without_last(row: Row) -> Row:
-    return Row(row.title, row.colour, row.is_lead, row.cells[:-1])
-
-
-def _with_objective(findings: Findings, kind: str) -> str:
-    objective_ms = findings.objective_ms.get(kind)
-    return kind if objective_ms is None else f"{kind}\n{milliseconds(objective_ms)}"
 
 
 def _setting(setting: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ Owns which requests and seconds are shown, and the figure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -26,6 +26,7 @@ from simulator.report.canvas import (
     kind_colours,
     legend_below,
     legend_height_in,
+    only_vertical_grid,
     theme,
 )
 
@@ -50,10 +51,6 @@ class Window:
 
     start_s: float
     end_s: float
-
-    def shows(self, life: Life) -> bool:
-        """Whether any of it falls in here."""
-        return life.ended_s > self.start_s and life.arrived_s < self.end_s
 
     def is_worked_on(self, life: Life) -> bool:
         """Whether it does more than wait in here."""
@@ -80,21 +77,17 @@ def common_window(arms: Sequence[ArmFindings]) -> Window:
     """
     starts = [min(life.arrived_s for life in item.timeline) for item in arms]
     ends = [max(life.ended_s for life in item.timeline) for item in arms]
-    if max(starts) < min(ends):
-        return _shortened(Window(max(starts), min(ends)), arms)
-    return _shortened(Window(min(starts), max(ends)), arms)
-
-
-def _shortened(window: Window, arms: Sequence[ArmFindings]) -> Window:
+    have_common = max(starts) < min(ends)
+    window = Window(max(starts), min(ends)) if have_common else Window(min(starts), max(ends))
     end_s = window.end_s
     for item in arms:
-        starts = sorted(
+        begun = sorted(
             min(span.start_s for span in life.spans if span.state is not State.WAITING)
             for life in item.timeline
             if window.is_worked_on(life)
         )
-        if len(starts) > _MOST_ROWS and starts[_MOST_ROWS] > window.start_s:
-            end_s = min(end_s, starts[_MOST_ROWS])
+        if len(begun) > _MOST_ROWS and begun[_MOST_ROWS] > window.start_s:
+            end_s = min(end_s, begun[_MOST_ROWS])
     return Window(window.start_s, end_s)
 
 
@@ -103,7 +96,8 @@ def shown_rows(item: ArmFindings, window: Window) -> tuple[list[Life], int]:
 
     Those that are worked on go before those that only wait.
     """
-    lives = sorted((life for life in item.timeline if window.shows(life)), key=lambda life: life.arrived_s)
+    begun = sorted(item.timeline, key=lambda life: life.arrived_s)
+    lives = [life for life in begun if life.ended_s > window.start_s and life.arrived_s < window.end_s]
     first = sorted(lives, key=lambda life: not window.is_worked_on(life))[:_MOST_ROWS]
     chosen = {life.number for life in first}
     rows = [life for life in lives if life.number in chosen]
@@ -127,10 +121,7 @@ def timeline_figure(
 ) -> Figure:
     """Arms above each other on one time axis, each request a row: waiting, running, suspended, late.
 
-    Args:
-        arms: Up to three of those with a timeline are shown.
-        kinds: In the order in which they get their colours; others that occur follow.
-        width_in: Inches.
+    Kinds get their colours in the order given; others that occur follow.
     """
     shown = shown_arms(arms)
     if not shown:
@@ -139,24 +130,19 @@ def timeline_figure(
     colours = kind_colours([*kinds, *(life.kind for item in shown for life in item.timeline)])
     rows = {item.arm: shown_rows(item, window) for item in shown}
     seen = {life.kind for lives, _ in rows.values() for life in lives}
-    handles, labels = _legend({kind: colour for kind, colour in colours.items() if kind in seen})
+    handles, labels = _legend({kind: colours[kind] for kind in colours if kind in seen})
     heights = [max(len(lives), 4) * _ROW_IN for lives, _ in rows.values()]
-    canvas = blank(
-        width_in,
-        sum(heights)
-        + len(shown) * (_PANEL_IN if width_in >= WIDE_IN else _TALL_PANEL_IN)
-        + 0.5
-        + legend_height_in(labels, width_in),
-    )
-    panels = canvas.subplots(
-        len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
-    ).flatten()
+    around_in = len(shown) * (_PANEL_IN if width_in >= WIDE_IN else _TALL_PANEL_IN) + 0.5
+    canvas = blank(width_in, sum(heights) + around_in + legend_height_in(labels, width_in))
+    panels = canvas.subplots(len(shown), squeeze=False, sharex=True, height_ratios=heights).flatten()
     for axes, item in zip(panels, shown, strict=True):
         lives, left_out = rows[item.arm]
         for row, life in enumerate(lives):
             _life(axes, life, row, window, colours[life.kind])
-        title = _title(item.title, width_in)
-        _frame(axes, title, lives, left_out)
+        # The note is beside the name, or below it where there is little room.
+        is_wide = width_in >= WIDE_IN
+        name = fitted(item.title, width_in - _NOTE_IN) if is_wide else f"{fitted(item.title, width_in)}\n"
+        _frame(axes, name, lives, left_out)
     panels[-1].set_xlim(0, window.end_s - window.start_s)
     panels[-1].set_xlabel("time, s")
     legend_below(canvas, handles, labels)
@@ -167,37 +153,32 @@ def _life(axes: Axes, life: Life, row: int, window: Window, colour: str) -> None
     for span in life.spans:
         start_s, end_s = max(span.start_s, window.start_s), min(span.end_s, window.end_s)
         if start_s < end_s:
-            _span(axes, span.state, (start_s - window.start_s, end_s - start_s), row, colour)
+            height = _THIN if span.state is State.WAITING else _BAR
+            stretch, place = (start_s - window.start_s, end_s - start_s), (row - height / 2, height)
+            axes.broken_barh([stretch], place, **_look(span.state, colour))
     if life.due_s is None:
         return
     is_missed = life.ended_s > life.due_s
     due_s, ended_s = life.due_s - window.start_s, min(life.ended_s, window.end_s) - window.start_s
     if is_missed and ended_s > max(due_s, 0):
-        axes.plot(
-            [max(due_s, 0), ended_s], [row + 0.44] * 2, color=MISSED, linewidth=1.6, solid_capstyle="butt"
-        )
+        late = [max(due_s, 0), ended_s]
+        axes.plot(late, [row + 0.44] * 2, color=MISSED, linewidth=1.6, solid_capstyle="butt")
     if ended_s < due_s and not is_missed:
         axes.plot([max(ended_s, 0), due_s], [row] * 2, color=_SLACK, linewidth=0.8, zorder=1)
     if 0 <= due_s <= window.end_s - window.start_s:
         marker = _missed_mark() if is_missed else _due_mark()
-        marker.set_data([due_s], [row])
-        marker.set_zorder(5)
-        marker.set_path_effects([*HALO])
+        marker.set(data=([due_s], [row]), zorder=5, path_effects=[*HALO])
         axes.add_line(marker)
 
 
-def _span(axes: Axes, state: State, stretch: tuple[float, float], row: int, colour: str) -> None:
-    height = _THIN if state is State.WAITING else _BAR
-    place = (row - height / 2, height)
+def _look(state: State, colour: str) -> dict[str, Any]:
     match state:
         case State.WAITING:
-            axes.broken_barh([stretch], place, color=faded(colour, _FADED), linewidth=0)
+            return {"color": faded(colour, _FADED), "linewidth": 0}
         case State.RUNNING:
-            axes.broken_barh([stretch], place, color=colour, linewidth=0)
+            return {"color": colour, "linewidth": 0}
         case State.SUSPENDED:
-            axes.broken_barh(
-                [stretch], place, facecolor="white", edgecolor=colour, hatch="//////", linewidth=0.8
-            )
+            return {"facecolor": "white", "edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
 
 
 def _frame(axes: Axes, title: str, lives: Sequence[Life], left_out: int) -> None:
@@ -206,16 +187,9 @@ def _frame(axes: Axes, title: str, lives: Sequence[Life], left_out: int) -> None
     missed = sum(life.ended_s > life.due_s for life in due if life.due_s is not None)
     note = f"{missed} of {len(due)} late" + (f", {left_out} more not shown" if left_out else "")
     axes.set_title(note, loc="right", fontsize=9.5, weight="normal", color=MISSED if missed else MUTED)
+    only_vertical_grid(axes)
     axes.set_ylim(max(len(lives), 4) - 0.4, -0.6)
-    axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
     axes.set_ylabel("requests", color=MUTED, fontsize=9.5)
-
-
-def _title(name: str, width_in: float) -> str:
-    """Leaves room for the note beside it, or below it where there is little."""
-    return fitted(name, width_in - _NOTE_IN) if width_in >= WIDE_IN else f"{fitted(name, width_in)}\n"
 
 
 def _due_mark() -> Line2D:

@@ -25,10 +25,7 @@ def number(value: float | None) -> str:
     """Three significant digits, whole numbers from 100: 0.52, 5.10, 12.3, 4,096."""
     if value is None or not math.isfinite(value):
         return MISSING
-    size = abs(value)
-    if size >= _NO_DECIMALS_FROM:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= _ONE_DECIMAL_FROM else f"{value:.2f}"
+    return _rounded(value, _ONE_DECIMAL_FROM)
 
 
 def plain(value: float | None) -> str:
@@ -46,10 +43,12 @@ def ratio(value: float, reference: float) -> str:
     """A factor with a sign behind it, such as 4.8 or 1.07; a dash where there is nothing to divide by."""
     if not (is_finite(value) and is_finite(reference)) or reference <= 0:
         return MISSING
-    times = value / reference
-    if times >= _NO_DECIMALS_FROM:
-        return f"{times:,.0f}{TIMES}"
-    return f"{times:.1f}{TIMES}" if times >= _RATIO_ONE_DECIMAL_FROM else f"{times:.2f}{TIMES}"
+    return _rounded(value / reference, _RATIO_ONE_DECIMAL_FROM) + TIMES
+
+
+def _rounded(value: float, one_decimal_from: float) -> str:
+    decimals = 0 if abs(value) >= _NO_DECIMALS_FROM else 1 if abs(value) >= one_decimal_from else 2
+    return f"{value:,.{decimals}f}"
 
 
 def percent(fraction: float | None) -> str:

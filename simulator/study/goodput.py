@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
@@ -74,10 +75,7 @@ class Experiment:
 
         Attainment is taken to fall with the rate.
         """
-
-        def holds(rate_rps: float) -> bool:
-            return self.attains(arm, rate_rps, setting, level)
-
+        holds = partial(self.attains, arm, setting=setting, level=level)
         low, high = LOWEST_LOAD * capacity_rps, HIGHEST_LOAD * capacity_rps
         if not holds(low):
             return 0.0
@@ -131,10 +129,8 @@ def blocking(runs: Iterable[Run]) -> Blocking | None:
 def percentiles_ms(jobs: Iterable[Job]) -> dict[str, list[float]]:
     """By kind, the 0th to 100th percentiles of the time to first token; infinite if not served."""
     by_kind: dict[str, list[float]] = defaultdict(list)
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.ttft_s):
         by_kind[job.arrival.kind].append(job.ttft_s * 1e3)
-    for times in by_kind.values():
-        times.sort()
     return {
         kind: [times[round(p / 100 * (len(times) - 1))] for p in range(101)]
         for kind, times in sorted(by_kind.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -62,7 +63,6 @@ class Preset:
 
     Attributes:
         model: The name of its model in Vidur's tables; empty when it is not in them.
-        arms: What is compared.
         rates_rps: Rates at which it is looked at; by load, if there are none.
         objective_ms: By kind; None where it differs from request to request.
     """
@@ -125,18 +125,19 @@ _MODELS: Final = {
         "All-reduces move their bytes at 235 GB/s and take at least 20 µs.",
     ),
 }
-_KINDS: Final = ("text", "image", "search", "file")
-_SHARES: Final = (0.69, 0.07, 0.20, 0.03)
-_MEANS: Final = (640, 395, 5057, 3561)
-_SIGMAS: Final = (0.6, 0.3, 0.5, 0.8)
+_KINDS: Final = {
+    "text": (0.69, 640, 0.6),
+    "image": (0.07, 395, 0.3),
+    "search": (0.20, 5057, 0.5),
+    "file": (0.03, 3561, 0.8),
+}
+"""Share, mean prompt tokens and sigma."""
 
 
 def qwen_trace_like(objectives_s: Sequence[float]) -> Mix:
     """The mix that FlowPrefill's authors show of their trace: shares and mean lengths are theirs."""
-    rows = zip(_KINDS, _SHARES, _MEANS, _SIGMAS, objectives_s, strict=True)
-    return Mix(
-        {kind: Kind(share, tokens, ttft_s, sigma=sigma) for kind, share, tokens, sigma, ttft_s in rows}
-    )
+    rows = zip(_KINDS.items(), objectives_s, strict=True)
+    return Mix({kind: Kind(share, mean, s, sigma=sigma) for (kind, (share, mean, sigma)), s in rows})
 
 
 def _flowprefill(size: str) -> Preset:
@@ -149,13 +150,7 @@ def _flowprefill(size: str) -> Preset:
             "7 % image, 20 % search, 3 % file, Poisson arrivals, the paper's objectives for the first "
             "token."
         ),
-        assumptions=(
-            _OPERATORS,
-            *([model.note] if model.note else []),
-            _LENGTHS,
-            _STEP,
-            _PEERS,
-        ),
+        assumptions=(_OPERATORS, *([model.note] if model.note else []), _LENGTHS, _STEP, _PEERS),
         hardware=model.hardware(),
         workload=qwen_trace_like(model.objectives_s),
         objective_ms=dict(zip(_KINDS, (s * 1e3 for s in model.objectives_s), strict=True)),
@@ -179,13 +174,7 @@ def _blog() -> Preset:
             "it over; arrivals during a pass are not seen, victims run in one pass with those that preempted "
             "them, and slack counts the whole prefill of what runs. Each condition is lifted."
         ),
-        assumptions=(
-            _OPERATORS,
-            model.note,
-            _BLOG_LENGTHS,
-            _STEP,
-            _BLOG_ORDER,
-        ),
+        assumptions=(_OPERATORS, model.note, _BLOG_LENGTHS, _STEP, _BLOG_ORDER),
         hardware=hardware,
         workload=Mix(kinds, prefill_s=hardware.cost.prefill_s),
         objective_ms=dict.fromkeys(kinds, None),
@@ -231,20 +220,12 @@ def on_trace(preset: Preset, path: Path) -> Preset:
     """The same replica under a recorded trace.
 
     Prompts of up to 2,048 tokens are taken for text, up to 8,192 for search, longer ones for files.
-
-    Raises:
-        TraceError: when the trace cannot be read.
     """
-    text, _, search, file = (preset.objective_ms[kind] for kind in _KINDS)
-    assert text is not None
-    assert search is not None
-    assert file is not None
-    prefill_s = preset.hardware.cost.prefill_s
-    classes = (
-        LengthClass(2048, "text", text / 1e3, STANDARD),
-        LengthClass(8192, "search", search / 1e3, STANDARD),
-        LengthClass(float("inf"), "file", file / 1e3, STANDARD),
-    )
+    classes = []
+    for kind, max_tokens in (("text", 2048), ("search", 8192), ("file", math.inf)):
+        objective_ms = preset.objective_ms[kind]
+        assert objective_ms is not None
+        classes.append(LengthClass(max_tokens, kind, objective_ms / 1e3, STANDARD))
     return replace(
         preset,
         name=f"{preset.name}@{path.stem}",
@@ -254,30 +235,22 @@ def on_trace(preset: Preset, path: Path) -> Preset:
             "Prompts of up to 2,048 tokens have the objective of text, up to 8,192 that of search, longer "
             "ones that of files, but at least twice what the prompt takes alone."
         ),
-        assumptions=(
-            *preset.assumptions[:1],
-            _PREFIXES,
-            *preset.assumptions[-2:],
-        ),
-        workload=Trace(read_trace(path), classes, prefill_s),
-        objective_ms=dict.fromkeys(("text", "search", "file"), None),
+        assumptions=(*preset.assumptions[:1], _PREFIXES, *preset.assumptions[-2:]),
+        workload=Trace(read_trace(path), classes, preset.hardware.cost.prefill_s),
+        objective_ms=dict.fromkeys((item.kind for item in classes), None),
     )
 
 
 def with_operator_times(preset: Preset, path: Path) -> Preset:
-    """The same preset with a table of measured operators instead of the built-in lines.
-
-    Raises:
-        OperatorTableError: when the table cannot be used, or the preset's model is not measured in it.
-    """
+    """The same preset with a table of measured operators instead of the built-in lines."""
     cost = preset.hardware.cost
     model, ranks = preset.model or preset.title, cost.tensor_parallel
     device = measured_device(path, model, ranks, usual="a100")
     operators = read_operator_times(path, device, model, ranks)
-    cost = replace(cost, operators=operators, _by_tokens={})
+    accelerator = cost.accelerator
     if (flops_ps := read_attention_flops_ps(path, device, model, ranks, cost.shape)) is not None:
-        measured = replace(cost.accelerator, peak_flops=flops_ps, attention_fraction=1.0)
-        cost = replace(cost, accelerator=measured, _by_tokens={})
+        accelerator = replace(accelerator, peak_flops=flops_ps, attention_fraction=1.0)
+    cost = replace(cost, operators=operators, accelerator=accelerator, _by_tokens={})
     return replace(
         preset,
         hardware=replace(preset.hardware, cost=cost),

@@ -41,19 +41,11 @@ def run(
     traced: bool = False,
     max_misses: float = math.inf,
 ) -> Run:
-    """Serve a stream; the first token is there when the prefill ends.
+    """Serve a stream by replicas in turn; the first token is there when the prefill ends.
 
-    Args:
-        arm: How the replicas are run.
-        hardware: What they run on.
-        arrivals: The stream.
-        setting: One of the arm's settings.
-        replicas: How many; requests go to them in turn.
-        traced: Keep each request's history.
-        max_misses: Stop as soon as more requests than this have missed their objective.
-
-    What happens after the last request was due is not simulated: requests that have not been served by then
-    have missed their objective, and have no first token.
+    It ends early once more than `max_misses` requests have missed their objective. What happens after the
+    last request was due is not simulated: requests that have not been served by then have missed their
+    objective, and have no first token.
     """
     loop = EventLoop()
     misses = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from simulator.arms.arms import ARMS
@@ -14,9 +15,9 @@ from simulator.study.goodput import Experiment, blocking, percentiles_ms, point
 from simulator.study.run import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from simulator.findings import Blocking, Point
+    from simulator.findings import Point
     from simulator.replica.job import Job
     from simulator.study.presets import Preset
 
@@ -29,126 +30,89 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of simulations that are done and the number of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """An arm at one rate, seen closely."""
-
-    point: Point
-    blocking: Blocking | None
-    ttft_ms: Mapping[str, Sequence[float]]
-    timeline: Sequence[Life]
-
-
+@dataclass(frozen=True)
 class Study:
     """One preset, several arms.
 
-    Args:
-        preset: What is simulated.
+    Attributes:
         arms: Names out of `simulator.arms.arms.ARMS`.
         requests: Requests of each stream.
         seed: The first stream's seed; the second has the next.
-        workers: Processes.
     """
 
-    def __init__(
-        self,
-        preset: Preset,
-        arms: Sequence[str],
-        requests: int = 4000,
-        seed: int = 1,
-        workers: int | None = None,
-    ) -> None:
-        self._preset = preset
-        self._arms = arms
-        self._seed = seed
-        self._experiment = Experiment(preset.hardware, preset.workload, requests, (seed, seed + 1))
-        self._workers = workers
-        self._capacity_rps = self._experiment.capacity_rps()
+    preset: Preset
+    arms: Sequence[str]
+    requests: int = 4000
+    seed: int = 1
+    workers: int | None = None
 
     def findings(self, command: str, progress: Progress = lambda *_: None) -> Findings:
         """Simulate everything."""
-        goodputs = [
-            (arm, setting, level) for arm in self._arms for setting in ARMS[arm].settings for level in LEVELS
-        ]
-        until = 0.0 if self._preset.rates_rps else SHOWN_ATTAINMENT
-        total = len(goodputs) + 4 * len(self._arms)
-        with ProcessPoolExecutor(self._workers, initializer=_adopt, initargs=(self._experiment,)) as pool:
-            done = _Count(total, progress)
-            ahead = [pool.submit(_goodput, *case, self._capacity_rps) for case in goodputs]
-            done.wait(ahead)
-            found = dict(zip(map(_key, goodputs), (future.result() for future in ahead), strict=True))
-            best = {
-                (arm, level): max(
-                    (found[_key((arm, s, level))], -i) for i, s in enumerate(ARMS[arm].settings)
+        preset = self.preset
+        experiment = Experiment(preset.hardware, preset.workload, self.requests, (self.seed, self.seed + 1))
+        capacity_rps = experiment.capacity_rps()
+        rates_rps = preset.rates_rps or [load * capacity_rps for load in LOADS]
+        until = 0.0 if preset.rates_rps else SHOWN_ATTAINMENT
+        tuned = {name: range(len(ARMS[name].settings)) for name in self.arms}
+        cases = [(name, index, level) for name in tuned for index in tuned[name] for level in LEVELS]
+        done, total = 0, len(cases) + 4 * len(tuned)
+
+        def wait(futures: Sequence[Future[Any]]) -> list[Any]:
+            nonlocal done
+            for _ in as_completed(futures):
+                done += 1
+                progress(done, total)
+            return [future.result() for future in futures]
+
+        with ProcessPoolExecutor(self.workers, initializer=_adopt, initargs=(experiment,)) as pool:
+            searches = [pool.submit(_goodput, *case, capacity_rps) for case in cases]
+            found = dict(zip(cases, wait(searches), strict=True))
+            best = {  # goodput, and the first setting that reaches it
+                (name, level): max(
+                    ((found[name, index, level], index) for index in tuned[name]), key=itemgetter(0)
                 )
-                for arm in self._arms
+                for name in tuned
                 for level in LEVELS
             }
-            curves = [
-                (arm, ARMS[arm].settings[index])
-                for arm in self._arms
-                for index in sorted({-best[arm, level][1] for level in LEVELS})
-            ]
-            behind = [pool.submit(_curve, *case, self._rates_rps(), until) for case in curves]
-            done.more(len(curves) - 2 * len(self._arms))
-            boost = self._arms[-1]
-            rates = {arm: (best[arm, 0.9][0] or LOADS[0] * self._capacity_rps) for arm in self._arms}
-            shown_rps = best[boost, 0.99][0] or rates[boost]
+            settings = sorted({(name, best[name, level][1]) for name in tuned for level in LEVELS})
+            total += len(settings) - 2 * len(tuned)
+            curves = [pool.submit(_curve, *case, rates_rps, until) for case in settings]
+            own_rps = {name: best[name, 0.9][0] or LOADS[0] * capacity_rps for name in tuned}
+            lead = self.arms[-1]
+            shown_rps = best[lead, 0.99][0] or own_rps[lead]
             looks = [
-                pool.submit(_look, arm, ARMS[arm].settings[-best[arm, 0.9][1]], rate)
-                for arm in self._arms
-                for rate in (rates[arm], shown_rps)
+                pool.submit(_look, name, best[name, 0.9][1], rate_rps)
+                for name in tuned
+                for rate_rps in (own_rps[name], shown_rps)
             ]
-            done.wait(behind)
-            done.wait(looks)
-            seen = [future.result() for future in looks]
-            points = [(arm, future.result()) for (arm, _), future in zip(curves, behind, strict=True)]
-        arms = []
-        for index, arm in enumerate(self._arms):
-            at_goodput, at_shown = seen[2 * index], seen[2 * index + 1]
-            mine = [point for name, curve in points if name == arm for point in curve]
-            arms.append(
-                ArmFindings(
-                    arm=arm,
-                    title=ARMS[arm].title,
-                    points=_best_by_rate([*mine, at_goodput.point, at_shown.point]),
-                    goodput_rps={f"{level:.2f}": best[arm, level][0] for level in LEVELS},
-                    blocking=at_goodput.blocking,
-                    ttft_ms=at_shown.ttft_ms,
-                    timeline=at_shown.timeline,
-                )
-            )
-        preset = self._preset
+            points = list(zip(settings, wait(curves), strict=True))
+            seen: list[ArmFindings] = wait(looks)
         return Findings(
             preset.name,
             preset.title,
             preset.description,
             preset.assumptions,
-            self._seed,
-            self._experiment.requests,
+            self.seed,
+            self.requests,
             preset.objective_ms,
             shown_rps,
-            arms,
+            [
+                replace(
+                    at_shown,
+                    points=_best_by_rate(
+                        [
+                            *(point for (arm, _), curve in points if arm == name for point in curve),
+                            *at_own.points,
+                            *at_shown.points,
+                        ]
+                    ),
+                    goodput_rps={f"{level:.2f}": best[name, level][0] for level in LEVELS},
+                    blocking=at_own.blocking,
+                )
+                for name, at_own, at_shown in zip(tuned, seen[::2], seen[1::2], strict=True)
+            ],
             command,
         )
-
-    def _rates_rps(self) -> Sequence[float]:
-        return self._preset.rates_rps or [load * self._capacity_rps for load in LOADS]
-
-
-class _Count:
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done = 0
-        self._total = total
-        self._progress = progress
-
-    def more(self, number: int) -> None:
-        self._total += number
-
-    def wait(self, futures: Sequence[Any]) -> None:
-        for _ in as_completed(futures):
-            self._done += 1
-            self._progress(self._done, self._total)
 
 
 _experiments: list[Experiment] = []
@@ -159,17 +123,13 @@ def _adopt(experiment: Experiment) -> None:
     _experiments[:] = [experiment]
 
 
-def _key(case: tuple[str, Mapping[str, float], float]) -> tuple[str, tuple[tuple[str, float], ...], float]:
-    arm, setting, level = case
-    return arm, tuple(setting.items()), level
+def _goodput(arm: str, index: int, level: float, capacity_rps: float) -> float:
+    return _experiments[0].goodput_rps(ARMS[arm], ARMS[arm].settings[index], level, capacity_rps)
 
 
-def _goodput(arm: str, setting: Mapping[str, float], level: float, capacity_rps: float) -> float:
-    return _experiments[0].goodput_rps(ARMS[arm], setting, level, capacity_rps)
-
-
-def _curve(arm: str, setting: Mapping[str, float], rates_rps: Sequence[float], until: float) -> list[Point]:
+def _curve(arm: str, index: int, rates_rps: Sequence[float], until: float) -> list[Point]:
     """Attainment over the rates, up to where many are late: deep overload takes longest to simulate."""
+    setting = ARMS[arm].settings[index]
     points: list[Point] = []
     for rate_rps in rates_rps:
         points.append(point(rate_rps, _experiments[0].runs(ARMS[arm], rate_rps, setting), setting))
@@ -178,28 +138,29 @@ def _curve(arm: str, setting: Mapping[str, float], rates_rps: Sequence[float], u
     return points
 
 
-def _look(arm: str, setting: Mapping[str, float], rate_rps: float) -> Look:
-    experiment = _experiments[0]
+def _look(arm: str, index: int, rate_rps: float) -> ArmFindings:
+    """An arm at one rate, seen closely."""
+    experiment, setting = _experiments[0], ARMS[arm].settings[index]
     runs = experiment.runs(ARMS[arm], rate_rps, setting)
     arrivals = experiment.workload.stream(rate_rps, experiment.requests, experiment.seeds[0])
     traced = run(ARMS[arm], experiment.hardware, arrivals[: experiment.requests // 4], setting, traced=True)
-    jobs = [job for served in runs for job in served.jobs]
-    return Look(
-        point(rate_rps, runs, setting),
-        blocking(runs),
-        percentiles_ms(jobs),
-        _timeline(traced.jobs, traced.ended_s),
+    return ArmFindings(
+        arm=arm,
+        title=ARMS[arm].title,
+        points=[point(rate_rps, runs, setting)],
+        goodput_rps={},
+        blocking=blocking(runs),
+        ttft_ms=percentiles_ms(job for served in runs for job in served.jobs),
+        timeline=_timeline(traced.jobs, traced.ended_s),
     )
 
 
 def _best_by_rate(points: Iterable[Point]) -> list[Point]:
     """Of the points at one rate, that with the best setting; in order of rate."""
     best: dict[float, Point] = {}
-    for item in points:
-        known = best.get(item.rate_rps)
-        if known is None or item.attainment > known.attainment:
-            best[item.rate_rps] = item
-    return [best[rate] for rate in sorted(best)]
+    for item in sorted(points, key=lambda item: (item.rate_rps, -item.attainment)):
+        best.setdefault(item.rate_rps, item)
+    return [*best.values()]
 
 
 def _timeline(jobs: Sequence[Job], ended_s: float) -> list[Life]:
@@ -208,15 +169,11 @@ def _timeline(jobs: Sequence[Job], ended_s: float) -> list[Life]:
     lives = []
     for job in jobs:
         end_s = min(job.first_token_s, ended_s)
-        if job.history and job.arrival.at_s < start_s + TIMELINE_S and end_s > start_s:
-            lives.append(_life(job, end_s))
+        arrival = job.arrival
+        if not job.history or arrival.at_s >= start_s + TIMELINE_S or end_s <= start_s:
+            continue
+        changes = pairwise([*job.history, (State.WAITING, end_s)])
+        spans = tuple(Span(state, from_s, to_s) for (state, from_s), (_, to_s) in changes if to_s > from_s)
+        due_s = None if arrival.ttft_s is None else arrival.at_s + arrival.ttft_s
+        lives.append(Life(arrival.number, arrival.kind, arrival.tokens, arrival.at_s, due_s, end_s, spans))
     return lives
-
-
-def _life(job: Job, end_s: float) -> Life:
-    assert job.history is not None
-    changes = [*job.history, (State.WAITING, end_s)]
-    spans = [Span(state, from_s, to_s) for (state, from_s), (_, to_s) in pairwise(changes) if to_s > from_s]
-    arrival = job.arrival
-    due_s = None if arrival.ttft_s is None else arrival.at_s + arrival.ttft_s
-    return Life(arrival.number, arrival.kind, arrival.tokens, arrival.at_s, due_s, end_s, tuple(spans))

@@ -7,20 +7,24 @@ pays with more passes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from statistics import mean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from simulator.cost.passes import Granularity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simulator.cost.passes import CostModel
     from simulator.replica.hardware import Hardware
 
 CHUNKS: Final = (512, 1024, 2048, 4096)
 _MOMENTS: Final = 20_000
+_SYNC_S: Final = 15e-6
+"""What the device idles at a boundary at which the host waits for it: a launch and a wake-up.
+
+A host that is one boundary ahead keeps the device busy."""
 _PLACES: Final = (
     ("operator, device synchronised at each", Granularity.OPERATOR, 0),
     ("operator, 1 ahead", Granularity.OPERATOR, 1),
@@ -33,8 +37,7 @@ _PLACES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One way to make a prefill stoppable.
 
     Attributes:
@@ -49,23 +52,20 @@ class Place:
     cost_percent: float
 
 
-def tradeoff(hardware: Hardware, tokens: int, sync_s: float = 15e-6) -> list[Place]:
-    """The curve for one prefill.
-
-    Args:
-        hardware: What it runs on.
-        tokens: Its length.
-        sync_s: What the device idles at a boundary at which the host waits for it: a launch and a wake-up. A
-            host that is one boundary ahead keeps the device busy.
-    """
-    whole_s = hardware.at(Granularity.NONE).prefill_s(tokens)
+def tradeoff(hardware: Hardware, tokens: int) -> list[Place]:
+    """The curve for one prefill of so many tokens."""
+    whole = hardware.at(Granularity.NONE)
+    whole_s = whole.prefill_s(tokens)
     places = []
     for label, granularity, ahead in _PLACES:
-        cost = replace(hardware.at(granularity), check_s=0.0 if ahead else sync_s)
-        places.append(_place(label, _stretches(cost, tokens), ahead, cost.prefill_s(tokens) / whole_s))
+        times = replace(hardware.at(granularity), check_s=0.0 if ahead else _SYNC_S).times([(tokens, 0)])
+        ends = (0.0, *times.ends)
+        stretches = [end - start for start, end in pairwise(ends) if end > start] * times.layers
+        places.append(_place(label, stretches, ahead, times.total_s / whole_s))
     for chunk in CHUNKS:
-        ends = _chunks(hardware.at(Granularity.NONE), tokens, chunk)
-        places.append(_place(f"chunks of {chunk}", ends, 0, sum(ends) / whole_s))
+        chunks = [(min(chunk, tokens - start), start) for start in range(0, tokens, chunk)]
+        stretches = [whole.times([part]).total_s for part in chunks]
+        places.append(_place(f"chunks of {chunk}", stretches, 0, sum(stretches) / whole_s))
     return places
 
 
@@ -73,20 +73,6 @@ def _place(label: str, stretches: Sequence[float], ahead: int, factor: float) ->
     """Average over moments spread evenly over the prefill."""
     blocking = _blocking_ms(stretches, ahead)
     return Place(label, mean(blocking), blocking[int(len(blocking) * 0.99)], (factor - 1) * 100)
-
-
-def _stretches(cost: CostModel, tokens: int) -> list[float]:
-    """The times between boundaries, in order."""
-    times = cost.times([(tokens, 0)])
-    in_layer = [
-        end - start for start, end in zip((0.0, *times.ends), times.ends, strict=False) if end > start
-    ]
-    return in_layer * times.layers
-
-
-def _chunks(cost: CostModel, tokens: int, chunk: int) -> list[float]:
-    """The times of the passes that a chunked prefill takes."""
-    return [cost.times([(min(chunk, tokens - start), start)]).total_s for start in range(0, tokens, chunk)]
 
 
 def _blocking_ms(stretches: Sequence[float], ahead: int) -> list[float]:

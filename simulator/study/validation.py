@@ -6,13 +6,15 @@ token, is taken from the recording; what several do to each other is what is com
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from simulator.arms.arms import ARMS
-from simulator.cost.operators import OPERATORS, Line, Measured, ModelShape
+from simulator.cost.accelerators import MODELS
+from simulator.cost.operators import OPERATORS, Line, Measured
 from simulator.cost.passes import Accelerator, CostModel
 from simulator.replica.hardware import Hardware
 from simulator.study.run import run
@@ -20,10 +22,9 @@ from simulator.workload.arrivals import Arrival
 from slo.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-EMBEDDED = ModelShape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64)
-"""SmolLM2-135M."""
+EMBEDDED = MODELS["smollm2-135m"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class Recording:
     """
 
     arm: str
-    prefill: Sequence[tuple[int, float]]
-    alone: Sequence[tuple[int, float]]
-    requests: Sequence[Recorded]
+    prefill: list[tuple[int, float]]
+    alone: list[tuple[int, float]]
+    requests: list[Recorded]
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -61,22 +62,15 @@ class Recording:
     @staticmethod
     def of(document: Mapping[str, Any]) -> Recording:
         """From what `document` gave."""
-        prefill, alone = (
-            [(int(tokens), float(seconds)) for tokens, seconds in document[name]]
-            for name in ("prefill", "alone")
-        )
-        requests = [Recorded(**request) for request in document["requests"]]
-        return Recording(str(document["arm"]), prefill, alone, requests)
+        return msgspec.convert({field.name: document[field.name] for field in fields(Recording)}, Recording)
 
 
 def hardware(recording: Recording) -> Hardware:
     """A replica with the prefill times that were measured; attention and host time are in them."""
     points = recording.prefill
     half = Measured([(tokens, seconds / 2 / EMBEDDED.layers) for tokens, seconds in points])
-    operators = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS} | {
-        "attn_pre_proj": half,
-        "mlp_up_proj": half,
-    }
+    nothing = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS}
+    operators = nothing | {"attn_pre_proj": half, "mlp_up_proj": half}
     free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
     return Hardware(CostModel(EMBEDDED, operators, free, step_s=0.0))
 

@@ -12,10 +12,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from slo.tiers import DEFAULT_TIERS, Tier
 
@@ -36,10 +36,7 @@ class Arrival:
     """A request as it reaches the system.
 
     Attributes:
-        at_s: When, seconds from the start of the stream.
         kind: The class that results are reported by.
-        tokens: Prompt tokens.
-        output_tokens: Tokens to generate.
         ttft_s: Objective for the first token, seconds; None for none.
         blocks: Hashes of the prompt's leading blocks; equal hashes are equal text up to there.
         block_tokens: Prompt tokens per hash.
@@ -69,9 +66,7 @@ class Kind:
 
     Attributes:
         share: Of the requests; shares are normalised.
-        mean_tokens: Mean prompt length.
         sigma: Standard deviation of the logarithm of the length.
-        ttft_s: Objective for the first token.
         range_tokens: Shortest and longest prompt; log-normal lengths are held to it.
         is_uniform: Draw lengths log-uniformly from `range_tokens` instead.
         ttft_scale: Instead of `ttft_s`: bounds of a factor on the prompt's own prefill time, drawn uniformly.
@@ -100,14 +95,6 @@ class Kind:
         return max(1, math.ceil(rng.expovariate(1 / self.output_tokens)))
 
 
-class Workload(Protocol):
-    """A stream of requests that can be offered at any rate."""
-
-    def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
-        """The first `count` arrivals at a mean rate, in order of arrival; the same for the same seed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Kinds of requests as a Poisson process, one by one or in bursts.
@@ -122,7 +109,7 @@ class Mix:
     prefill_s: PrefillTime | None = None
 
     def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
-        """See `Workload`."""
+        """The first `count` arrivals at a mean rate, in order of arrival; the same for the same seed."""
         rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
         names = [*self.kinds]
         cumulative = [*accumulate(kind.share for kind in self.kinds.values())]
@@ -163,7 +150,6 @@ class Trace:
         records: Time, prompt tokens, output tokens and block hashes of each request, in order of arrival.
         classes: By length, shortest first; the last must take every length.
         stretch: An objective is at least this many times what the prompt takes alone.
-        prefill_s: What a prompt takes alone.
         longest_tokens: Longer prompts are left out, as a server with that context length would refuse them.
     """
 
@@ -172,14 +158,10 @@ class Trace:
     prefill_s: PrefillTime
     stretch: float = 2.0
     longest_tokens: int = 131_072
-    _fitting: list[Record] = field(default_factory=list)
-
-    def __post_init__(self) -> None:  # noqa: D105 - keeps what can be served
-        self._fitting.extend(record for record in self.records if record[1] <= self.longest_tokens)
 
     def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
-        """See `Workload`; `seed` chooses where in the recording the stream begins, and it wraps around."""
-        records = self._fitting
+        """As `Mix.stream`; `seed` chooses where in the recording the stream begins, and it wraps around."""
+        records = [record for record in self.records if record[1] <= self.longest_tokens]
         span_s = records[-1][0] - records[0][0]
         stretch = len(records) / span_s / rate_rps
         start = random.Random(seed).randrange(len(records))  # noqa: S311 - reproducible, not secret
@@ -188,24 +170,20 @@ class Trace:
             lap, index = divmod(start + number, len(records))
             time_s, tokens, output, blocks = records[index]
             at_s = (lap * span_s + time_s - records[start][0]) * stretch
-            arrivals.append(self._arrival(number, at_s, tokens, output, blocks))
+            taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
+            ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(tokens))
+            arrivals.append(Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks))
         return arrivals
 
-    def _arrival(
-        self, number: int, at_s: float, tokens: int, output: int, blocks: tuple[int, ...]
-    ) -> Arrival:
-        taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
-        ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(tokens))
-        return Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks)
+
+Workload: TypeAlias = Mix | Trace
+"""A stream of requests that can be offered at any rate."""
 
 
 def read_mooncake(path: Path) -> list[Record]:
     """Read a trace in Mooncake's format (FAST'25): JSON lines with timestamp in ms, lengths and block hashes.
 
     Its clock has steps of 3 s; requests of one step are spread evenly until the next.
-
-    Raises:
-        TraceError: when a line is something else.
     """
     records = []
     with path.open() as lines:
@@ -223,11 +201,7 @@ def read_mooncake(path: Path) -> list[Record]:
 
 
 def read_azure(path: Path) -> list[Record]:
-    """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
-
-    Raises:
-        TraceError: when a line is something else.
-    """
+    """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens."""
     records: list[Record] = []
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
@@ -241,11 +215,7 @@ def read_azure(path: Path) -> list[Record]:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's.
-
-    Raises:
-        TraceError: when it does not exist, has another ending or cannot be read.
-    """
+    """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's."""
     readers = {".jsonl": read_mooncake, ".csv": read_azure}
     if path.suffix not in readers:
         raise TraceError(f"{path}: give a .jsonl trace (Mooncake's format) or a .csv trace (Azure's)")

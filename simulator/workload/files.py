@@ -7,15 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
 from slo.files.strict_yaml import ObjectiveMs, Positive, Section, TierName
 from slo.tiers import DEFAULT_TIERS, Tier
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+def _beside(path: Path, info: ValidationInfo) -> Path:
+    directory: Path = (info.context or {}).get("directory", Path())
+    return directory / path
+
+
+PathBesideFile = Annotated[Path, AfterValidator(_beside)]
+"""A path in a file, which is meant relative to the file."""
 
 
 class KindConfig(Section):
@@ -46,15 +55,10 @@ class KindConfig(Section):
     def kind(self, default_tier: Tier = DEFAULT_TIERS.default) -> Kind:
         """The same for the workload, seconds."""
         return Kind(
-            share=self.share,
+            **self.model_dump(exclude={"mean_tokens", "ttft_ms", "tier"}),
             mean_tokens=self.mean_tokens or 0.0,
             ttft_s=None if self.ttft_ms is None else self.ttft_ms / 1e3,
             tier=self.tier or default_tier,
-            sigma=self.sigma,
-            output_tokens=self.output_tokens,
-            range_tokens=self.range_tokens,
-            is_uniform=self.is_uniform,
-            ttft_scale=self.ttft_scale,
         )
 
 
@@ -74,11 +78,7 @@ class ClassConfig(Section):
 
 
 def check_order(classes: Sequence[ClassConfig]) -> None:
-    """Check that every length has its class.
-
-    Raises:
-        ValueError: when some lengths have none, or two.
-    """
+    """Check that every length has its class."""
     bounds = [item.max_prompt_tokens or inf for item in classes]
     if classes and (bounds[-1] != inf or any(low >= high for low, high in pairwise(bounds))):
         raise ValueError("classes go from short to long, and the last one has no max_prompt_tokens")
@@ -95,7 +95,7 @@ class WorkloadConfig(Section):
 
     kinds: dict[str, KindConfig] = Field(default_factory=dict)
     burst: Annotated[float, Field(ge=1, le=1e6)] = 1.0
-    trace: Path | None = Field(
+    trace: PathBesideFile | None = Field(
         None, description="A .jsonl trace in Mooncake's format or a .csv trace in Azure's, beside this file."
     )
     classes: tuple[ClassConfig, ...] = ()
@@ -103,11 +103,6 @@ class WorkloadConfig(Section):
         2.0, description="An objective of a trace's request is at least this many times its own prefill time."
     )
     longest_tokens: Tokens = Field(131_072, description="Longer prompts of a trace are left out.")
-
-    @field_validator("trace")
-    @classmethod
-    def _beside_the_file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        return beside(path, info)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -125,24 +120,10 @@ class WorkloadConfig(Section):
     def workload(
         self, prefill_s: Callable[[int], float], default_tier: Tier = DEFAULT_TIERS.default
     ) -> Workload:
-        """What arrives.
-
-        Args:
-            prefill_s: What a prompt takes alone, for objectives that depend on it.
-            default_tier: The tier of what names none.
-
-        Raises:
-            TraceError: when the trace cannot be read.
-        """
+        """What arrives; objectives may depend on what a prompt takes alone."""
         if self.trace is None:
             return Mix(
                 {name: kind.kind(default_tier) for name, kind in self.kinds.items()}, self.burst, prefill_s
             )
         classes = [item.length_class(default_tier) for item in self.classes]
         return Trace(read_trace(self.trace), classes, prefill_s, self.stretch, self.longest_tokens)
-
-
-def beside(path: Path | None, info: ValidationInfo) -> Path | None:
-    """A path in a file, which is meant relative to the file."""
-    context: dict[str, Any] = info.context or {}
-    return None if path is None else context.get("directory", Path()) / path

@@ -10,9 +10,9 @@ from simulated_fleet import DECODE, MIX, fleet
 
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.fleet.setup import FleetSetup
+from simulator.planning.decode_plan import max_replicas, min_replicas
 from simulator.planning.plan import PlannedLoad, plan
-from simulator.planning.replica_search import max_replicas, min_replicas
-from simulator.report import capacity_plot
+from simulator.report.plots import capacity_plot
 from simulator.workload.arrivals import Kind, Mix
 from slo.predict.handoff import INSTANT_LINK
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM

@@ -5,17 +5,10 @@ import pytest
 from synthetic_findings import ARMS, arm, findings
 
 from simulator.findings import Life, Span, State
-from simulator.report import (
-    attainment_figure,
-    blocking_figure,
-    capacity_figure,
-    goodput_figure,
-    granularity_figure,
-    timeline_figure,
-    ttft_figure,
-)
+from simulator.report.bars import blocking_figure, goodput_figure, granularity_figure
 from simulator.report.canvas import arm_styles, faded
-from simulator.report.timeline import common_window, shown_arms, shown_rows
+from simulator.report.curves import attainment_figure, capacity_figure, ttft_figure
+from simulator.report.timeline import common_window, shown_arms, shown_rows, timeline_figure
 
 MADE = findings()
 WIDTHS = (9.2, 4.1)

@@ -10,7 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from synthetic_findings import ARMS, arm, findings
 
-from simulator.report import capacity_plot, granularity_plot, html, plots, save, write_report
+from simulator.report.page import html, write_report
+from simulator.report.plots import capacity_plot, granularity_plot, plots, save
 
 POINTS = [
     ("every layer", 0.5, 1.2, 4.1),

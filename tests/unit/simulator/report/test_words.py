@@ -4,7 +4,7 @@ import pytest
 from synthetic_findings import arm, findings
 
 from simulator.findings import Findings
-from simulator.report import takeaway
+from simulator.report.tables import takeaway
 from simulator.report.wording import level, milliseconds, number, percent, plain, rate, ratio
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
