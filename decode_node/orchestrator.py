@@ -19,11 +19,12 @@ from ray.serve.llm.openai_api_models import CompletionRequest
 from vllm.exceptions import GenerationError
 
 from decode_node.answers import error_in, error_response, is_answer, is_preamble
-from decode_node.prefill_health import PULLED_S, PrefillFailedError
+from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from slo.errors import EvictionReason, Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
     Replaced,
+    ReplacementDecision,
     ReplacementOutcome,
     ReplacementRequested,
     ReplacementRules,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
 
-    from decode_node.prefill_health import PrefillWatch
     from decode_node.prefill_tier import PrefillTier
-    from slo.replacement import ReplacementDecision
     from slo.request import ReplicaId, RequestContext
     from telemetry.instruments import Instruments
 

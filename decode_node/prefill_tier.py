@@ -15,13 +15,12 @@ from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableE
 
 from decode_node.prefill_health import PrefillFailedError
 from slo.replacement import FailureCause
-from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM
+from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM, ReplicaId, RequestContext
 from telemetry import logs
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from slo.request import ReplicaId, RequestContext
     from telemetry.reporting.background import Background
 
 _REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)

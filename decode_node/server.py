@@ -26,7 +26,7 @@ from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
 from slo.monitor.messages import DecodeSeen, Role
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
-from slo.reports import DecodeReported, ReplicaGone
+from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
 from telemetry import logs
 from telemetry.catalogue import LOCAL_PREFILLS, REPLACEMENTS
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ray.serve.llm import LLMConfig
 
     from slo.predict.handoff import HandoffSample
-    from slo.reports import Report
 
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ray.serve import metrics as ray_metrics
 
-from telemetry.catalogue import MetricKind
-
-if TYPE_CHECKING:
-    from telemetry.catalogue import Metric
+from telemetry.catalogue import Metric, MetricKind
 
 
 class Instruments:

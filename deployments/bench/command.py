@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.bench import BenchError
-from deployments.bench.mixes import load_workload
+from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
 from simulator.workload.arrivals import TraceError, Workload, read_trace
@@ -21,7 +21,6 @@ from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deployments.bench.mixes import WorkloadFile
     from deployments.bench.run import BenchPlan
 
 _DEFAULT_DURATION_S = 60.0

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from deployments.bench.answer import Fate
+from deployments.bench.answer import Ended, Fate, Offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from deployments.bench.answer import Ended, Offered
 
 
 _POINTS: Final = (50, 90, 99)

@@ -10,12 +10,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from deployments.bench import BenchError
-from simulator.workload.arrivals import assign_tiers
+from simulator.workload.arrivals import Arrival, Workload, assign_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.workload.arrivals import Arrival, Workload
     from slo.tiers import Tier
 
 

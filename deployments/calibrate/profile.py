@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from deployments.config import ConfigError
 from slo.files.profile import PROFILE_FORMAT, Profile, read_profile, read_whole_profile
-from slo.predict.handoff import fit_handoff
+from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample, fit_handoff
 from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
-from slo.predict.prefill_time import Fit, Sample, fit
+from slo.predict.prefill_time import Fit, PrefillPredictor, Sample, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample
     from slo.predict.measured_on import Subject
-    from slo.predict.prefill_time import PrefillPredictor
 
 
 WORST_MAPE: Final = 0.1

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from deployments.monitor.exporter import Exporter
-from slo.monitor.core import MonitorCore
+from slo.monitor.core import MonitorCore, MonitorState
 from telemetry.reporting.monitor_client import MONITOR_NAME, NAMESPACE
 
 if TYPE_CHECKING:
-    from slo.monitor.core import MonitorState
     from slo.monitor.messages import MonitorAnswer, MonitorReport
     from slo.monitor.settings import MonitorSettings
 

@@ -13,14 +13,13 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from telemetry import catalogue
-from telemetry.catalogue import MetricKind
+from telemetry.catalogue import Metric, MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from slo.monitor.attainment import Attainment, Series
     from slo.monitor.core import MonitorCore, MonitorState
-    from telemetry.catalogue import Metric
 
     Sample = tuple[Metric, tuple[str, ...], float]
 
