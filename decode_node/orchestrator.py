@@ -12,7 +12,7 @@ import logging
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import CompletionRequest
@@ -73,18 +73,6 @@ class NotReplacedError(Exception):
         self.outcome = outcome
 
 
-class ConnectorBackend(Protocol):
-    """Ray Serve LLM's side of the KV connector, which writes the requests of both tiers."""
-
-    def prepare_prefill_request(self, *, request: Any, peer: None) -> Any:
-        """The request to have prefilled elsewhere; `request` is not changed."""
-        ...
-
-    def prepare_decode_request(self, *, request: Any, peer: None, prefill_response: Any) -> Any:
-        """The request to decode here, with the address of its KV; `request` is not changed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as it came.
@@ -109,7 +97,7 @@ class Orchestrator:
     Attributes:
         replica: Who decodes.
         engine: Its started engine.
-        backend: Writes the requests.
+        backend: Ray Serve LLM's side of the KV connector; writes a request for each tier, changes none.
         tier: Who prefills.
         watch: Notices that a prefill replica has failed.
         router: Says where a prefill goes that has to be placed again.
@@ -120,7 +108,7 @@ class Orchestrator:
 
     replica: ReplicaId
     engine: Any
-    backend: ConnectorBackend
+    backend: Any
     tier: PrefillTier
     watch: PrefillWatch
     router: DeploymentHandle
@@ -140,11 +128,7 @@ class Orchestrator:
         return pieces
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
-        """The pieces of the answer.
-
-        Args:
-            call: What is asked.
-            context: Of the request, as of now.
+        """The pieces of the answer; `context` is the request's as of now.
 
         Raises:
             NotReplacedError: when its prefill failed; nothing has been yielded then.

@@ -28,12 +28,7 @@ _REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailable
 
 
 class PrefillTier:
-    """Calls prefill replicas.
-
-    Args:
-        handle: Of the prefill deployment.
-        background: Runs what nobody waits for.
-    """
+    """Calls the replicas of the prefill deployment that `handle` is of."""
 
     def __init__(self, handle: DeploymentHandle, background: Background) -> None:
         self._handle = handle

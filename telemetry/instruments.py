@@ -8,11 +8,7 @@ from telemetry.catalogue import Metric, MetricKind
 
 
 class Instruments:
-    """Records measurements of the given metrics in this process.
-
-    Args:
-        metrics: Those that this process records; recording any other is a `KeyError`.
-    """
+    """Records measurements of the given metrics in this process; recording any other is a `KeyError`."""
 
     def __init__(self, *metrics: Metric) -> None:
         self._instruments = {metric.name: _instrument(metric) for metric in metrics}
@@ -40,10 +36,7 @@ class Instruments:
 
 
 def _instrument(metric: Metric) -> ray_metrics.Counter | ray_metrics.Gauge | ray_metrics.Histogram:
-    match metric.kind:
-        case MetricKind.COUNTER:
-            return ray_metrics.Counter(metric.name, metric.meaning, metric.labels)
-        case MetricKind.GAUGE:
-            return ray_metrics.Gauge(metric.name, metric.meaning, metric.labels)
-        case MetricKind.HISTOGRAM:
-            return ray_metrics.Histogram(metric.name, metric.meaning, metric.buckets, metric.labels)
+    if metric.kind is MetricKind.HISTOGRAM:
+        return ray_metrics.Histogram(metric.name, metric.meaning, metric.buckets, metric.labels)
+    kind = ray_metrics.Counter if metric.kind is MetricKind.COUNTER else ray_metrics.Gauge
+    return kind(metric.name, metric.meaning, metric.labels)

@@ -68,11 +68,8 @@ class Participant:
 class MonitorClient:
     """Reports every `interval_s` and follows what comes back.
 
-    Args:
-        participant: Who reports.
-        instruments: Must have `METRICS`.
-        find: Returns the monitor's actor handle, or raises; called in a thread of its own.
-        interval_s: Time between two reports.
+    `instruments` must have `METRICS`. `find` returns the monitor's actor handle, or raises; it is called in a
+    thread of its own.
     """
 
     def __init__(
