@@ -89,7 +89,7 @@ def _measure(
 
 
 def _shown(measuring: Measuring, status: Status) -> MeasurePrefill:
-    def prefill_s(tokens: int, context_tokens: int = 0, /) -> float:
+    def prefill_s(tokens: int, context_tokens: int) -> float:
         status.update(f"measuring a prefill of {tokens} tokens behind {context_tokens}")
         return measuring.prefill_s(tokens, context_tokens)
 

@@ -27,12 +27,7 @@ _LOGGER: Final = logging.getLogger("slackserve.monitor")
 
 
 class Exporter:
-    """Serves the latest series under `/metrics`.
-
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; 0 exports nothing.
-    """
+    """Serves the latest series under `/metrics`; port 0 exports nothing."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
