@@ -52,14 +52,7 @@ def error_in(piece: Any) -> EngineError | None:
 
 
 def error_response(code: int, kind: str, message: str, param: str | None = None) -> ErrorResponse:
-    """An error to answer with.
-
-    Args:
-        code: An HTTP status.
-        kind: What went wrong, for programs.
-        message: For people.
-        param: The request's field that is wrong.
-    """
+    """An error to answer with, of the parts of an `EngineError`; `kind` is its type."""
     return ErrorResponse(error={"message": message, "type": kind, "param": param, "code": code})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,58 +21,46 @@ if TYPE_CHECKING:
 _STEPS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class HandoffProbe:
-    """Has random prompts prefilled elsewhere and decodes a few tokens of each here.
+async def measure_handoff(
+    engine: Any, model: str, prefill: DeploymentHandle, backend: Any, tokens: int
+) -> HandoffSample:
+    """One handoff of a random prompt: all of the way from sending it to its first token but its prefill.
 
-    Attributes:
-        engine: The replica's started engine.
+    So the calls between the two replicas are part of it.
+
+    Args:
+        engine: The decode replica's started engine.
         model: What requests call the model.
         prefill: The prefill tier.
         backend: Ray Serve LLM's side of the connector, which writes the requests.
+        tokens: The prompt's.
+
+    Raises:
+        RuntimeError: when an engine refuses the prompt, for example because it is longer than the model.
     """
-
-    engine: Any
-    model: str
-    prefill: DeploymentHandle
-    backend: Any
-
-    async def measure(self, tokens: int) -> HandoffSample:
-        """One handoff of a random prompt: all of the way from sending it to its first token but its prefill.
-
-        So the calls between the two replicas are part of it.
-
-        Raises:
-            RuntimeError: when an engine refuses the prompt, for example because it is longer than the model.
-        """
-        vocabulary = self.engine._engine_client.model_config.get_vocab_size()  # noqa: SLF001
-        request = CompletionRequest(
-            model=self.model,
-            prompt=random.choices(range(vocabulary), k=tokens),  # noqa: S311 - not a secret
-            max_tokens=_STEPS,
-            ignore_eos=True,
-            stream=True,
-        )
-        asked = request.model_copy(update={"stream": False})
-        sent_s = time.monotonic()
-        prefilled = await self.prefill.options(stream=False).timed_prefill.remote(
-            self.backend.prepare_prefill_request(request=asked, peer=None)
-        )
-        if prefilled is None:
-            msg = "the prefill tier refused it"
-            raise RuntimeError(msg)
-        params, prefill_s = prefilled
-        decode = request.model_copy(deep=True)
-        decode.kv_transfer_params = params
-        at_s = await self._token_times(decode)
-        steps = [later - earlier for earlier, later in pairwise(at_s)]
-        return HandoffSample(tokens, at_s[0] - sent_s - prefill_s, statistics.median(steps))
-
-    async def _token_times(self, request: CompletionRequest) -> list[float]:
-        at_s: list[float] = []
-        async for chunk in self.engine.completions(request, None):
-            if (error := getattr(chunk, "error", None)) is not None:
-                raise RuntimeError(error.message)
-            if isinstance(chunk, str) and '"text"' in chunk:
-                at_s.append(time.monotonic())
-        return at_s
+    vocabulary = engine._engine_client.model_config.get_vocab_size()  # noqa: SLF001
+    request = CompletionRequest(
+        model=model,
+        prompt=random.choices(range(vocabulary), k=tokens),  # noqa: S311 - not a secret
+        max_tokens=_STEPS,
+        ignore_eos=True,
+        stream=True,
+    )
+    asked = request.model_copy(update={"stream": False})
+    sent_s = time.monotonic()
+    prefilled = await prefill.options(stream=False).timed_prefill.remote(
+        backend.prepare_prefill_request(request=asked, peer=None)
+    )
+    if prefilled is None:
+        raise RuntimeError("the prefill tier refused it")
+    params, prefill_s = prefilled
+    decode = request.model_copy(deep=True)
+    decode.kv_transfer_params = params
+    at_s: list[float] = []
+    async for chunk in engine.completions(decode, None):
+        if (error := getattr(chunk, "error", None)) is not None:
+            raise RuntimeError(error.message)
+        if isinstance(chunk, str) and '"text"' in chunk:
+            at_s.append(time.monotonic())
+    steps = [later - earlier for earlier, later in pairwise(at_s)]
+    return HandoffSample(tokens, at_s[0] - sent_s - prefill_s, statistics.median(steps))

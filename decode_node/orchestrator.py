@@ -12,18 +12,19 @@ import logging
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import CompletionRequest
 from vllm.exceptions import GenerationError
 
 from decode_node.answers import error_in, error_response, is_answer, is_preamble
-from decode_node.prefill_health import PULLED_S, PrefillFailedError
+from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from slo.errors import EvictionReason, Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
     Replaced,
+    ReplacementDecision,
     ReplacementOutcome,
     ReplacementRequested,
     ReplacementRules,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle
 
-    from decode_node.prefill_health import PrefillWatch
     from decode_node.prefill_tier import PrefillTier
-    from slo.replacement import ReplacementDecision
     from slo.request import ReplicaId, RequestContext
     from telemetry.instruments import Instruments
 
@@ -74,18 +73,6 @@ class NotReplacedError(Exception):
         self.outcome = outcome
 
 
-class ConnectorBackend(Protocol):
-    """Ray Serve LLM's side of the KV connector, which writes the requests of both tiers."""
-
-    def prepare_prefill_request(self, *, request: Any, peer: None) -> Any:
-        """The request to have prefilled elsewhere; `request` is not changed."""
-        ...
-
-    def prepare_decode_request(self, *, request: Any, peer: None, prefill_response: Any) -> Any:
-        """The request to decode here, with the address of its KV; `request` is not changed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as it came.
@@ -110,7 +97,7 @@ class Orchestrator:
     Attributes:
         replica: Who decodes.
         engine: Its started engine.
-        backend: Writes the requests.
+        backend: Ray Serve LLM's side of the KV connector; writes a request for each tier, changes none.
         tier: Who prefills.
         watch: Notices that a prefill replica has failed.
         router: Says where a prefill goes that has to be placed again.
@@ -121,7 +108,7 @@ class Orchestrator:
 
     replica: ReplicaId
     engine: Any
-    backend: ConnectorBackend
+    backend: Any
     tier: PrefillTier
     watch: PrefillWatch
     router: DeploymentHandle
@@ -141,11 +128,7 @@ class Orchestrator:
         return pieces
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
-        """The pieces of the answer.
-
-        Args:
-            call: What is asked.
-            context: Of the request, as of now.
+        """The pieces of the answer; `context` is the request's as of now.
 
         Raises:
             NotReplacedError: when its prefill failed; nothing has been yielded then.

@@ -15,13 +15,12 @@ from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableE
 
 from decode_node.prefill_health import PrefillFailedError
 from slo.replacement import FailureCause
-from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM
+from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM, ReplicaId, RequestContext
 from telemetry import logs
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from slo.request import ReplicaId, RequestContext
     from telemetry.reporting.background import Background
 
 _REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
@@ -29,12 +28,7 @@ _REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailable
 
 
 class PrefillTier:
-    """Calls prefill replicas.
-
-    Args:
-        handle: Of the prefill deployment.
-        background: Runs what nobody waits for.
-    """
+    """Calls the replicas of the prefill deployment that `handle` is of."""
 
     def __init__(self, handle: DeploymentHandle, background: Background) -> None:
         self._handle = handle

@@ -43,17 +43,7 @@ class Rendered:
 
 
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
-    """Tokenise a request without running it.
-
-    Args:
-        engine: The replica's started engine.
-        request: A chat or completion request; it is not changed.
-        is_chat: Which of the two.
-        max_model_len: Longest prompt plus output of the model, tokens.
-
-    Returns:
-        The tokens, or the error to answer with.
-    """
+    """The tokens of a request, which is neither run nor changed, or the error to answer with."""
     serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
     copy = request.model_copy(deep=True)
     try:

@@ -19,14 +19,14 @@ from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from decode_node.answers import error_response
-from decode_node.handoff_probe import HandoffProbe
+from decode_node.handoff_probe import measure_handoff
 from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
 from slo.monitor.messages import DecodeSeen, Role
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
-from slo.reports import DecodeReported, ReplicaGone
+from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
 from telemetry import logs
 from telemetry.catalogue import LOCAL_PREFILLS, REPLACEMENTS
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ray.serve.llm import LLMConfig
 
     from slo.predict.handoff import HandoffSample
-    from slo.reports import Report
 
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 60.0
@@ -129,10 +128,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return self._serve(request, raw_request_info, is_chat=False)
 
     async def measure_handoff(self, tokens: int) -> HandoffSample:
-        """See `HandoffProbe.measure`."""
-        backend = self._get_connector_backend()
-        probe = HandoffProbe(self.engine, self._llm_config.model_id, self._prefill_handle, backend)
-        return await probe.measure(tokens)
+        """See `decode_node.handoff_probe.measure_handoff`."""
+        model, backend = self._llm_config.model_id, self._get_connector_backend()
+        return await measure_handoff(self.engine, model, self._prefill_handle, backend, tokens)
 
     async def _shake_hands(self, expected: int) -> None:
         """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.

@@ -23,10 +23,6 @@ _NEWEST: Final = 0.2
 class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for it
     """Holds the latest KV use and pace of one engine and counts its KV transfers.
 
-    Args:
-        role: "prefill" or "decode", a metric label.
-        instruments: Where the KV metrics are recorded.
-
     Attributes:
         kv_usage: Fraction of its KV blocks in use.
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.

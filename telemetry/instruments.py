@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ray.serve import metrics as ray_metrics
 
-from telemetry.catalogue import MetricKind
-
-if TYPE_CHECKING:
-    from telemetry.catalogue import Metric
+from telemetry.catalogue import Metric, MetricKind
 
 
 class Instruments:
-    """Records measurements of the given metrics in this process.
-
-    Args:
-        metrics: Those that this process records; recording any other is a `KeyError`.
-    """
+    """Records measurements of the given metrics in this process; recording any other is a `KeyError`."""
 
     def __init__(self, *metrics: Metric) -> None:
         self._instruments = {metric.name: _instrument(metric) for metric in metrics}
@@ -45,10 +36,7 @@ class Instruments:
 
 
 def _instrument(metric: Metric) -> ray_metrics.Counter | ray_metrics.Gauge | ray_metrics.Histogram:
-    match metric.kind:
-        case MetricKind.COUNTER:
-            return ray_metrics.Counter(metric.name, metric.meaning, metric.labels)
-        case MetricKind.GAUGE:
-            return ray_metrics.Gauge(metric.name, metric.meaning, metric.labels)
-        case MetricKind.HISTOGRAM:
-            return ray_metrics.Histogram(metric.name, metric.meaning, metric.buckets, metric.labels)
+    if metric.kind is MetricKind.HISTOGRAM:
+        return ray_metrics.Histogram(metric.name, metric.meaning, metric.buckets, metric.labels)
+    kind = ray_metrics.Counter if metric.kind is MetricKind.COUNTER else ray_metrics.Gauge
+    return kind(metric.name, metric.meaning, metric.labels)

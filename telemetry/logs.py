@@ -13,12 +13,9 @@ _LOGGER: Final = logging.getLogger("ray.serve")
 
 
 def event(name: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Log what happened to a request.
+    """Log an event, named in the past tense, as "request_placed"; None in `fields` is left out of the text.
 
-    Args:
-        name: The event, past tense, for example "request_placed".
-        level: A `logging` level.
-        fields: What to say about it; `request_id` and `job_id` belong in every line about a request.
+    `request_id` and `job_id` belong in every line about a request.
     """
     if not _LOGGER.isEnabledFor(level):
         return

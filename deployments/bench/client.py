@@ -30,12 +30,7 @@ _KEEP_ALIVE_S: Final = 2.0
 
 
 class Server:
-    """A server that is connected to.
-
-    Args:
-        session: To send with.
-        url: Where its API is, with `/v1`.
-    """
+    """A server that is connected to, whose API is at `url`, with `/v1`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -98,8 +93,6 @@ async def connected(url: str, api_key: str | None, timeout_s: float) -> AsyncIte
 
 
 class _Stream:
-    """What has come of an answer."""
-
     def __init__(self, sent_s: float) -> None:
         self._sent_s = sent_s
         self._first_s: float | None = None

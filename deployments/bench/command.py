@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.bench import BenchError
-from deployments.bench.mixes import load_workload
+from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
 from simulator.workload.arrivals import TraceError, Workload, read_trace
@@ -21,10 +21,6 @@ from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deployments.bench.mixes import WorkloadFile
-    from deployments.bench.run import BenchPlan
-
-_DEFAULT_DURATION_S = 60.0
 _MISSPELT = 0.8
 """How alike two names are of which one is a misspelling of the other."""
 
@@ -67,13 +63,15 @@ def bench(  # noqa: PLR0913 - each is an option of the command
 
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
+    if requests is not None and duration is not None:
+        raise BenchError("give --requests or --duration, not both")
     given = load_workload(mix or ("embedded" if trace is None else "trace"))
     plan = BenchPlan(
         url=url,
         model=model,
         api_key=api_key,
         workload=_workload(given, trace, profile),
-        extent=_extent(requests, duration),
+        extent=Extent(requests) if duration is None else Extent(None, duration),
         shape=Shape(
             scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers, given.tiers())
         ),
@@ -90,7 +88,8 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     else:
         found = run_once(plan, console, rate)
     if json_file is not None:
-        _write(json_file, {**_about(plan, trace, mix), **found})
+        about = {"url": url, "seed": seed, "trace": None if trace is None else str(trace), "mix": mix}
+        _write(json_file, {**about, **found})
         console.print(Text(f"written to {json_file}"))
 
 
@@ -123,11 +122,7 @@ def parse_tiers(text: str, named: Iterable[Tier] = ()) -> dict[Tier, float]:
 
 
 def parse_vocabulary(text: str) -> range:
-    """Token ids from the first to the last, as in `1000-30000`.
-
-    Raises:
-        BenchError: when it is something else.
-    """
+    """Token ids from the first to the last, as in `1000-30000`; raises BenchError for anything else."""
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
         raise BenchError(f"--vocabulary: {text!r} is not a range of token ids, like 1000-30000")
@@ -143,19 +138,6 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
         return given.trace(read_trace(trace), prefill_s)
     except (TraceError, OSError, UnicodeDecodeError) as error:
         raise BenchError(f"--trace: {error}") from None
-
-
-def _extent(requests: int | None, duration_s: float | None) -> Extent:
-    if requests is not None and duration_s is not None:
-        raise BenchError("give --requests or --duration, not both")
-    if requests is None and duration_s is None:
-        duration_s = _DEFAULT_DURATION_S
-    return Extent(requests, duration_s)
-
-
-def _about(plan: BenchPlan, trace: Path | None, mix: str | None) -> dict[str, Any]:
-    workload = {"trace": None if trace is None else str(trace), "mix": mix}
-    return {"url": plan.url, "seed": plan.seed, **workload}
 
 
 def _check_writable(path: Path | None) -> None:

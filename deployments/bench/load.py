@@ -102,13 +102,9 @@ async def offer(
     asking: Asking,
     on_ended: Callable[[Ended], None] = lambda _: None,
 ) -> Offered:
-    """Send all `arrivals` at their times and wait for the last answer.
+    """Send all `arrivals`, which are in order, at their times, and wait for the last answer.
 
-    Args:
-        server: Where to.
-        arrivals: In order of arrival.
-        asking: What they have in common.
-        on_ended: Called with each request that is over.
+    `on_ended` is called with each request that is over.
     """
     start_s = time.perf_counter() + _LEAD_S
 

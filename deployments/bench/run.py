@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from deployments.bench import BenchError
@@ -15,10 +14,12 @@ from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import Goodput, Result, bisection, score
 from deployments.bench.stream import Extent, Shape, stream
-from deployments.bench.view import RunProgress, document, goodput_line, probe_line, remarks, table
+from deployments.bench.view import goodput_line, probe_line, remarks, run_progress, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from rich.console import Console
 
     from simulator.workload.arrivals import Workload
 
@@ -43,9 +44,9 @@ class BenchPlan:
     shape: Shape
     seed: int
     vocabulary: range
-    slo_headers: bool = True
-    body: dict[str, Any] = field(default_factory=dict)
-    timeout_s: float = 600.0
+    slo_headers: bool
+    body: dict[str, Any]
+    timeout_s: float
 
 
 def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, An
     console.print(table(result))
     for line in remarks(result):
         console.print(Text(line, style="yellow"))
-    return {"model": model, "rate_rps": rate_rps, **document(result)}
+    return {"model": model, "rate_rps": rate_rps, **asdict(result)}
 
 
 def run_search(
@@ -65,16 +66,14 @@ def run_search(
 
     def show(rate_rps: float, result: Result) -> None:
         console.print(Text(probe_line(rate_rps, result, wanted)))
-        probes.append({"rate_rps": rate_rps, **document(result)})
+        probes.append({"rate_rps": rate_rps, **asdict(result)})
 
     model, found, last = asyncio.run(_search(plan, bisection(*between_rps, precision), wanted, show))
     for line in remarks(last):
         console.print(Text(line, style="yellow"))
     console.print(Text(goodput_line(found, wanted), style="bold"))
-    return {"model": model, "goodput_rps": found.rate_rps, "is_bounded": found.is_bounded} | {
-        "attainment": wanted,
-        "probes": probes,
-    }
+    goodput = {"goodput_rps": found.rate_rps, "is_bounded": found.is_bounded}
+    return {"model": model, **goodput, "attainment": wanted, "probes": probes}
 
 
 async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
@@ -102,7 +101,6 @@ async def _search(
 
 
 async def _model(server: Server, wanted: str | None) -> str:
-    """The model to ask for."""
     served = await server.models()
     if wanted is None:
         if not served:
@@ -116,8 +114,7 @@ async def _model(server: Server, wanted: str | None) -> str:
 
 
 async def _probe(server: Server, model: str, plan: BenchPlan, rate_rps: float) -> Result:
-    """One run, with a bar."""
     arrivals = stream(plan.workload, rate_rps, plan.extent, plan.shape, plan.seed)
     asking = Asking(model, Prompts(plan.vocabulary), plan.slo_headers, plan.body)
-    with RunProgress(Console(stderr=True), len(arrivals)) as progress:
-        return score(await offer(server, arrivals, asking, progress.count))
+    with run_progress(len(arrivals)) as count:
+        return score(await offer(server, arrivals, asking, count))

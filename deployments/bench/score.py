@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from deployments.bench.answer import Fate
+from deployments.bench.answer import Ended, Fate, Offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from deployments.bench.answer import Ended, Offered
 
 
 _POINTS: Final = (50, 90, 99)
@@ -142,10 +140,7 @@ class Goodput:
 def bisection(low_rps: float, high_rps: float, precision: float) -> Generator[float, bool, Goodput]:
     """Search for goodput: yields the rate to try next, is sent whether it was good, returns what was found.
 
-    Args:
-        low_rps: Tried first.
-        high_rps: Tried second.
-        precision: Ends when the best good rate and the lowest bad one are so close, as a fraction.
+    It ends when the best good rate and the lowest bad one are as close as `precision`, a fraction.
     """
     if not (yield low_rps):
         return Goodput(None, is_bounded=True)

@@ -10,12 +10,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from deployments.bench import BenchError
-from simulator.workload.arrivals import assign_tiers
+from simulator.workload.arrivals import Arrival, Workload, assign_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.workload.arrivals import Arrival, Workload
     from slo.tiers import Tier
 
 
@@ -51,10 +50,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a run is: a number of requests, or the seconds in which they arrive."""
+    """How long a run is: a number of requests, or, where that is None, the seconds in which they arrive."""
 
     requests: int | None = None
-    duration_s: float | None = None
+    duration_s: float = 60.0
 
     def of(self, workload: Workload, rate_rps: float, seed: int) -> list[Arrival]:
         """The workload's first arrivals.
@@ -64,7 +63,6 @@ class Extent:
         """
         if self.requests is not None:
             return workload.stream(rate_rps, self.requests, seed)
-        assert self.duration_s is not None
         count = ceil(rate_rps * self.duration_s) + 1
         while (arrivals := workload.stream(rate_rps, count, seed))[-1].at_s < self.duration_s:
             count *= 2

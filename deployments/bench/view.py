@@ -1,49 +1,40 @@
-"""How `slackserve bench` shows a run while it goes on and when it is over, and its JSON.
+"""How `slackserve bench` shows a run while it goes on and when it is over.
 
 Owns the presentation. What the numbers are is `score`'s.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rich.console import Console
+    from collections.abc import Callable, Iterator, Mapping
 
     from deployments.bench.answer import Ended
     from deployments.bench.score import Goodput, Result, Score
 
 
-class RunProgress:
-    """A bar of the requests that are over, and how many of them were in time."""
+@contextmanager
+def run_progress(total: int) -> Iterator[Callable[[Ended], None]]:
+    """Draw a bar of the requests that the given callback is told of, and how many of them were in time."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    over = met = 0
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
 
-    def __init__(self, console: Console, total: int) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True)
-        self._task = self._bar.add_task("", total=total)
-        self._over = self._met = 0
+        def count(ended: Ended) -> None:
+            nonlocal over, met
+            over += 1
+            met += ended.is_met
+            bar.update(task, completed=over, description=f"in time {met / over:.0%}")
 
-    def __enter__(self) -> Self:
-        """Show it."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take it away."""
-        self._bar.stop()
-
-    def count(self, ended: Ended) -> None:
-        """One more request is over."""
-        self._over += 1
-        self._met += ended.is_met
-        self._bar.update(self._task, advance=1, description=f"in time {self._met / self._over:.0%}")
+        yield count
 
 
 def table(result: Result) -> Table:
@@ -127,8 +118,3 @@ def goodput_line(found: Goodput, wanted: float) -> str:
         return f"goodput at {wanted:.0%}: less than --min-rate"
     bound = "" if found.is_bounded else "at least "
     return f"goodput at {wanted:.0%}: {bound}{found.rate_rps:.3f} requests/s"
-
-
-def document(result: Result) -> dict[str, Any]:
-    """A run's result as JSON."""
-    return asdict(result)

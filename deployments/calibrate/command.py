@@ -14,6 +14,8 @@ from rich.text import Text
 from deployments.calibrate.plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
 from deployments.calibrate.profile import (
     WORST_MAPE,
+    Calibration,
+    MeasurePrefill,
     check_handoffs,
     check_prefills,
     profile_of,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from deployments.calibrate.profile import Calibration, MeasurePrefill
     from deployments.calibrate.run import Measuring
     from slo.predict.measured_on import Measurable
     from slo.predict.prediction_error import PredictionError
@@ -88,7 +89,7 @@ def _measure(
 
 
 def _shown(measuring: Measuring, status: Status) -> MeasurePrefill:
-    def prefill_s(tokens: int, context_tokens: int = 0, /) -> float:
+    def prefill_s(tokens: int, context_tokens: int) -> float:
         status.update(f"measuring a prefill of {tokens} tokens behind {context_tokens}")
         return measuring.prefill_s(tokens, context_tokens)
 

@@ -8,34 +8,25 @@ swept is `deployments.calibrate.plan`'s; the measurement itself runs in the repl
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from deployments.config import ConfigError
 from slo.files.profile import PROFILE_FORMAT, Profile, read_profile, read_whole_profile
-from slo.predict.handoff import fit_handoff
+from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample, fit_handoff
 from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
-from slo.predict.prefill_time import Fit, Sample, fit
+from slo.predict.prefill_time import Fit, PrefillPredictor, Sample, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample
     from slo.predict.measured_on import Subject
-    from slo.predict.prefill_time import PrefillPredictor
 
-
+MeasurePrefill: TypeAlias = Callable[[int, int], float]
+"""Prefills as many random tokens behind as many cached ones, and returns seconds."""
 WORST_MAPE: Final = 0.1
 """A fit with a larger mean error is not to be relied on."""
-
-
-class MeasurePrefill(Protocol):
-    """Prefills random tokens behind a cached prefix and returns seconds."""
-
-    def __call__(self, tokens: int, context_tokens: int = 0, /) -> float:
-        """Seconds of a prefill of `tokens` behind `context_tokens` whose KV is there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +45,9 @@ def sweep(
     repeats: int,
     behind: Sequence[tuple[int, int]] = (),
 ) -> Calibration:
-    """Measure each length `repeats` times after one unmeasured pass, and fit.
+    """Measure each of two or more lengths `repeats` times after one unmeasured pass, and fit.
 
-    Args:
-        measure: Prefills random tokens behind a prefix and returns seconds.
-        lengths: Prompt lengths, tokens; at least two different ones.
-        repeats: Measurements of each length, at least 1.
-        behind: (tokens, tokens of a cached prefix before them) to measure as well.
+    `behind` are (tokens, tokens of a cached prefix before them) to measure as well.
     """
     samples: list[Sample] = []
     for tokens, context in (*((tokens, 0) for tokens in lengths), *behind):
@@ -92,14 +79,10 @@ def with_handoff_s(calibration: Calibration, handoff_s: float) -> Calibration:
 def save_profile(
     path: Path, calibration: Calibration, about: dict[str, Any], kv_bytes_per_token: int = 0
 ) -> None:
-    """Write a profile as JSON.
+    """Write a profile as JSON; the directory is created.
 
-    Args:
-        path: Where to; its directory is created.
-        calibration: What was measured.
-        about: What it was measured on: the parts of a `slo.predict.measured_on.Subject`, and more for the
-            reader.
-        kv_bytes_per_token: KV bytes of one token there.
+    `about` says what it was measured on: the parts of a `slo.predict.measured_on.Subject`, and more for the
+    reader.
     """
     result, handoff = calibration.fit, calibration.handoff_fit
     values: dict[str, Any] = {
@@ -129,11 +112,7 @@ def load_profile(path: Path) -> PrefillPredictor:
 def check_prefills(
     predictor: PrefillPredictor, measure: MeasurePrefill, pairs: Sequence[tuple[int, int]]
 ) -> tuple[tuple[Sample, ...], PredictionError]:
-    """Measure prompts that the profile has not seen, each once after an unmeasured pass.
-
-    Returns:
-        The measurements, and how far the predictor is off.
-    """
+    """Measure other prompts, each once after an unmeasured pass, and how far the predictor is off."""
     samples = []
     for tokens, context in pairs:
         measure(tokens, context)
@@ -166,19 +145,9 @@ def profile_of(path: Path, subject: Subject) -> Profile:
         ConfigError: when the file cannot be read, is not a profile, or is one of something else.
     """
     profile = read_whole_profile(path, ConfigError)
-    check_subject(str(path), profile.subject, subject)
-    return profile
-
-
-def check_subject(name: str, measured: Subject, served: Subject) -> None:
-    """Refuse a profile of something else.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
-    if differences := measured.differences(served):
-        msg = (
-            f"profile: {name} was measured on something else: {', '.join(differences)}; measure this "
+    if differences := profile.subject.differences(subject):
+        raise ConfigError(
+            f"profile: {path} was measured on something else: {', '.join(differences)}; measure this "
             "deployment with `slackserve calibrate`, or leave `profile` out"
         )
-        raise ConfigError(msg)
+    return profile

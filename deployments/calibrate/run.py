@@ -28,7 +28,7 @@ class Measuring:
         measurable: Measurable = self._prefill.measurable.remote().result()
         return measurable
 
-    def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
+    def prefill_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds of a prefill behind a cached prefix.
 
         Raises:
@@ -51,5 +51,4 @@ def _answer(response: DeploymentResponse, length: str) -> Any:
     try:
         return response.result()
     except RayTaskError as error:
-        msg = f"calibrate: a prompt of {length} was refused: {error.cause}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"calibrate: a prompt of {length} was refused: {error.cause}") from None

@@ -7,6 +7,7 @@ machine's cores between the replicas of both tiers; pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,35 +30,25 @@ class CorePlan:
 def plan_cores(
     cores: Sequence[int], prefill_replicas: int, decode_replicas: int, prefill_tp: int, decode_tp: int
 ) -> CorePlan:
-    """Split `cores`: one for each worker, what is left over to the prefill workers in turn.
+    """Split `cores`, at least one: one for each worker, what is left over to the prefill workers in turn.
 
     With four cores or more, one stays free for the processes around the engines as long as every worker
-    still gets a core of its own. With fewer cores than workers they share, in turn.
-
-    Args:
-        cores: The usable cores, in order; at least one.
-        prefill_replicas: Number of prefill replicas.
-        decode_replicas: Number of decode replicas.
-        prefill_tp: Tensor-parallel ranks of each prefill replica.
-        decode_tp: Tensor-parallel ranks of each decode replica.
+    still gets a core of its own. With fewer cores than workers they share, in turn. A replica has `tp`
+    workers, one for each of its tensor-parallel ranks.
     """
     prefill_workers = prefill_replicas * prefill_tp
     workers = prefill_workers + decode_replicas * decode_tp
     usable = list(cores)
     if len(usable) >= _CORES_LEFT_FOR_OTHERS_FROM and len(usable) > workers:
         usable.pop()
-    shares: list[list[int]] = [[] for _ in range(workers)]
     if len(usable) < workers:
-        for worker, share in enumerate(shares):
-            share.append(usable[worker % len(usable)])
+        shares = [[usable[worker % len(usable)]] for worker in range(workers)]
     else:
         sizes = [1] * workers
         for extra in range(len(usable) - workers):
             sizes[extra % prefill_workers] += 1
-        start = 0
-        for share, size in zip(shares, sizes, strict=True):
-            share.extend(usable[start : start + size])
-            start += size
+        left = iter(usable)
+        shares = [list(islice(left, size)) for size in sizes]
     return CorePlan(
         prefill=_bindings(shares[:prefill_workers], prefill_tp),
         decode=_bindings(shares[prefill_workers:], decode_tp),

@@ -20,11 +20,7 @@ def allocator_environment() -> dict[str, str]:
 
 
 def cpu_environment(kv_cache_gib: int) -> dict[str, str]:
-    """Of an engine's processes on CPU.
-
-    Args:
-        kv_cache_gib: Memory for the KV cache, GiB.
-    """
+    """Of an engine's processes on CPU."""
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         # vLLM compiles its sampler with torch.compile even in eager mode; on a CPU that is a minute of C++

@@ -46,7 +46,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that is being waited for: its name, what state it is in, and whether it is done."""
+    """One thing that is being waited for."""
 
     name: str
     state: str
@@ -54,12 +54,7 @@ class Part:
 
 
 class LocalDeployment:
-    """One deployment on a Ray of its own.
-
-    Args:
-        config: What to deploy.
-        verbose: Let the logs of all processes through to this terminal.
-    """
+    """One deployment on a Ray of its own; `verbose` shows the logs of all processes on this terminal."""
 
     def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
         self._config = config
@@ -75,9 +70,7 @@ class LocalDeployment:
     def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
         """Bring everything up and return once both tiers are warm.
 
-        Args:
-            show: Called about twice a second with what is being waited for.
-            timeout_s: Longest wait.
+        `show` is called about twice a second with what is being waited for.
 
         Raises:
             ConfigError: when the configuration cannot work here.
@@ -93,17 +86,12 @@ class LocalDeployment:
                 break
             if time.monotonic() - started_s > timeout_s:
                 waiting = ", ".join(f"{part.name} ({part.state})" for part in parts if not part.done)
-                msg = f"not ready after {timeout_s:.0f} s; still waiting for {waiting}"
-                raise StartError(msg)
+                raise StartError(f"not ready after {timeout_s:.0f} s; still waiting for {waiting}")
             time.sleep(_POLL_S)
         self._processes = psutil.Process().children(recursive=True)
 
     def stop(self) -> int:
-        """Take everything down.
-
-        Returns:
-            How many processes had to be killed.
-        """
+        """Take everything down; returns how many processes had to be killed."""
         import ray  # noqa: PLC0415 - takes seconds to import
 
         processes = {*self._processes, *psutil.Process().children(recursive=True)}
@@ -164,15 +152,13 @@ class LocalDeployment:
         parts = []
         for name, deployment in app.deployments.items():
             if deployment.status.value in {"DEPLOY_FAILED", "UNHEALTHY"}:
-                msg = f"{name} failed to start:\n{deployment.message}"
-                raise StartError(msg)
+                raise StartError(f"{name} failed to start:\n{deployment.message}")
             states = {str(state): count for state, count in deployment.replica_states.items() if count}
             running, total = states.get("RUNNING", 0), sum(states.values())
             done = deployment.status.value == "HEALTHY"
             parts.append(Part(name.replace(":", " "), f"{running} of {max(total, 1)} replicas", done))
         if app.status.value == "DEPLOY_FAILED":
-            msg = f"the application failed to start:\n{app.message}"
-            raise StartError(msg)
+            raise StartError(f"the application failed to start:\n{app.message}")
         ready, state = (False, "waiting for the tiers") if not all(p.done for p in parts) else self._ready()
         return [*parts, Part("ready", state, ready)]
 

@@ -24,14 +24,9 @@ class NotRunningError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunningDeployment:
-    """A deployment that runs.
+    """A deployment that runs: the model it serves, its Ray's address, and whom to ask.
 
-    Attributes:
-        model: What it serves.
-        address: That of its Ray.
-        router: Whom to ask about the fleet.
-        prefill: Whom to ask about prefills.
-        find_monitor: Returns the SLO monitor's actor handle, or raises; None when nobody shall be asked.
+    `find_monitor` returns the SLO monitor's actor handle, or raises; None when nobody shall be asked.
     """
 
     model: str

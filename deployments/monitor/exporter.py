@@ -13,14 +13,13 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from telemetry import catalogue
-from telemetry.catalogue import MetricKind
+from telemetry.catalogue import Metric, MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from slo.monitor.attainment import Attainment, Series
     from slo.monitor.core import MonitorCore, MonitorState
-    from telemetry.catalogue import Metric
 
     Sample = tuple[Metric, tuple[str, ...], float]
 
@@ -28,12 +27,7 @@ _LOGGER: Final = logging.getLogger("slackserve.monitor")
 
 
 class Exporter:
-    """Serves the latest series under `/metrics`.
-
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; 0 exports nothing.
-    """
+    """Serves the latest series under `/metrics`; port 0 exports nothing."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host

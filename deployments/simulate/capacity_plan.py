@@ -22,11 +22,7 @@ _PLOT_IN = 9.2
 
 
 def make_plan(config: Path, console: Console, json_file: Path | None, report: Path | None) -> None:
-    """Plan the fleet in a file, print the plan, and write what was asked for.
-
-    Raises:
-        SimulateError: when the file cannot be used.
-    """
+    """Plan the fleet in a file, print the plan, and write what was asked for."""
     try:
         fleet = load_fleet(config)
         setup, demand = fleet.setup(), fleet.demand()

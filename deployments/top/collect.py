@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from rich.live import Live
 
 from deployments.local.launcher import ROUTER_NAME
-from deployments.local.running import NotRunningError
+from deployments.local.running import NotRunningError, RunningDeployment
 from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from deployments.local.running import RunningDeployment
 
 _Question: TypeAlias = Callable[[], Awaitable[Any]]
 

@@ -35,15 +35,7 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """A decode replica, as it has reported itself to the router.
-
-    Attributes:
-        replica: Its id.
-        reports: Whether it reports as often as it should.
-        silent_s: Seconds since its last report.
-        running: Requests that it had then.
-        kv_usage: Fraction of its KV blocks that were in use then.
-    """
+    """A decode replica: as a `PrefillRow`, with the requests that it had when it last reported."""
 
     replica: str
     reports: bool

@@ -26,13 +26,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, name: str, work: Coroutine[Any, Any, Any], **fields: Any) -> None:
-        """Start `work` outside the current request.
-
-        Args:
-            name: What it does, for the log.
-            work: Cancelled after `TIMEOUT_S`.
-            fields: What the log says about it.
-        """
+        """Start `work` outside the current request, for `TIMEOUT_S` at most; the rest is for the log."""
         running = asyncio.get_running_loop().create_task(
             self._guard(name, work, fields), context=contextvars.Context()
         )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from slo.monitor.messages import MonitorReport
-from slo.monitor.policy import UNSTEERED, newer_of
+from slo.monitor.messages import MonitorAnswer, MonitorReport, Role, Seen
+from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from telemetry import logs
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from slo.monitor.directives import PreemptDirective
-    from slo.monitor.messages import MonitorAnswer, Role, Seen
-    from slo.monitor.policy import ClusterPolicy
     from slo.monitor.settings import MonitorSettings
     from telemetry.instruments import Instruments
 
@@ -70,11 +68,8 @@ class Participant:
 class MonitorClient:
     """Reports every `interval_s` and follows what comes back.
 
-    Args:
-        participant: Who reports.
-        instruments: Must have `METRICS`.
-        find: Returns the monitor's actor handle, or raises; called in a thread of its own.
-        interval_s: Time between two reports.
+    `instruments` must have `METRICS`. `find` returns the monitor's actor handle, or raises; it is called in a
+    thread of its own.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ _LAST_S = 1.0
 
 
 class Reporter:
-    """Sends `report()` through `send` whenever `changed` is called, and at least every heartbeat.
-
-    Args:
-        report: Makes the report to send, at the moment of sending.
-        send: Delivers one report to the router.
-    """
+    """Sends `report()`, made at the moment of sending, when `changed` was called, and at every heartbeat."""
 
     def __init__(self, report: Callable[[], Any], send: Callable[[Any], Awaitable[Any]]) -> None:
         self._report = report

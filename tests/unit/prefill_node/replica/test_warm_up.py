@@ -110,16 +110,16 @@ class FakePrefill:
         return None if self.prefill_s is None else ({"remote": "here"}, self.prefill_s)
 
 
-def handoff_probe(engine, prefill):
-    from decode_node.handoff_probe import HandoffProbe
+async def handoff(engine, prefill, tokens):
+    from decode_node.handoff_probe import measure_handoff
 
     backend = SimpleNamespace(prepare_prefill_request=lambda request, peer: request)
-    return HandoffProbe(engine, "m", prefill, backend)
+    return await measure_handoff(engine, "m", prefill, backend, tokens)
 
 
 async def test_a_handoff_is_all_of_the_way_but_the_prefill():
     engine, prefill = FakeEngine(tokens=4, step_s=0.02), FakePrefill(prefill_s=0.05)
-    sample = await handoff_probe(engine, prefill).measure(300)
+    sample = await handoff(engine, prefill, 300)
     assert sample.tokens == 300
     assert 0.01 < sample.handoff_s < 0.2
     assert 0.015 < sample.step_s < 0.2
@@ -130,4 +130,4 @@ async def test_a_handoff_is_all_of_the_way_but_the_prefill():
 
 async def test_a_handoff_that_prefill_refuses_is_an_error():
     with pytest.raises(RuntimeError, match="refused"):
-        await handoff_probe(FakeEngine(), FakePrefill(None)).measure(5)
+        await handoff(FakeEngine(), FakePrefill(None), 5)
