@@ -1,6 +1,7 @@
 """A deployment with four tiers of its own: served, refused, measured and shown by their names."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -72,9 +73,11 @@ def ask(deployment, tier=None, service_tier=None, tenant="acme"):
     return answer.headers
 
 
-def top(*arguments):
+def top(served, *arguments):
     command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    environment = os.environ | {"RAY_ADDRESS": served.ray_address(), "RAY_AUTH_MODE": "token"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    return done.stdout
 
 
 def scraped(port):
@@ -123,7 +126,7 @@ def test_a_tenant_is_served_up_to_its_highest_tier(served):
 
 def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     def shown():
-        return json.loads(top("--json"))
+        return json.loads(top(served, "--json"))
 
     for tier in TIERS:
         assert_soon(lambda tier=tier: served.metric("slackserve_requests_total", tier=tier) >= 1, 30)
@@ -140,6 +143,6 @@ def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     assert 'slackserve_monitor_placements_total{decision="placed",tier="image"}' in text
     assert "premium" not in text
     rows = [
-        line.split()[0] for line in top("--once").splitlines() if "%" in line and line.split()[0] in TIERS
+        line.split()[0] for line in top(served, "--once").splitlines() if "%" in line and line.split()[0] in TIERS
     ]
     assert rows[-4:] == list(TIERS)

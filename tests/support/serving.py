@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+import psutil
 import yaml
 
 from benchmarks.engines.local_server import serve_until_ready
@@ -36,6 +37,16 @@ class Deployment:
 
     def fleet(self) -> dict:
         return get_json(f"{self.url}/ready")["fleet"]
+
+    def ray_address(self) -> str:
+        """Of its own Ray, as `RAY_ADDRESS` takes it: other deployments may run on the machine."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            command = " ".join(process.cmdline())
+            port = re.search(r"--gcs_server_port=(\d+)", command)
+            host = re.search(r"--node-ip-address=(\S+)", command)
+            if port and host:
+                return f"{host[1]}:{port[1]}"
+        raise AssertionError("no Ray runs below the deployment")
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric over all series that carry `labels`, as Prometheus would scrape it."""
