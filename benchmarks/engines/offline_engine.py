@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from deployments.local.cpu_environment import cpu_environment
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 
@@ -123,6 +122,8 @@ def _prepare(cores: str | None, *, is_gpu: bool) -> None:
     """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
     os.environ |= _ENVIRONMENT
     if not is_gpu:
+        from deployments.local.engine_start import cpu_environment
+
         os.environ |= cpu_environment(kv_cache_gib=1)
         if cores is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)

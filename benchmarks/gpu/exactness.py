@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from benchmarks.report import quantiles
 if TYPE_CHECKING:
     import random
 
-    from benchmarks.gpu.decoder import Decoder
     from benchmarks.gpu.device import Device
     from benchmarks.gpu.variants import Fitted, Variant
     from prefill_node.worker.checkpoint import Checkpoint
@@ -51,19 +49,6 @@ class StopAt:
         self._board.vote_timed_out(rank)
 
 
-@dataclass(frozen=True, slots=True)
-class PassOutcome:
-    """What a pass left behind: logits, and the keys and values of all layers."""
-
-    logits: torch.Tensor
-    kv: tuple[torch.Tensor, ...]
-
-    def equals(self, other: PassOutcome) -> bool:
-        """Bit by bit."""
-        pairs = zip((self.logits, *self.kv), (other.logits, *other.kv), strict=True)
-        return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
 def exactness(
     bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, max_stops: int, rng: random.Random
 ) -> dict[str, Any]:
@@ -78,11 +63,13 @@ def exactness(
     bench.use(fitted)
     differing, largest_bytes = [], 0
     for boundary in chosen:
-        _poison(prompt)
+        for layer in prompt.cache.layers:
+            layer.fill_(float("nan"))
         checkpoint = _stop(bench, fitted, prompt, boundary)
         bench.run(fitted, other)
         largest_bytes = max(largest_bytes, checkpoint.size_bytes)
-        if not _outcome(bench, fitted, prompt, checkpoint).equals(expected):
+        outcome = _outcome(bench, fitted, prompt, checkpoint)
+        if not all(map(torch.equal, outcome, expected)):
             differing.append(boundary)
     limit = 2 * len(prompt) * bench.decoder.shape.hidden * bench.decoder.embed_tokens.element_size()
     return {
@@ -115,13 +102,12 @@ def resume_overhead(
         bench.run(fitted, prompt, checkpoint)
         bench.device.wait()
         added.append((time.perf_counter() - started_s - whole_s) * 1e3)
-    quartiles = quantiles(added, 25, 75)
     return {
         "variant": fitted.variant.name,
         "tokens": len(prompt),
         "repeats": len(added),
         "added_ms": statistics.median(added),
-        "quartiles_ms": [*quartiles.values()],
+        "quartiles_ms": [*quantiles(added, 25, 75).values()],
     }
 
 
@@ -137,7 +123,7 @@ def against_float64(
         return None
     prompt = bench.prompt("small", 300)
     reference = exact(prompt.tokens, KVCache(exact, len(prompt)))
-    undisturbed = _error(_bare_logits(decoder, prompt), reference)
+    undisturbed = _error(decoder(prompt.tokens, prompt.cache), reference)
     bench.warm_up([fitted], prompt)
     bench.use(fitted)
     errors = [
@@ -145,10 +131,6 @@ def against_float64(
         for boundary in range(fitted.count)
     ]
     return {"variant": variant.name, "undisturbed": undisturbed, "stopped_most": max(errors)}
-
-
-def _bare_logits(decoder: Decoder, prompt: Prompt) -> torch.Tensor:
-    return decoder(prompt.tokens, prompt.cache)
 
 
 def _error(given: torch.Tensor, reference: torch.Tensor) -> float:
@@ -171,12 +153,8 @@ def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkp
 
 def _outcome(
     bench: Bench, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None
-) -> PassOutcome:
+) -> list[torch.Tensor]:
+    """What a whole pass leaves behind: logits, and the keys and values of all layers."""
     logits, stop = bench.run(fitted, prompt, resume)
     assert stop is None
-    return PassOutcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
-
-
-def _poison(prompt: Prompt) -> None:
-    for layer in prompt.cache.layers:
-        layer.fill_(float("nan"))
+    return [each.clone() for each in (logits, *prompt.cache.layers)]

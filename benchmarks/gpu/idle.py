@@ -32,13 +32,7 @@ def idle_overhead(
 ) -> list[dict[str, Any]]:
     """A row for each variant, and one for the bare decoder against itself.
 
-    Args:
-        bench: The decoder.
-        variants: What is compared with it.
-        prompt: What is computed.
-        rounds: At most so many.
-        limit_s: No round is begun after so many seconds; one is done in any case.
-        rng: Draws the order.
+    There are at most `rounds`; after `limit_s` none but the first is begun.
     """
     contenders: dict[str, Fitted | None] = {BARE: None, BARE_AGAIN: None}
     contenders |= {fitted.variant.name: fitted for fitted in variants}
@@ -50,15 +44,15 @@ def idle_overhead(
         for name in rng.sample(sorted(contenders), len(contenders)):
             bench.use(contenders[name])
             times[name].append(bench.seconds(contenders[name], prompt))
-    return [_row(name, len(prompt), times[name], times[BARE]) for name in contenders if name != BARE]
-
-
-def _row(name: str, tokens: int, own: list[float], bare: list[float]) -> dict[str, Any]:
-    return {
-        "variant": name,
-        "tokens": tokens,
-        "rounds": len(own),
-        "bare_ms": statistics.median(bare) * 1e3,
-        "ms": statistics.median(own) * 1e3,
-        **overhead(own, bare),
-    }
+    return [
+        {
+            "variant": name,
+            "tokens": len(prompt),
+            "rounds": len(own),
+            "bare_ms": statistics.median(times[BARE]) * 1e3,
+            "ms": statistics.median(own) * 1e3,
+            **overhead(own, times[BARE]),
+        }
+        for name, own in times.items()
+        if name != BARE
+    ]

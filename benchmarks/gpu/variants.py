@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.decoder import Decoder
     from benchmarks.gpu.device import Device
-    from prefill_node.worker.boundary import Boundaries
     from prefill_node.worker.checkpoint import Checkpoint
     from prefill_node.worker.forward import Signal, Stop
 
@@ -86,17 +85,12 @@ class AllReduceSync:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A variant, wrapped around a decoder's modules."""
+    """A variant, wrapped around a decoder's modules; `count` are the boundaries of a pass."""
 
     variant: Variant
     forward: Forward
-    boundaries: Boundaries
+    count: int
     wrappers: tuple[tuple[Any, Callable[..., Any]], ...]
-
-    @property
-    def count(self) -> int:
-        """Boundaries of a pass."""
-        return self.boundaries.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +141,26 @@ class Bench:
             for module in self.decoder.modules()
             if "forward" in vars(module)
         )
-        self.bare()
-        return (
-            Fitted(variant, forward, boundaries, wrappers)
-            if boundaries.granularity == variant.granularity
-            else None
-        )
-
-    def bare(self) -> None:
-        """The decoder without boundaries."""
-        for module in self.decoder.modules():
-            vars(module).pop("forward", None)
+        self.use(None)
+        is_so_fine = boundaries.granularity == variant.granularity
+        return Fitted(variant, forward, boundaries.count, wrappers) if is_so_fine else None
 
     def use(self, fitted: Fitted | None) -> None:
         """The decoder with a variant's boundaries, or without any."""
-        self.bare()
+        for module in self.decoder.modules():
+            vars(module).pop("forward", None)
         if fitted is not None:
             for module, wrapper in fitted.wrappers:
                 module.forward = wrapper
 
     def run(
-        self, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None, first: Any = None
+        self,
+        fitted: Fitted | None,
+        prompt: Prompt,
+        resume: Checkpoint | None = None,
+        *,
+        step_id: int | None = None,
+        first: Any = None,
     ) -> tuple[torch.Tensor, Stop | None]:
         """One pass as a step of its own; the device may still be at it when this returns.
 
@@ -175,6 +168,7 @@ class Bench:
             fitted: The variant in use; None for the bare decoder.
             prompt: What is computed.
             resume: The checkpoint to go on from.
+            step_id: The step's number; by default the next.
             first: Recorded when the pass's first kernel has been launched.
 
         Returns:
@@ -182,7 +176,7 @@ class Bench:
         """
         if fitted is not None:
             rows = ((prompt.name, len(prompt)),)
-            fitted.forward.begin(next(self.steps), lambda: rows, resume)
+            fitted.forward.begin(step_id or next(self.steps), lambda: rows, resume)
         stop = None
         try:
             hidden = self.decoder.embed(prompt.tokens)
