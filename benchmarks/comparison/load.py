@@ -45,15 +45,7 @@ class PrioritisedAsking(Asking):
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm at one load in one round.
-
-    Attributes:
-        load: Fraction of the capacity.
-        urgent: Attainment of urgent requests.
-        long: The same of long ones.
-        overall: The same of all.
-        prompt_tokens_ps: Of answered requests, until the last of them was answered.
-    """
+    """One arm in one round at one load, a fraction of the capacity: attainment by kind, and what else was."""
 
     arm: str
     round: int

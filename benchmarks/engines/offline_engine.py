@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.engines.bare_worker.BareableWorker"
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -102,6 +105,12 @@ def async_engine(
     finally:
         if board is not None:
             board.close()
+
+
+def in_own_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function in a process that ends after it: vLLM and its threads do not leave one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
 
 
 def prefill_s(llm: Any, prompt: list[int]) -> float:

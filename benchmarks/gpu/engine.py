@@ -16,12 +16,11 @@ import random
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.engines.offline_engine import in_own_process
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
 from benchmarks.report import Measurements, overhead, print_rows, summary
@@ -302,8 +301,7 @@ def main() -> None:
         print(_run(arms[0], *asked))
         return
     for arm in arms:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            print(process.submit(_run, arm, *asked).result())
+        print(in_own_process(_run, arm, *asked))
 
 
 def _run(name: str, *asked: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,33 +27,21 @@ _PAGE_BYTES = 4096
 """What a checkpoint may keep beside its rows: placeholders of what is not needed again."""
 
 
+@dataclass(frozen=True, slots=True)
 class StopAt:
-    """Stands between the forward pass and the board, and orders a stop at a boundary itself."""
+    """A vote for a stop at one boundary."""
 
-    def __init__(self, board: Signal) -> None:
-        self._board = board
-        self.boundary: int | None = None
-        self._target = 0
+    boundary: int
 
-    def reach(self, rank: int, step_id: int, boundary: int) -> None:
-        """Publish it; order the stop if this is where."""
-        self._board.reach(rank, step_id, boundary)
-        if boundary == self.boundary:
-            self._target, self.boundary = step_id, None
-
-    def is_target(self, step_id: int) -> bool:
-        """Whether the script has ordered it."""
-        return self._target == step_id
-
-    def vote_timed_out(self, rank: int) -> None:
-        """Publish it."""
-        self._board.vote_timed_out(rank)
+    def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - the protocol
+        """Whether this is where."""
+        return boundary == self.boundary
 
 
 def exactness(
     bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, max_stops: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Stop at each boundary, or at `most` random ones, run another prompt, go on, and compare bit by bit.
+    """Stop at each boundary, or at `max_stops` random ones, run another prompt, go on, compare bit by bit.
 
     The layers that run after the stop must write the keys and values again: the cache is poisoned before.
     """
@@ -139,13 +128,12 @@ def _error(given: torch.Tensor, reference: torch.Tensor) -> float:
 
 def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkpoint:
     """Stop a fresh pass at a boundary."""
-    forward, board = fitted.forward, fitted.forward.signal
-    forward.signal = script = StopAt(board)
-    script.boundary = boundary
+    forward, votes = fitted.forward, fitted.forward.votes
+    forward.votes = StopAt(boundary)
     try:
         _, stop = bench.run(fitted, prompt)
     finally:
-        forward.signal = board
+        forward.votes = votes
     assert stop is not None
     assert stop.checkpoint.boundary <= boundary
     return stop.checkpoint

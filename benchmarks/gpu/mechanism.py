@@ -26,10 +26,9 @@ import torch
 from benchmarks.gpu.decoder import fast_attention, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.exactness import against_float64, exactness, resume_overhead
-from benchmarks.gpu.idle import idle_overhead
 from benchmarks.gpu.operator_times import time_operators, time_passes, write_operators, write_profile
 from benchmarks.gpu.stops import stop_latencies, stopping, urgent_alone
-from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant, idle_overhead
 from benchmarks.report import Measurements, print_rows, print_table
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import BoundaryLevel

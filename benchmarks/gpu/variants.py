@@ -1,12 +1,14 @@
 """What is compared: where a pass can stop, how far the host may run ahead, and how peers check.
 
-Owns the passes of a decoder with one variant's boundaries or with none. The boundaries, the vote, the
+Owns the passes of a decoder with one variant's boundaries or with none, and what boundaries cost that never
+stop anything. The boundaries, the vote, the
 launch-ahead and the checkpoint are the servers'; the two baselines replace one of them each.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu.decoder import KVCache
+from benchmarks.report import overhead
 from prefill_node.worker.boundary import BoundaryLevel, install
 from prefill_node.worker.forward import Forward
 from prefill_node.worker.launch_ahead import EventBound, HostOnly
 from prefill_node.worker.vote import SoleVote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import random
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from prefill_node.worker.forward import Signal, Stop
 
 UNBOUNDED = 0
+BARE = "bare"
+BARE_AGAIN = "bare again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +206,41 @@ class Bench:
         for each in [None, *fitted]:
             self.use(each)
             self.seconds(each, prompt)
+
+
+def idle_overhead(
+    bench: Bench,
+    variants: Sequence[Fitted],
+    prompt: Prompt,
+    rounds: int,
+    limit_s: float,
+    rng: random.Random,
+) -> list[dict[str, Any]]:
+    """A row for each variant, and one for the bare decoder against itself.
+
+    Every variant and the bare decoder prefill the same prompt once in each round, in random order; a ratio is
+    of two passes of one round. The bare decoder runs twice, so that the table also says how much is noise.
+    There are at most `rounds`; after `limit_s` none but the first is begun.
+    """
+    contenders: dict[str, Fitted | None] = {BARE: None, BARE_AGAIN: None}
+    contenders |= {fitted.variant.name: fitted for fitted in variants}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    until_s = time.monotonic() + limit_s
+    for done in range(rounds):
+        if done and time.monotonic() > until_s:
+            break
+        for name in rng.sample(sorted(contenders), len(contenders)):
+            bench.use(contenders[name])
+            times[name].append(bench.seconds(contenders[name], prompt))
+    return [
+        {
+            "variant": name,
+            "tokens": len(prompt),
+            "rounds": len(own),
+            "bare_ms": statistics.median(times[BARE]) * 1e3,
+            "ms": statistics.median(own) * 1e3,
+            **overhead(own, times[BARE]),
+        }
+        for name, own in times.items()
+        if name != BARE
+    ]
