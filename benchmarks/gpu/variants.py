@@ -1,8 +1,8 @@
 """What is compared: where a pass can stop, how far the host may run ahead, and how peers check.
 
 Owns the passes of a decoder with one variant's boundaries or with none, and what boundaries cost that never
-stop anything. The boundaries, the vote, the
-launch-ahead and the checkpoint are the servers'; the two baselines replace one of them each.
+stop anything. The boundaries, the vote, the launch-ahead and the checkpoint are the servers'; the two
+baselines replace one of them each.
 """
 
 from __future__ import annotations
