@@ -126,17 +126,27 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         print("  ".join(cells), flush=True)
 
 
-def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table with a column for each key of the rows, and for each key of the mappings among their values."""
+def print_rows(
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | None = None
+) -> None:
+    """A table of rows, in which values may be mappings.
+
+    By the name of a column `columns` has what is in it, such as `idle_ms.p50`; without, there is a column for
+    each key of the rows and of the mappings.
+    """
     if not rows:
         return
-    flat = []
-    for row in rows:
-        cells: dict[str, Any] = {}
-        for name, value in row.items():
-            cells |= value if isinstance(value, dict) else {name: value}
-        flat.append(cells)
-    shown = [
-        [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in flat
-    ]
-    print_table(title, [*flat[0]], shown)
+    if columns is not None:
+        paths = {name: path.split(".") for name, path in columns.items()}
+    else:
+        paths = {name: [name] for name, value in rows[0].items() if not isinstance(value, dict)}
+        nested = {name: value for name, value in rows[0].items() if isinstance(value, dict)}
+        paths |= {key: [name, key] for name, value in nested.items() for key in value}
+    shown = [[_cell(row, path) for path in paths.values()] for row in rows]
+    print_table(title, [*paths], shown)
+
+
+def _cell(value: Any, path: Sequence[str]) -> str:
+    for key in path:
+        value = value.get(key, "-")
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -6,25 +6,22 @@ KV cache each, no waiting for a batch of the stream, and the same environment.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import yaml
 
-from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready
+from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready, start_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PORT = 18441
 MODEL_LEN = 8192
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,9 @@ def running(arm: ServerArm, directory: Path) -> Iterator[RunningServer]:
         if arm.stock is None:
             _start_ours(arm, log, directory)
         else:
-            _start_stock(arm.stock, log)
+            command = ["benchmarks.comparison.stock_server", "--port", str(PORT)]
+            command += ["--max-model-len", str(MODEL_LEN), *arm.stock]
+            start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, environment())
         yield RunningServer(log, time.monotonic() - started_s)
     finally:
         _end_children()
@@ -149,19 +148,3 @@ def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
     config = directory / f"{arm.name}.yaml"
     config.write_text(yaml.safe_dump(settings))
     serve_until_ready(log, PORT, "--config", str(config), "--verbose")
-
-
-def _start_stock(arguments: tuple[str, ...], log: Path, within_s: float = 400) -> None:
-    command = [sys.executable, "-m", "benchmarks.comparison.stock_server", "--port", str(PORT)]
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        [*command, "--max-model-len", str(MODEL_LEN), *arguments],
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        cwd=_ROOT,
-        env=environment(),
-    )
-    deadline_s = time.monotonic() + within_s
-    while "\nready\n" not in log.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise RuntimeError(f"the server did not come up:\n{log.read_text()[-6000:]}")
-        time.sleep(0.5)

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.engines.local_server import logged
@@ -43,24 +44,8 @@ class PrioritisedAsking(Asking):
 
 
 @dataclass(frozen=True)
-class LoadLevel:
-    """A fraction of the capacity, and the prompt tokens per second that it is."""
-
-    fraction: float
-    tokens_ps: float
-
-
-@dataclass(frozen=True)
 class ArmRun:
-    """One arm at one load in one round.
-
-    Attributes:
-        load: Fraction of the capacity.
-        urgent: Attainment of urgent requests.
-        long: The same of long ones.
-        overall: The same of all.
-        prompt_tokens_ps: Of answered requests, until the last of them was answered.
-    """
+    """One arm in one round at one load, a fraction of the capacity: attainment by kind, and what else was."""
 
     arm: str
     round: int
@@ -82,22 +67,9 @@ class ArmRun:
 
 def mix(urgent_ms: float, long_ms: float) -> Mix:
     """Urgent short prompts among long ones."""
-    urgent = Kind(
-        URGENT_SHARE,
-        mean_tokens=0,
-        ttft_s=urgent_ms / 1e3,
-        tier=PREMIUM,
-        output_tokens=OUTPUT_TOKENS,
-        range_tokens=URGENT_TOKENS,
-        is_uniform=True,
-    )
-    long = replace(
-        urgent,
-        share=1 - URGENT_SHARE,
-        ttft_s=long_ms / 1e3,
-        tier=STANDARD,
-        range_tokens=LONG_TOKENS,
-    )
+    kind = partial(Kind, mean_tokens=0, output_tokens=OUTPUT_TOKENS, is_uniform=True)
+    urgent = kind(URGENT_SHARE, ttft_s=urgent_ms / 1e3, tier=PREMIUM, range_tokens=URGENT_TOKENS)
+    long = kind(1 - URGENT_SHARE, ttft_s=long_ms / 1e3, tier=STANDARD, range_tokens=LONG_TOKENS)
     return Mix({"urgent": urgent, "long": long})
 
 
@@ -108,15 +80,15 @@ def mean_tokens(of: Mix) -> float:
 
 def ask(arm: ServerArm, server: RunningServer, arrivals: list[Arrival]) -> Offered:
     """Offer a stream of requests."""
-    return asyncio.run(_ask(arm, server.url, arrivals))
 
+    async def asked() -> Offered:
+        async with connected(server.url, None, _TIMEOUT_S) as target:
+            models = await target.models()
+            assert models
+            asking = PrioritisedAsking if arm.is_prioritised else Asking
+            return await offer(target, arrivals, asking(models[0], Prompts(VOCABULARY)))
 
-async def _ask(arm: ServerArm, url: str, arrivals: list[Arrival]) -> Offered:
-    async with connected(url, None, _TIMEOUT_S) as target:
-        models = await target.models()
-        assert models
-        asking = PrioritisedAsking if arm.is_prioritised else Asking
-        return await offer(target, arrivals, asking(models[0], Prompts(VOCABULARY)))
+    return asyncio.run(asked())
 
 
 def alone_ms(
@@ -180,26 +152,23 @@ def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> list[Arriva
 
 
 def run_at(
-    arm: ServerArm, server: RunningServer, of: Mix, load: LoadLevel, number: int, seconds: float
+    arm: ServerArm, server: RunningServer, arrivals: list[Arrival], number: int, load: float, tokens_ps: float
 ) -> ArmRun:
-    """One run. The same load in the same round is the same stream."""
-    seed = SEED + 1000 * (number + 1) + round(100 * load.fraction)
-    arrivals = offered(of, load.tokens_ps, seconds, seed)
+    """One run in a round, at a load, which is so many prompt tokens per second."""
     server.new_log()
     result = score(ask(arm, server, arrivals))
-    scores = {name: result.kinds.get(name) for name in of.kinds}
-    overall = result.overall
+    overall, kinds = result.overall, result.kinds
+    in_time = {name: kinds[name].attainment if name in kinds else 1.0 for name in ("urgent", "long")}
     return ArmRun(
         arm=arm.name,
         round=number,
-        load=load.fraction,
-        offered_tokens_ps=load.tokens_ps,
-        requests={name: 0 if part is None else part.requests for name, part in scores.items()},
-        urgent=1.0 if scores["urgent"] is None else scores["urgent"].attainment,
-        long=1.0 if scores["long"] is None else scores["long"].attainment,
+        load=load,
+        offered_tokens_ps=tokens_ps,
+        requests={name: kinds[name].requests if name in kinds else 0 for name in in_time},
+        **in_time,
         overall=overall.attainment,
-        ttft_ms={name: dict(part.ttft_ms) for name, part in result.kinds.items()},
-        tpot_ms={name: dict(part.tpot_ms) for name, part in result.kinds.items()},
+        ttft_ms={name: dict(part.ttft_ms) for name, part in kinds.items()},
+        tpot_ms={name: dict(part.tpot_ms) for name, part in kinds.items()},
         prompt_tokens_ps=overall.prompt_tokens_ps,
         wall_s=result.wall_s,
         preemptions=len(logged(server.new_log(), "prefill_stopped", "stop_ms")),

@@ -109,8 +109,10 @@ class Comparison:
     def _run(
         self, arm: ServerArm, server: RunningServer, fraction: float, number: int, seconds: float
     ) -> load.ArmRun:
-        wanted = load.LoadLevel(fraction, fraction * self._capacity_ps)
-        run = load.run_at(arm, server, self._mix, wanted, number, seconds)
+        tokens_ps = fraction * self._capacity_ps
+        seed = load.SEED + 1000 * (number + 1) + round(100 * fraction)  # so that all arms get the same
+        arrivals = load.offered(self._mix, tokens_ps, seconds, seed)
+        run = load.run_at(arm, server, arrivals, number, fraction, tokens_ps)
         _console.print(
             f"  load {fraction:g}: urgent {run.urgent:.0%} of {run.requests['urgent']}, long {run.long:.0%} "
             f"of {run.requests['long']} in time, {run.prompt_tokens_ps:.0f} prompt tokens/s, "
@@ -149,9 +151,7 @@ def _listed(times_ms: list[float]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240, help="of arrivals at each load")
     parser.add_argument(

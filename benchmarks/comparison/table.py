@@ -29,15 +29,9 @@ def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
             if same:
                 row: dict[str, Any] = {"load": load, "arm": arm, "rounds": len(same)}
                 row |= {name: spread([getattr(run, name) for run in same]) for name in _MEASURED}
-                row["urgent_ttft_p50_ms"] = spread(
-                    [run.ttft_ms.get("urgent", {}).get("p50", 0.0) for run in same]
-                )
-                row["urgent_ttft_p90_ms"] = spread(
-                    [run.ttft_ms.get("urgent", {}).get("p90", 0.0) for run in same]
-                )
-                row["long_ttft_p50_ms"] = spread(
-                    [run.ttft_ms.get("long", {}).get("p50", 0.0) for run in same]
-                )
+                for kind, point in (("urgent", "p50"), ("urgent", "p90"), ("long", "p50")):
+                    ttfts_ms = [run.ttft_ms.get(kind, {}).get(point, 0.0) for run in same]
+                    row[f"{kind}_ttft_{point}_ms"] = spread(ttfts_ms)
                 row["unserved"] = sum(sum(run.refused.values()) + sum(run.failed.values()) for run in same)
                 found.append(row)
     return found
@@ -57,28 +51,24 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if OURS not in here or not stock:
             continue
         best = max(stock, key=lambda row: row["urgent"]["median"])
-        ours = here[OURS]
-        throughput = ours["prompt_tokens_ps"]["median"] / best["prompt_tokens_ps"]["median"] - 1
-        is_asked = best["urgent"]["median"] <= TARGET_STOCK
+        ours_urgent, best_urgent = here[OURS]["urgent"]["median"], best["urgent"]["median"]
+        throughput = here[OURS]["prompt_tokens_ps"]["median"] / best["prompt_tokens_ps"]["median"] - 1
+        is_asked = best_urgent <= TARGET_STOCK
         found.append(
             {
                 "load": load,
                 "best_stock": best["arm"],
-                "best_stock_urgent": best["urgent"]["median"],
-                "ours_urgent": ours["urgent"]["median"],
-                "ratio": _ratio(ours["urgent"]["median"], best["urgent"]["median"]),
+                "best_stock_urgent": best_urgent,
+                "ours_urgent": ours_urgent,
+                "ratio": ours_urgent / best_urgent if best_urgent else None,
                 "throughput_difference": throughput,
                 "stock_at_most_45_percent": is_asked,
                 "target_met": is_asked
-                and ours["urgent"]["median"] >= TARGET_RATIO * best["urgent"]["median"]
+                and ours_urgent >= TARGET_RATIO * best_urgent
                 and throughput >= -TARGET_THROUGHPUT,
             }
         )
     return found
-
-
-def _ratio(ours: float, stock: float) -> float | None:
-    return ours / stock if stock else None
 
 
 _COLUMNS = (

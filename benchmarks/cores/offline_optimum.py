@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from benchmarks.report import write
+from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
 from simulator.study.goodput import Experiment, enclosed
 from simulator.study.presets import PRESETS, on_trace
@@ -179,27 +177,23 @@ def main() -> None:
         arms = {name: [pool.submit(arm_rps, experiment, name, *case) for case in cases] for name in COMPARED}
         optimum = [future.result() for future in best]
         reached = {name: [future.result() for future in futures] for name, futures in arms.items()}
-    table = Table("in time", "seed", "optimum", *COMPARED, title=f"{preset.title}, {count} requests")
-    rows = []
-    for position, (seed, level, _) in enumerate(cases):
-        bound_rps, proven = optimum[position]
-        rates = {name: reached[name][position] for name in COMPARED}
-        rows.append(
-            {"level": level, "seed": seed, "optimum_rps": bound_rps, "proven": proven, "arms_rps": rates}
-        )
-        shown = [f"{rate:.2f} ({rate / bound_rps:.0%})" for rate in rates.values()]
-        table.add_row(f"{level:.0%}", str(seed), f"{bound_rps:.2f}{'' if proven else ' (bound)'}", *shown)
-    Console().print(table)
+    rows = [
+        {
+            "level": level,
+            "seed": seed,
+            "optimum_rps": bound_rps,
+            "proven": proven,
+            "arms_rps": {name: reached[name][position] for name in COMPARED},
+        }
+        for position, ((seed, level, _), (bound_rps, proven)) in enumerate(zip(cases, optimum, strict=True))
+    ]
+    print_rows(f"{preset.title}, {count} requests", rows)
     for level in LEVELS:
         for name in COMPARED:
             parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
             print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
-    print(
-        write(
-            f"offline_optimum_{preset.name.replace('@', '_')}",
-            {"preset": preset.name, "requests": count, "rows": rows},
-        )
-    )
+    name = f"offline_optimum_{preset.name.replace('@', '_')}"
+    print(write(name, {"preset": preset.name, "requests": count, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -102,14 +102,13 @@ def _weighted(run: Run) -> float:
 
 def described(case: RulesCase) -> dict[str, Any]:
     """The columns that say what was simulated."""
-    rules = case.rules
-    policy = "-" if rules.mode is PreemptionMode.OFF else rules.policy.value
+    mode, policy = case.rules.mode, case.rules.policy
     return {
         "burst": case.burst,
         "load": case.load,
         "order": case.order.value,
-        "mode": rules.mode.value,
-        "policy": policy,
+        "mode": mode.value,
+        "policy": "-" if mode is PreemptionMode.OFF else policy.value,
     }
 
 

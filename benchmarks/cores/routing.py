@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
@@ -55,18 +57,9 @@ LOOKS: Final = (
     ("#56b4e9", ":", "^"),
     ("#3d4852", ":", "x"),
     ("#009e73", "-.", "P"),
+    ("#999999", "-", ""),
 )
 """Okabe and Ito's colours; dash and marker tell the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementCase:
-    """One policy under one load."""
-
-    workload: str
-    policy: str
-    load: float
-    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,77 +79,54 @@ class PlacementPoint:
     cached: float
 
 
-_presets: dict[str, Preset] = {}
+def _stream(preset: Preset, requests: int, load: float) -> list[Arrival]:
+    experiment = Experiment(preset.hardware, preset.workload, requests, (SEED,))
+    return preset.workload.stream(load * experiment.capacity_rps() * REPLICAS, requests, SEED)
 
 
-def _adopt(trace: Path | None) -> None:
-    _presets["mix"] = PRESETS[PRESET]
-    if trace is not None:
-        _presets["trace"] = on_trace(PRESETS[PRESET], trace)
-
-
-def _stream(case: PlacementCase) -> list[Arrival]:
-    preset = _presets[case.workload]
-    experiment = Experiment(preset.hardware, preset.workload, case.requests, (SEED,))
-    return preset.workload.stream(case.load * experiment.capacity_rps() * REPLICAS, case.requests, SEED)
-
-
-def _run(case: PlacementCase) -> PlacementPoint:
-    arrivals = _stream(case)
+def _run(preset: Preset, requests: int, policy: str, load: float) -> PlacementPoint:
     setup = FleetSetup(
         ARMS["slackserve"],
-        _presets[case.workload].hardware,
+        preset.hardware,
         REPLICAS,
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
-        placement=case.policy,
+        placement=policy,
         handoff_s=0.0,
     )
-    served = simulate(setup, arrivals)
+    served = simulate(setup, _stream(preset, requests, load))
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
-    hits = sum(job.hit_tokens for job in jobs)
-    return PlacementPoint(
-        case.load,
-        served.attainment,
-        served.refused,
-        served.prefill_utilisation,
-        hits / tokens if tokens else 0,
-    )
+    cached = sum(job.hit_tokens for job in jobs) / tokens if tokens else 0
+    return PlacementPoint(load, served.attainment, served.refused, served.prefill_utilisation, cached)
 
 
-def _curve(workload: str, policy: str, requests: int) -> list[PlacementPoint]:
+def _curve(preset: Preset, requests: int, policy: str) -> list[PlacementPoint]:
     """Deep overload takes longest and says least: behind those shown, a curve ends below the level."""
     points: list[PlacementPoint] = []
     for load in LOADS:
-        points.append(_run(PlacementCase(workload, policy, load, requests)))
+        points.append(_run(preset, requests, policy, load))
         if load > SHOWN[-1] and points[-1].attainment < LEVEL:
             break
     return points
 
 
-def _bound(case: PlacementCase) -> PlacementPoint:
+def _bound(preset: Preset, requests: int, load: float) -> PlacementPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
     """
-    arrivals = _stream(case)
-    cost = _presets[case.workload].hardware.cost
+    arrivals = _stream(preset, requests, load)
     seen: set[int] = set()
     works = []
     for arrival in arrivals:
         known = sum(1 for block in arrival.blocks if block in seen) * arrival.block_tokens
         seen.update(arrival.blocks)
         left = max(1, arrival.tokens - min(known, arrival.tokens - 1))
-        works.append(cost.times([(left, arrival.tokens - left)]).total_s)
+        works.append(preset.hardware.cost.times([(left, arrival.tokens - left)]).total_s)
     room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
-    met = 0
-    for work_s in sorted(works):
-        room_s -= work_s
-        if room_s < 0:
-            break
-        met += 1
-    return PlacementPoint(case.load, met / len(works), 0.0, 1.0, 0.0)
+    met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
+    return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)
 
 
 def goodput(points: Sequence[PlacementPoint]) -> float | None:
@@ -189,22 +159,17 @@ def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
         figure = blank(4.6 * len(found), 4.4)
         for number, (workload, curves) in enumerate(found.items(), start=1):
             axes = figure.add_subplot(1, len(found), number)
-            for (policy, points), (colour, dash, marker) in zip(
-                curves.items(), (*LOOKS, ("#999999", "-", "")), strict=True
-            ):
-                name = policy.replace("_", " ")
-                width = 2.6 if policy == LEAD else 1.4
-                loads, values = [p.load for p in points], [100 * p.attainment for p in points]
-                axes.plot(
-                    loads, values, color=colour, linestyle=dash, marker=marker, linewidth=width, label=name
-                )
+            for (policy, points), (colour, dash, marker) in zip(curves.items(), LOOKS, strict=True):
+                look: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": marker}
+                look |= {"linewidth": 2.6 if policy == LEAD else 1.4, "label": policy.replace("_", " ")}
+                axes.plot([p.load for p in points], [100 * p.attainment for p in points], **look)
             axes.axhline(100 * LEVEL, color="#616e7c", linewidth=0.8)
             axes.set_ylim(50, 101)
             axes.set_xlabel("work offered per second and replica (s)")
             axes.set_ylabel("requests in time (%)")
             axes.set_title(titles[workload])
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        handles_labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles_labels, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path)
 
 
@@ -216,16 +181,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
-    _adopt(arguments.trace)
+    presets = {"mix": PRESETS[PRESET]}
+    if arguments.trace is not None:
+        presets["trace"] = on_trace(PRESETS[PRESET], arguments.trace)
     found: dict[str, dict[str, list[PlacementPoint]]] = {}
-    with ProcessPoolExecutor(arguments.workers, initializer=_adopt, initargs=(arguments.trace,)) as pool:
-        for workload in _presets:
-            workloads = [workload] * len(POLICIES)
-            counts = [arguments.requests] * len(POLICIES)
-            curves = dict(zip(POLICIES, pool.map(_curve, workloads, POLICIES, counts), strict=True))
-            curves[BOUND] = [
-                _bound(PlacementCase(workload, BOUND, load, arguments.requests)) for load in LOADS
-            ]
+    with ProcessPoolExecutor(arguments.workers) as pool:
+        for workload, preset in presets.items():
+            asked = preset, arguments.requests
+            running = {policy: pool.submit(_curve, *asked, policy) for policy in POLICIES}
+            curves = {policy: future.result() for policy, future in running.items()}
+            curves[BOUND] = [_bound(*asked, load) for load in LOADS]
             found[workload] = curves
             show(workload, curves)
     results: dict[str, Any] = {

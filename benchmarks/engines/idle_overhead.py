@@ -12,12 +12,10 @@ import argparse
 import random
 import statistics
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.offline_engine import BAREABLE_WORKER, offline_engine, prefill_s
+from benchmarks.engines.offline_engine import BAREABLE_WORKER, in_own_process, offline_engine, prefill_s
 from benchmarks.engines.tiny_models import build_tiny
 from benchmarks.report import overhead, write
 from prefill_node.engine_setup import EngineSetup
@@ -82,10 +80,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for ranks in (1, 2):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            rows += process.submit(
-                measure_engine, ranks, arguments.pairs, arguments.granularity, list(arguments.tokens)
-            ).result()
+        asked = (ranks, arguments.pairs, arguments.granularity, arguments.tokens)
+        rows += in_own_process(measure_engine, *asked)
     print(write("idle_overhead", {"rows": rows}))
 
 

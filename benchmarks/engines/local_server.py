@@ -1,20 +1,32 @@
-"""A `slackserve serve` of this machine and its log, for benchmarks and tests."""
+"""A `slackserve serve` of this machine, its log and a client, for benchmarks and tests."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from deployments.bench.client import Server, connected
+from deployments.bench.load import Asking, Prompts, offer
 from deployments.local.launcher import get_json
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from deployments.bench.answer import Answer
+    from simulator.workload.arrivals import Arrival
+
 _ROOT = Path(__file__).parents[2]
+_START_S = 400
 _EMBEDDED = _ROOT / "deployments" / "configs" / "embedded.yaml"
 
 
@@ -25,9 +37,9 @@ def embedded_settings(**changes: Any) -> dict[str, Any]:
     return settings | ports | changes
 
 
-def environment() -> dict[str, str]:
-    """This process's, and our packages on the path."""
-    return {**os.environ, "PYTHONPATH": str(_ROOT)}
+def environment(*before: Path) -> dict[str, str]:
+    """This process's, and our packages on the path, after other folders."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*before, _ROOT)))}
 
 
 def logged(log: str, event: str, field: str) -> list[float]:
@@ -36,23 +48,83 @@ def logged(log: str, event: str, field: str) -> list[float]:
 
 
 def serve_until_ready(
-    log: Path, port: int, *arguments: str, within_s: float = 400
+    log: Path, port: int, *arguments: str, python_path: tuple[Path, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start the command with `arguments` and wait until it is ready.
+    """Start the command with `arguments` and wait until it is ready; `python_path` comes before our packages.
+
+    Raises:
+        RuntimeError: as `start_until`.
+    """
+    command = ["deployments.cli", "serve", "--port", str(port), *arguments]
+    url, env = f"http://127.0.0.1:{port}/ready", environment(*python_path)
+    return start_until(lambda: (get_json(url) or {}).get("status") == "ready", command, log, env)
+
+
+def start_until(
+    is_ready: Callable[[], bool], command: list[str], log: Path, env: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start one of our modules with arguments, its output in `log`, and wait until it is ready.
 
     Raises:
         RuntimeError: when it ends or is not ready in time; with the end of its output.
     """
     process = subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-m", "deployments.cli", "serve", "--port", str(port), *arguments],
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        env=environment(),
+        [sys.executable, "-m", *command], stdout=log.open("w"), stderr=subprocess.STDOUT, env=env
     )
-    deadline_s = time.monotonic() + within_s
-    while (get_json(f"http://127.0.0.1:{port}/ready") or {}).get("status") != "ready":
+    deadline_s = time.monotonic() + _START_S
+    while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline_s:
             process.kill()
             raise RuntimeError(f"the server did not come up:\n{log.read_text()[-6000:]}")
         time.sleep(0.5)
     return process
+
+
+@contextmanager
+def served(
+    directory: Path, settings: dict[str, Any], python_path: tuple[Path, ...] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with these settings, its port among them; its log is `log` in the directory."""
+    config = directory / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    options = ("--config", str(config), "--verbose")
+    server = serve_until_ready(directory / "log", settings["port"], *options, python_path=python_path)
+    try:
+        yield server
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+class Client:
+    """Asks a server for the completion of random prompts, each used once: no prefix is ever cached."""
+
+    def __init__(self, server: Server, asking: Asking) -> None:
+        self._server = server
+        self._asking = asking
+        self._numbers = itertools.count()
+
+    async def answers(self, *arrivals: Arrival) -> list[Answer]:
+        """The answers to requests that are sent at their times.
+
+        Raises:
+            RuntimeError: when one is not answered.
+        """
+        numbered = [replace(arrival, number=next(self._numbers)) for arrival in arrivals]
+        answers = [each.answer for each in (await offer(self._server, numbered, self._asking)).ended]
+        if reasons := {answer.reason for answer in answers if answer.reason or answer.ttft_s is None}:
+            raise RuntimeError(f"not answered: {', '.join(reasons)}")
+        return answers
+
+    async def ttfts_s(self, *arrivals: Arrival) -> list[float]:
+        """Their times to the first token, seconds."""
+        return [answer.ttft_s or 0.0 for answer in await self.answers(*arrivals)]
+
+
+@asynccontextmanager
+async def client(port: int, seed: int, vocabulary: range = range(1000, 40000)) -> AsyncIterator[Client]:
+    """A client of the server on a port; the tokens of its prompts are drawn from `vocabulary`."""
+    async with connected(f"http://127.0.0.1:{port}", None, timeout_s=300) as server:
+        models = await server.models()
+        assert models
+        yield Client(server, Asking(models[0], Prompts(vocabulary, str(seed))))

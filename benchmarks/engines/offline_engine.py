@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+<<<<<<< HEAD
 from deployments.local.engine_start import cpu_environment
+=======
+>>>>>>> t1
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.engines.bare_worker.BareableWorker"
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -105,6 +111,12 @@ def async_engine(
             board.close()
 
 
+def in_own_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function in a process that ends after it: vLLM and its threads do not leave one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
+
+
 def prefill_s(llm: Any, prompt: list[int]) -> float:
     """Seconds of one prefill on an `LLM`."""
     from vllm import SamplingParams
@@ -123,6 +135,8 @@ def _prepare(cores: str | None, *, is_gpu: bool) -> None:
     """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
     os.environ |= _ENVIRONMENT
     if not is_gpu:
+        from deployments.local.engine_start import cpu_environment
+
         os.environ |= cpu_environment(kv_cache_gib=1)
         if cores is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)

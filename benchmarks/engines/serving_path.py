@@ -14,37 +14,31 @@ import argparse
 import asyncio
 import os
 import random
-import re
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
-import yaml
-
-from benchmarks.engines.local_server import serve_until_ready
+from benchmarks.engines.local_server import Client, client, logged, served
 from benchmarks.engines.offline_engine import async_engine
 from benchmarks.engines.tiny_models import build_tiny_llama
 from benchmarks.report import print_rows, quantiles, write
 from deployments.local.cpu_plan import plan_cores
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import AsyncIterator
+from simulator.workload.arrivals import Arrival
+from slo.tiers import STANDARD
 
 SEED = 59681
 PORT = 18437
 LENGTHS = (32, 512, 2048)
-VOCABULARY = 200
+VOCABULARY = range(200)
 
 
 def prompts(requests: int) -> list[list[int]]:
     """Random prompts, each used once: no prefix is ever cached."""
     rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
-    return [rng.choices(range(VOCABULARY), k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
+    return [rng.choices(VOCABULARY, k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
 
 
 async def bare_ttft_s(engine: Any, prompt: list[int], number: int) -> float:
@@ -59,39 +53,14 @@ async def bare_ttft_s(engine: Any, prompt: list[int], number: int) -> float:
     return ttft_s
 
 
-async def served_ttft_s(client: httpx.AsyncClient, prompt: list[int], number: int) -> float:
-    """Seconds to the first chunk over HTTP."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "stream": True, "ignore_eos": True}
-    started_s = time.perf_counter()
-    ttft_s = 0.0
-    headers = {"x-request-id": f"bench-{number}"}
-    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-        response.raise_for_status()
-        async for _ in response.aiter_bytes():
-            ttft_s = ttft_s or time.perf_counter() - started_s
-    return ttft_s
-
-
-async def alternate(engine: Any, requests: int) -> AsyncIterator[tuple[int, float, float]]:
+async def alternate(engine: Any, asked: Client, requests: int) -> list[tuple[int, float, float]]:
     """(prompt tokens, bare TTFT, served TTFT) of each pair."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=60) as client:
-        for number, prompt in enumerate(prompts(requests)):
-            bare_s = await bare_ttft_s(engine, prompt, number)
-            yield len(prompt), bare_s, await served_ttft_s(client, prompt[::-1], number)
-
-
-def serve(model: Path, directory: Path) -> subprocess.Popen[bytes]:
-    """Start the server and wait until it is ready."""
-    config = directory / "config.yaml"
-    settings = {"model": str(model), "model_name": "tiny", "port": PORT, "max_model_len": 4096}
-    config.write_text(yaml.safe_dump(settings))
-    return serve_until_ready(directory / "log", PORT, "--config", str(config), "--verbose")
-
-
-def prefill_times_s(log: Path) -> dict[int, float]:
-    """Seconds that each benchmark request spent at the prefill replica, by its number."""
-    found = re.findall(r"prefill_ended request_id=bench-(\d+) .*seconds=([\d.e-]+)", log.read_text())
-    return {int(number): float(seconds) for number, seconds in found}
+    pairs = []
+    for number, prompt in enumerate(prompts(requests)):
+        bare_s = await bare_ttft_s(engine, prompt, number)
+        (served_s,) = await asked.ttfts_s(Arrival(0, 0.0, "", len(prompt), 2, None, STANDARD))
+        pairs.append((len(prompt), bare_s, served_s))
+    return pairs
 
 
 async def run(directory: Path, model: Path, requests: int) -> dict[str, Any]:
@@ -101,19 +70,16 @@ async def run(directory: Path, model: Path, requests: int) -> dict[str, Any]:
     with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
         for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
             await bare_ttft_s(engine, prompt, -number - 1)
-        process = serve(model, directory)
-        try:
-            async for _ in alternate(engine, len(LENGTHS) * 4):
-                pass
-            pairs = [pair async for pair in alternate(engine, requests)]
+        settings = {"model": str(model), "model_name": "tiny", "port": PORT, "max_model_len": 4096}
+        with served(directory, settings):
+            async with client(PORT, SEED, VOCABULARY) as asked:
+                await alternate(engine, asked, len(LENGTHS) * 4)
+                pairs = await alternate(engine, asked, requests)
             await asyncio.sleep(1)
-        finally:
-            process.terminate()
-            process.wait(60)
-    at_prefill_s = prefill_times_s(directory / "log")
+    at_prefill_s = logged((directory / "log").read_text(), "prefill_ended", "seconds")[-requests:]
     by_length: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
-    for number, (tokens, bare_s, served_s) in enumerate(pairs):
-        by_length[tokens].append((bare_s, served_s, at_prefill_s.get(number, float("nan"))))
+    for (tokens, bare_s, served_s), prefill_s in zip(pairs, at_prefill_s, strict=True):
+        by_length[tokens].append((bare_s, served_s, prefill_s))
     return {str(tokens): _summary(rows) for tokens, rows in sorted(by_length.items())}
 
 

@@ -14,11 +14,9 @@ import random
 import statistics
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
-from benchmarks.engines.offline_engine import offline_engine, prefill_s
+from benchmarks.engines.offline_engine import in_own_process, offline_engine, prefill_s
 from benchmarks.report import quantiles, write
 from deployments.models.store import ModelStore
 from prefill_node.board.events import Stopped, decode
@@ -68,9 +66,7 @@ def measure(granularity: str, ranks: int, tokens: int, rounds: int) -> dict[str,
         "stops": len(stops),
         "undisturbed_s": statistics.median(undisturbed_s),
         "disturbed_s": statistics.median(disturbed_s),
-        "order_to_stop_ms": quantiles(
-            [(stop.stopped_s - stop.ordered_s) * 1e3 for stop in stops], 50, 90, 100
-        ),
+        "order_to_stop_ms": quantiles([(it.stopped_s - it.ordered_s) * 1e3 for it in stops], 50, 90, 100),
         "wasted": statistics.mean(stop.computed - stop.done for stop in stops),
         "max_wasted": max(stop.computed - stop.done for stop in stops),
         "checkpoint_bytes_per_token": max(stop.checkpoint_bytes for stop in stops) / tokens,
@@ -86,9 +82,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for granularity in BoundaryLevel:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            asked = (granularity.value, arguments.ranks, arguments.tokens, arguments.rounds)
-            rows.append(row := process.submit(measure, *asked).result())
+        asked = (granularity.value, arguments.ranks, arguments.tokens, arguments.rounds)
+        rows.append(row := in_own_process(measure, *asked))
         print(row, flush=True)
     print(write("stop_latency", {"rows": rows}))
 

@@ -21,7 +21,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, RunningServer, running
@@ -61,18 +60,9 @@ def alone(server: RunningServer) -> dict[int, list[float]]:
 
 def calibrated(profile: Path) -> dict[int, list[float]]:
     """By tokens, seconds of prefills, as `slackserve calibrate` measures them on the running server."""
-    lengths = ",".join(map(str, ALONE_TOKENS))
-    command = [
-        sys.executable,
-        "-m",
-        "deployments.cli",
-        "calibrate",
-        "--output",
-        str(profile),
-        "--handoff-ms",
-        "0",
-    ]
-    subprocess.run([*command, "--lengths", lengths], check=True, env=environment(), stdout=subprocess.DEVNULL)  # noqa: S603
+    command = [sys.executable, "-m", "deployments.cli", "calibrate", "--output", str(profile)]
+    command += ["--handoff-ms", "0", "--lengths", ",".join(map(str, ALONE_TOKENS))]
+    subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)  # noqa: S603
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for sample in json.loads(profile.read_text())["samples"]:
         if sample["context_tokens"] == 0:
@@ -99,12 +89,11 @@ def record(count: int, fraction: float) -> Recording:
         after = calibrated(profile), alone(server)
     requests = []
     for ended in offered.ended:
-        if ended.answer.ttft_s is None or ended.answer.reason:
+        arrival, ttft_s = ended.arrival, ended.answer.ttft_s
+        if ttft_s is None or ended.answer.reason:
             raise SystemExit(f"a request was not answered: {ended.answer.reason}")
-        at_s = ended.arrival.at_s + ended.late_s
-        arrival = ended.arrival
         assert arrival.ttft_s is not None
-        ttft_s = ended.answer.ttft_s
+        at_s = arrival.at_s + ended.late_s
         requests.append(Recorded(at_s, arrival.kind, arrival.tier, arrival.tokens, arrival.ttft_s, ttft_s))
     prefill, times = (medians(first, second) for first, second in zip(before, after, strict=True))
     return Recording(ARM.name, prefill, times, requests)
@@ -128,11 +117,7 @@ def main() -> None:
         for name, (real, ours) in found.items()
     ]
     print_rows("Measured and simulated", rows)
-    results: dict[str, Any] = {
-        "recording": recording.document(),
-        "quantiles_s": found,
-        "load": arguments.load,
-    }
+    results = {"recording": recording.document(), "quantiles_s": found, "load": arguments.load}
     print(write("validation", results))
 
 

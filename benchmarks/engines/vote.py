@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
+import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import print_rows, quantiles, write
@@ -20,7 +21,6 @@ from prefill_node.board.board import Board
 from prefill_node.worker.vote import SoleVote, VoteTransport, choose_transport
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
     from pathlib import Path
 
 RANKS = (2, 4, 8)
@@ -47,21 +47,14 @@ def measure(transport: str, ranks: int, votes: int) -> dict[str, float]:
     """Microseconds per vote, over all ranks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed"])
-    port = _free_port() if transport == "all-reduce" else None
-    times_us: list[float] = []
-    with Board.create(ranks) as board:
-        pipes, processes = [], []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_vote, args=(theirs, board.path, rank, ranks, votes, port))
-            process.start()
-            pipes.append(ours)
-            processes.append(process)
-        for pipe in pipes:
-            times_us += pipe.recv()
-        for process in processes:
-            process.join()
-    return quantiles(times_us, 50, 99)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Board.create(ranks) as board,
+        ProcessPoolExecutor(ranks, mp_context=context) as processes,
+    ):
+        store = f"file://{directory}/store" if transport == "all-reduce" else None
+        voting = [processes.submit(_vote, board.path, rank, ranks, votes, store) for rank in range(ranks)]
+        return quantiles([time_us for each in voting for time_us in each.result()], 50, 99)
 
 
 def lone_boundary_us() -> float:
@@ -75,16 +68,16 @@ def lone_boundary_us() -> float:
         return (time.perf_counter_ns() - started_ns) / CHECKS / 1e3
 
 
-def _vote(pipe: Connection, path: Path, rank: int, ranks: int, votes: int, port: int | None) -> None:
+def _vote(path: Path, rank: int, ranks: int, votes: int, store: str | None) -> list[float]:
     cores = sorted(os.sched_getaffinity(0))
     if ranks <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
-    group = None if port is None else _group(rank, ranks, port)
+    group = None if store is None else _group(rank, ranks, store)
     with Board.attach(path) as board:
         transport = choose_transport(
             rank, ranks, TIMEOUT_S, same_host=group is None, board=board, group=group
         )
-        pipe.send(_times_us(transport, board, votes))
+        return _times_us(transport, board, votes)
 
 
 def _times_us(transport: VoteTransport, board: Board, votes: int) -> list[float]:
@@ -96,18 +89,11 @@ def _times_us(transport: VoteTransport, board: Board, votes: int) -> list[float]
     return times_us[WARM_UP:]
 
 
-def _group(rank: int, ranks: int, port: int) -> Any:
+def _group(rank: int, ranks: int, store: str) -> Any:
     from torch import distributed
 
-    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    distributed.init_process_group("gloo", store, rank=rank, world_size=ranks)
     return distributed.group.WORLD
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ layers as it does in an engine. Attention is PyTorch's; everything between the m
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,25 +35,11 @@ class KVCache:
         self.layers = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in decoder.layers]
 
 
-class Linear(nn.Module):
-    """A matrix."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = inputs, outputs
-        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, inputs] to [tokens, outputs]."""
-        return F.linear(hidden, self.weight)
+Linear = partial(nn.Linear, bias=False)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """A norm; with a residual it adds and writes in place, as vLLM's fused kernel does."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden), requires_grad=False)
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """The normed hidden states; with a residual both, in the memory of the arguments."""
@@ -63,7 +50,7 @@ class RMSNorm(nn.Module):
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Normed, in memory of its own."""
-        return F.rms_norm(hidden, self.weight.shape, self.weight, _EPSILON)
+        return super().forward(hidden)
 
 
 class RotaryEmbedding(nn.Module):
@@ -161,9 +148,9 @@ class LlamaDecoderLayer(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden)
+        self.input_layernorm = RMSNorm(shape.hidden, _EPSILON)
         self.self_attn = LlamaAttention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, _EPSILON)
         self.mlp = LlamaMLP(shape)
 
     def forward(
@@ -171,8 +158,7 @@ class LlamaDecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and residual to the same of the next layer."""
         if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
+            hidden_states, residual = self.input_layernorm(hidden_states), hidden_states
         else:
             hidden_states, residual = self.input_layernorm(hidden_states, residual)
         hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
@@ -188,7 +174,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.embed_tokens = nn.Parameter(torch.empty(vocabulary, shape.hidden), requires_grad=False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden)
+        self.norm = RMSNorm(shape.hidden, _EPSILON)
         self.lm_head = Linear(shape.hidden, vocabulary)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -214,13 +200,9 @@ def random_decoder(
     shape: ModelShape, vocabulary: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Decoder:
     """A decoder whose weights are those of an untrained model: the same for the same seed and device."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            decoder = Decoder(shape, vocabulary)
-    finally:
-        torch.set_default_dtype(default)
+    with torch.device("meta"):
+        decoder = Decoder(shape, vocabulary).to(dtype).requires_grad_(requires_grad=False)
+    decoder.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in decoder.named_parameters():
         if "norm" in name:

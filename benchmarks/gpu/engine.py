@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.engines.offline_engine import in_own_process
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
-from benchmarks.report import Measurements, overhead, print_table, summary
+from benchmarks.report import Measurements, overhead, print_rows, summary
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -106,12 +104,6 @@ TINY: Final = replace(
 )
 
 
-def arm_of(name: str, plan: EnginePlan) -> EngineArm:
-    """An arm by its name."""
-    chunks = {"chunked": plan.chunk_tokens, "slackserve": STEP_TOKENS}
-    return EngineArm(name, chunks.get(name), is_ours=name == "slackserve")
-
-
 async def urgent(running: GovernedEngine, plan: EnginePlan, rng: random.Random) -> dict[str, Any]:
     """First tokens of a short prompt, alone and during a long prefill."""
     alone = [await running.prefill(plan.urgent_tokens) for _ in range(plan.repeats)]
@@ -124,7 +116,6 @@ async def urgent(running: GovernedEngine, plan: EnginePlan, rng: random.Random) 
         await asyncio.sleep(rng.uniform(0.05, 0.9) * victim_s)
         during.append(await running.prefill(plan.urgent_tokens, objective_s))
         victims.append(await victim)
-    running.collect()
     preemptions, stops = _counted(running) - before, running.tally.values
     return {
         "arm": running.arm.name,
@@ -173,9 +164,7 @@ async def load(running: GovernedEngine, plan: EnginePlan, rate_rps: float, seed:
     ttfts = [task.result() if task.done() else None for task in tasks]
     for task in tasks:
         task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks, return_exceptions=True)
-    running.collect()
+    await asyncio.gather(*tasks, return_exceptions=True)
     pairs = list(zip(arrivals, ttfts, strict=True))
     kinds = sorted({arrival.kind for arrival in arrivals})
     return {
@@ -224,7 +213,8 @@ async def measure(
     device = Device.found()
     about = {"device": device.about(), "seed": seed, "arm": name, "vllm": vllm.__version__}
     findings = Measurements(out / f"engine-{name}.json", about | {"setup": asdict(setup)})
-    arm = arm_of(name, plan)
+    chunk_tokens = {"chunked": plan.chunk_tokens, "slackserve": STEP_TOKENS}.get(name)
+    arm = EngineArm(name, chunk_tokens, is_ours=name == "slackserve")
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory), plan.shape, plan.vocabulary, plan.longest)
         async with governed_engine(arm, model, setup, plan.warm_up_tokens, seed=seed) as running:
@@ -262,18 +252,8 @@ def show(findings: Measurements) -> None:
     is_gpu = findings.about["device"]["is_gpu"]
     for row in found.get("urgent", []):
         met = _verdict(row["added_p99_ms"] <= URGENT_P99_MS, is_gpu=is_gpu)
-        print_table(
-            f"{row['urgent_tokens']} tokens during {row['tokens']}, ms",
-            ["", "p50", "p99", "max"],
-            [
-                [label, *(f"{row[key].get(point, 0.0):.2f}" for point in ("p50", "p99", "max"))]
-                for label, key in (
-                    ("alone", "alone_ms"),
-                    ("during", "during_ms"),
-                    ("order to stop", "order_to_stop_ms"),
-                )
-            ],
-        )
+        times = [{"time": key, **row[key]} for key in ("alone_ms", "during_ms", "order_to_stop_ms")]
+        print_rows(f"{row['urgent_tokens']} tokens during {row['tokens']}, ms", times)
         print(
             f"added at p99: {row['added_p99_ms']:+.2f} ms, target +{URGENT_P99_MS:g} ms: {met}; "
             f"{row['preemptions']:.0f} stops in {row['during_ms']['count']} tries"
@@ -296,9 +276,7 @@ def _verdict(reached: bool, *, is_gpu: bool) -> str:  # noqa: FBT001 - a word fo
 
 def main() -> None:
     """Measure one arm here, or each in a process of its own."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arm", choices=ARMS, action="append", help="may be repeated; all by default")
     parser.add_argument("--part", choices=PARTS, action="append", help="likewise")
     parser.add_argument("--rate", type=float, action="append", help="requests per second, likewise")
@@ -312,33 +290,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
     arguments = parser.parse_args()
     arms, parts = arguments.arm or ARMS, arguments.part or PARTS
-    if len(arms) > 1:
-        for arm in arms:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.gpu.engine",
-                *_without_arms(sys.argv[1:]),
-                "--arm",
-                arm,
-            ]
-            subprocess.run(command, check=True)  # noqa: S603
-        return
     plan = TINY if arguments.tiny else FULL
     if arguments.rate:
         plan = replace(plan, rates_rps=tuple(arguments.rate))
     if arguments.seconds:
         plan = replace(plan, seconds=arguments.seconds)
     setup = EngineSetup(mode="resume", granularity=arguments.granularity, launch_ahead=arguments.launch_ahead)
-    findings = asyncio.run(measure(arms[0], parts, plan, setup, arguments.out, arguments.seed))
-    print(findings.path)
+    asked = (parts, plan, setup, arguments.out, arguments.seed)
+    if len(arms) == 1:
+        print(_run(arms[0], *asked))
+        return
+    for arm in arms:
+        print(in_own_process(_run, arm, *asked))
 
 
-def _without_arms(given: Sequence[str]) -> list[str]:
-    """The command's other arguments."""
-    others = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    others.add_argument("--arm", action="append")
-    return others.parse_known_args(given)[1]
+def _run(name: str, *asked: Any) -> Path:
+    return asyncio.run(measure(name, *asked)).path
 
 
 if __name__ == "__main__":

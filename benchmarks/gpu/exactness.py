@@ -16,7 +16,6 @@ from benchmarks.report import quantiles
 if TYPE_CHECKING:
     import random
 
-    from benchmarks.gpu.decoder import Decoder
     from benchmarks.gpu.device import Device
     from benchmarks.gpu.variants import Fitted, Variant
     from prefill_node.worker.checkpoint import Checkpoint
@@ -28,46 +27,21 @@ _PAGE_BYTES = 4096
 """What a checkpoint may keep beside its rows: placeholders of what is not needed again."""
 
 
-class StopAt:
-    """Stands between the forward pass and the board, and orders a stop at a boundary itself."""
-
-    def __init__(self, board: Signal) -> None:
-        self._board = board
-        self.boundary: int | None = None
-        self._target = 0
-
-    def reach(self, rank: int, step_id: int, boundary: int) -> None:
-        """Publish it; order the stop if this is where."""
-        self._board.reach(rank, step_id, boundary)
-        if boundary == self.boundary:
-            self._target, self.boundary = step_id, None
-
-    def is_target(self, step_id: int) -> bool:
-        """Whether the script has ordered it."""
-        return self._target == step_id
-
-    def vote_timed_out(self, rank: int) -> None:
-        """Publish it."""
-        self._board.vote_timed_out(rank)
-
-
 @dataclass(frozen=True, slots=True)
-class PassOutcome:
-    """What a pass left behind: logits, and the keys and values of all layers."""
+class StopAt:
+    """A vote for a stop at one boundary."""
 
-    logits: torch.Tensor
-    kv: tuple[torch.Tensor, ...]
+    boundary: int
 
-    def equals(self, other: PassOutcome) -> bool:
-        """Bit by bit."""
-        pairs = zip((self.logits, *self.kv), (other.logits, *other.kv), strict=True)
-        return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - the protocol
+        """Whether this is where."""
+        return boundary == self.boundary
 
 
 def exactness(
     bench: Bench, fitted: Fitted, prompt: Prompt, other: Prompt, max_stops: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Stop at each boundary, or at `most` random ones, run another prompt, go on, and compare bit by bit.
+    """Stop at each boundary, or at `max_stops` random ones, run another prompt, go on, compare bit by bit.
 
     The layers that run after the stop must write the keys and values again: the cache is poisoned before.
     """
@@ -78,11 +52,13 @@ def exactness(
     bench.use(fitted)
     differing, largest_bytes = [], 0
     for boundary in chosen:
-        _poison(prompt)
+        for layer in prompt.cache.layers:
+            layer.fill_(float("nan"))
         checkpoint = _stop(bench, fitted, prompt, boundary)
         bench.run(fitted, other)
         largest_bytes = max(largest_bytes, checkpoint.size_bytes)
-        if not _outcome(bench, fitted, prompt, checkpoint).equals(expected):
+        outcome = _outcome(bench, fitted, prompt, checkpoint)
+        if not all(map(torch.equal, outcome, expected)):
             differing.append(boundary)
     limit = 2 * len(prompt) * bench.decoder.shape.hidden * bench.decoder.embed_tokens.element_size()
     return {
@@ -115,13 +91,12 @@ def resume_overhead(
         bench.run(fitted, prompt, checkpoint)
         bench.device.wait()
         added.append((time.perf_counter() - started_s - whole_s) * 1e3)
-    quartiles = quantiles(added, 25, 75)
     return {
         "variant": fitted.variant.name,
         "tokens": len(prompt),
         "repeats": len(added),
         "added_ms": statistics.median(added),
-        "quartiles_ms": [*quartiles.values()],
+        "quartiles_ms": [*quantiles(added, 25, 75).values()],
     }
 
 
@@ -137,7 +112,7 @@ def against_float64(
         return None
     prompt = bench.prompt("small", 300)
     reference = exact(prompt.tokens, KVCache(exact, len(prompt)))
-    undisturbed = _error(_bare_logits(decoder, prompt), reference)
+    undisturbed = _error(decoder(prompt.tokens, prompt.cache), reference)
     bench.warm_up([fitted], prompt)
     bench.use(fitted)
     errors = [
@@ -147,23 +122,18 @@ def against_float64(
     return {"variant": variant.name, "undisturbed": undisturbed, "stopped_most": max(errors)}
 
 
-def _bare_logits(decoder: Decoder, prompt: Prompt) -> torch.Tensor:
-    return decoder(prompt.tokens, prompt.cache)
-
-
 def _error(given: torch.Tensor, reference: torch.Tensor) -> float:
     return float((given.double() - reference).norm() / reference.norm())
 
 
 def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkpoint:
     """Stop a fresh pass at a boundary."""
-    forward, board = fitted.forward, fitted.forward.signal
-    forward.signal = script = StopAt(board)
-    script.boundary = boundary
+    forward, votes = fitted.forward, fitted.forward.votes
+    forward.votes = StopAt(boundary)
     try:
         _, stop = bench.run(fitted, prompt)
     finally:
-        forward.signal = board
+        forward.votes = votes
     assert stop is not None
     assert stop.checkpoint.boundary <= boundary
     return stop.checkpoint
@@ -171,12 +141,8 @@ def _stop(bench: Bench, fitted: Fitted, prompt: Prompt, boundary: int) -> Checkp
 
 def _outcome(
     bench: Bench, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None
-) -> PassOutcome:
+) -> list[torch.Tensor]:
+    """What a whole pass leaves behind: logits, and the keys and values of all layers."""
     logits, stop = bench.run(fitted, prompt, resume)
     assert stop is None
-    return PassOutcome(logits.clone(), tuple(layer.clone() for layer in prompt.cache.layers))
-
-
-def _poison(prompt: Prompt) -> None:
-    for layer in prompt.cache.layers:
-        layer.fill_(float("nan"))
+    return [each.clone() for each in (logits, *prompt.cache.layers)]

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from slo.request import (
 from slo.tiers import DEFAULT_TIERS, STANDARD
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from prefill_node.board.board import Board
@@ -103,12 +103,7 @@ class GovernedEngine:
         return "V2" if self.engine.vllm_config.use_v2_model_runner else "V1"
 
     async def prefill(self, tokens: int, ttft_s: float | None = None) -> float:
-        """Seconds from here to the first token of a random prompt.
-
-        Args:
-            tokens: Its length.
-            ttft_s: Its objective; None for none.
-        """
+        """Seconds from here to the first token of a random prompt, with an objective or without."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -116,31 +111,30 @@ class GovernedEngine:
         job = JobId(f"job-{next(self._numbers)}")
         arrived_s = time.monotonic()
         deadline_s = NO_DEADLINE if ttft_s is None else arrived_s + ttft_s
+        curve = self.predictor
+        arguments: dict[str, Any] = {
+            JOB_XARG: job,
+            WEIGHT_XARG: _WEIGHT,
+            TIER_XARG: STANDARD,
+            ARRIVED_XARG: arrived_s,
+            PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
+        }
+        if ttft_s is not None:
+            arguments[DEADLINE_XARG] = deadline_s
         sampling = SamplingParams(
-            max_tokens=1,
-            temperature=0,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args=self._arguments(job, deadline_s, arrived_s),
+            max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, extra_args=arguments
         )
-        self._accept(job, tokens, deadline_s, arrived_s)
-        try:
+        with self._followed(Accepted(job, STANDARD, tokens, deadline_s, arrived_s)):
             async for _ in self.engine.generate(prompt, sampling, job):
                 pass
             return time.monotonic() - arrived_s
-        finally:
-            self._end(job)
 
-    async def measure(self, lengths: tuple[int, ...]) -> PrefillPredictor:
-        """What a prefill takes, as a server measures it: after one of each length, the shorter of two."""
-        samples = []
+    async def measure(self, lengths: tuple[int, ...]) -> None:
+        """Learn what a prefill takes, as a server does: after one of each length, from the shorter of two."""
         for tokens in lengths:
             await self.prefill(tokens)
-        for tokens in lengths:
-            seconds = min(await self.prefill(tokens), await self.prefill(tokens))
-            samples.append(Sample(tokens, seconds))
-        self.predictor = fit(samples).predictor
-        return self.predictor
+        times_s = [min(await self.prefill(tokens), await self.prefill(tokens)) for tokens in lengths]
+        self.predictor = fit([*map(Sample, lengths, times_s)]).predictor
 
     async def govern(self, board: Board, setup: EngineSetup, hidden_bytes: int, *, on_host: bool) -> None:
         """Put the governor before the engine.
@@ -181,42 +175,31 @@ class GovernedEngine:
         if self._watch is not None:
             self._watch.close()
 
-    def _arguments(self, job: JobId, deadline_s: float, arrived_s: float) -> dict[str, Any]:
-        curve = self.predictor
-        arguments: dict[str, Any] = {
-            JOB_XARG: job,
-            WEIGHT_XARG: _WEIGHT,
-            TIER_XARG: STANDARD,
-            ARRIVED_XARG: arrived_s,
-            PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
-        }
-        return arguments if deadline_s == NO_DEADLINE else arguments | {DEADLINE_XARG: deadline_s}
-
-    def _accept(self, job: JobId, tokens: int, deadline_s: float, now_s: float) -> None:
-        if self.governor is not None and self._watch is not None and self._record is not None:
-            self.governor.arrived(Accepted(job, STANDARD, tokens, deadline_s, now_s))
-            self._record.follow(job)
-            self._watch.changed()
-
-    def _end(self, job: JobId) -> None:
-        if self.governor is not None and self._watch is not None and self._record is not None:
-            self.governor.ledger.ended(job)
-            self._watch.changed()
-            self._record.leave(job)
+    @contextmanager
+    def _followed(self, accepted: Accepted) -> Iterator[None]:
+        """Tell the governor of a job that arrives, and of its end."""
+        governor, watch, record = self.governor, self._watch, self._record
+        if governor is None or watch is None or record is None:
+            yield
+            return
+        governor.arrived(accepted)
+        record.follow(accepted.job_id)
+        watch.changed()
+        try:
+            yield
+        finally:
+            governor.ledger.ended(accepted.job_id)
+            watch.changed()
+            record.leave(accepted.job_id)
 
 
 @asynccontextmanager
 async def governed_engine(
     arm: EngineArm, model: Path, setup: EngineSetup, warm_up_tokens: tuple[int, ...], *, seed: int = 0
 ) -> AsyncIterator[GovernedEngine]:
-    """Start an engine with dummy weights, measure it, and govern it if it is ours.
+    """Start an engine with dummy weights, measure it with these lengths, and govern it if it is ours.
 
-    Args:
-        arm: How it serves.
-        model: Directory with a `config.json`.
-        setup: Preemption inside the engine.
-        warm_up_tokens: Prompt lengths that are measured at start.
-        seed: Draws the prompts.
+    `model` is a directory with a `config.json`.
     """
     import torch
 

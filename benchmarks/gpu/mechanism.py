@@ -10,6 +10,7 @@ Needs PyTorch, NumPy and msgspec, neither vLLM nor Ray. Each part is written as 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
@@ -25,11 +26,9 @@ import torch
 from benchmarks.gpu.decoder import fast_attention, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.exactness import against_float64, exactness, resume_overhead
-from benchmarks.gpu.idle import idle_overhead
 from benchmarks.gpu.operator_times import time_operators, time_passes, write_operators, write_profile
-from benchmarks.gpu.signaller import Signaller
-from benchmarks.gpu.stops import Moments, stop_latencies, urgent_alone
-from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant
+from benchmarks.gpu.stops import stop_latencies, stopping, urgent_alone
+from benchmarks.gpu.variants import UNBOUNDED, Bench, Fitted, Variant, idle_overhead
 from benchmarks.report import Measurements, print_rows, print_table
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import BoundaryLevel
@@ -37,6 +36,7 @@ from simulator.cost.operators import LLAMA_3_8B, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from torch.distributed import ProcessGroup
 
@@ -153,11 +153,6 @@ class Mechanism:
         findings.add("fitted", {"variants": [each.variant.name for each in self.fitted], "missing": missing})
         self.urgent = bench.prompt("urgent", plan.urgent_tokens)
 
-    @property
-    def most_important(self) -> list[Fitted]:
-        """The finest with one boundary ahead, the default, and the two baselines."""
-        return self.fitted[:4]
-
     def run(self) -> None:
         """Everything, the most important first."""
         with fast_attention(self.bench.device.torch):
@@ -165,13 +160,14 @@ class Mechanism:
         self._stage("float64", self._float64)
 
     def _measure(self) -> None:
-        plan, bench = self.plan, self.bench
+        plan = self.plan
         self._stage("warm up", self._warm_up)
-        main, ours = self.most_important, self.most_important[:2]
-        others, third = self.fitted[4:], plan.moments // 3
+        # The finest with one boundary ahead, the default, and the two baselines.
+        ours, main, others = self.fitted[:2], self.fitted[:4], self.fitted[4:]
+        third = plan.moments // 3
         self._stage("exactness", lambda: self._exactness(ours, plan.exact_tokens, plan.exact_max_stops))
-        with Signaller(self.board) as signaller:
-            stops = partial(self._stops, signaller)
+        with stopping(self.board) as stopper:
+            stops = partial(self._stops, stopper)
             self._stage("stops", lambda: stops(main, plan.tokens, plan.moments, plan.row_s))
             self._stage("idle", lambda: self._idle(plan.idle_tokens[0], main, plan.idle_s))
             self._stage("resume", lambda: self._resume(ours))
@@ -183,7 +179,7 @@ class Mechanism:
             self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
         self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_max_stops // 8))
         self._stage("idle, others", lambda: self._idle(plan.idle_tokens[0], others, plan.idle_s))
-        bench.use(None)
+        self.bench.use(None)
 
     def _stage(self, name: str, work: Callable[[], None]) -> None:
         if time.monotonic() > self.until_s:
@@ -203,63 +199,48 @@ class Mechanism:
         for fitted in chosen:
             rows.append(exactness(self.bench, fitted, prompt, self.urgent, max_stops, rng))
             self.findings.add("exactness", rows[-1])
-        print_rows(
-            "Stopped, another prompt in between, resumed; logits and KV bit by bit",
-            [
-                {
-                    "variant": row["variant"],
-                    "tokens": row["tokens"],
-                    "stops": row["stopped_at"],
-                    "equal": row["bitwise_equal"],
-                    "checkpoint MiB": row["checkpoint_bytes"] / 2**20,
-                    "allowed MiB": row["two_rows_bytes"] / 2**20,
-                }
-                for row in rows
-            ],
-        )
+        columns = ("variant", "tokens", "stopped_at", "bitwise_equal", "checkpoint_bytes", "two_rows_bytes")
+        title = "Stopped, another prompt in between, resumed; logits and KV bit by bit"
+        print_rows(title, rows, {column: column for column in columns})
 
     def _stops(
-        self, signaller: Signaller, chosen: Sequence[Fitted], tokens: int, moments: int, limit_s: float
+        self, stopper: Connection, chosen: Sequence[Fitted], tokens: int, moments: int, limit_s: float
     ) -> None:
         victim, rng, rows = self.bench.prompt("victim", tokens), self._rng(f"stops {tokens}"), []
+        delays_s = (rng.uniform(0.0, self.plan.longest_delay_s) for _ in itertools.count())
         for fitted in chosen:
             if time.monotonic() > self.until_s:
                 break
             alone = urgent_alone(self.bench, fitted, self.urgent, 20)
-            when = Moments(moments, limit_s, self.plan.longest_delay_s, rng)
-            times = stop_latencies(self.bench, fitted, signaller, victim, self.urgent, when)
-            row = {"variant": fitted.variant.name, "tokens": len(victim)} | times.row()
-            rows.append(row | {"urgent_alone_ms": alone})
+            found = stop_latencies(
+                self.bench, fitted, stopper, victim, self.urgent, (moments, limit_s), delays_s
+            )
+            row = {"variant": fitted.variant.name, "tokens": len(victim)}
+            rows.append(row | found | {"urgent_alone_ms": alone})
             self.findings.add("stops", rows[-1])
         print_rows(
             f"Signal to idle device at {tokens} tokens, ms; then the urgent prompt",
-            [
-                {
-                    "variant": row["variant"],
-                    "n": row["moments"],
-                    **{key: row["idle_ms"].get(key, "-") for key in ("p50", "p90", "p99", "max")},
-                    "1st kernel p50": row["first_kernel_ms"].get("p50", "-"),
-                    "urgent p50": row["urgent_ttft_ms"].get("p50", "-"),
-                    "urgent p99": row["urgent_ttft_ms"].get("p99", "-"),
-                    "alone p50": row["urgent_alone_ms"].get("p50", "-"),
-                }
-                for row in rows
-            ],
+            rows,
+            {
+                "variant": "variant",
+                "n": "moments",
+                **{point: f"idle_ms.{point}" for point in ("p50", "p90", "p99", "max")},
+                "1st kernel p50": "first_kernel_ms.p50",
+                "urgent p50": "urgent_ttft_ms.p50",
+                "urgent p99": "urgent_ttft_ms.p99",
+                "alone p50": "urgent_alone_ms.p50",
+            },
         )
 
     def _idle(self, tokens: int, chosen: Sequence[Fitted], limit_s: float) -> None:
-        prompt = self.bench.prompt("idle", tokens)
-        rng = self._rng(f"idle {tokens}")
+        prompt, rng = self.bench.prompt("idle", tokens), self._rng(f"idle {tokens}")
         rows = idle_overhead(self.bench, chosen, prompt, self.plan.idle_rounds, limit_s, rng)
         self.findings.add("idle", *rows)
         print_rows(
             f"Boundaries that never stop, {tokens} tokens",
             [
-                {
-                    "variant": row["variant"],
-                    "rounds": row["rounds"],
-                    "bare ms": row["bare_ms"],
-                    "ms": row["ms"],
+                row
+                | {
                     "overhead": f"{row['overhead']:+.2%}",
                     "quartiles": " to ".join(f"{edge:+.2%}" for edge in row["quartiles"]),
                 }
@@ -268,11 +249,10 @@ class Mechanism:
         )
 
     def _resume(self, chosen: Sequence[Fitted]) -> None:
-        prompt, plan, rng = self.bench.prompt("resumed", self.plan.tokens), self.plan, self._rng("resume")
-        rows = []
+        plan, rng = self.plan, self._rng("resume")
+        prompt, rows = self.bench.prompt("resumed", plan.tokens), []
         for fitted in chosen:
-            repeats, limit_s = plan.resume_repeats, plan.resume_s
-            rows.append(resume_overhead(self.bench, fitted, prompt, repeats, limit_s, rng))
+            rows.append(resume_overhead(self.bench, fitted, prompt, plan.resume_repeats, plan.resume_s, rng))
             self.findings.add("resume", rows[-1])
         print_rows(f"Stopped at a random boundary and resumed at once, {plan.tokens} tokens", rows)
 
@@ -299,7 +279,13 @@ class Mechanism:
 
 def verdicts(results: dict[str, list[dict[str, Any]]], *, is_gpu: bool) -> list[list[str]]:
     """What was to be reached, what was, and by which variant; times of a host say nothing."""
-    return [*(_times_reached(results) if is_gpu else []), *_exactness_reached(results)]
+    rows = _times_reached(results) if is_gpu else []
+    for row in results.get("exactness", []):
+        equal = f"{row['bitwise_equal']}/{row['stopped_at']}"
+        rows.append(["resumed exactly", "all", equal, row["variant"], _met(not row["differing"])])
+        limit, mib = (f"{row[name] / 2**20:.2f}" for name in ("two_rows_bytes", "checkpoint_bytes"))
+        rows.append(["checkpoint, MiB", limit, mib, row["variant"], _met(row["within_two_rows"])])
+    return rows
 
 
 def _times_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
@@ -311,34 +297,15 @@ def _times_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
         best = min(stops, key=lambda row: row["idle_ms"]["p99"])
         for point, target in (("p50", STOP_P50_MS), ("p99", STOP_P99_MS)):
             value = best["idle_ms"][point]
-            rows.append(
-                [f"stop {point}, ms", f"{target:g}", f"{value:.2f}", best["variant"], _met(value <= target)]
-            )
+            met = _met(value <= target)
+            rows.append([f"stop {point}, ms", f"{target:g}", f"{value:.2f}", best["variant"], met])
     idle = [row for row in results.get("idle", []) if "ahead" in row["variant"]]
     for tokens in dict.fromkeys(row["tokens"] for row in idle):
         chosen = [row for row in idle if row["tokens"] == tokens]
         row = next((row for row in chosen if stops and row["variant"] == best["variant"]), chosen[0])
         met = _met(row["overhead"] <= IDLE_OVERHEAD)
-        rows.append(
-            [
-                f"idle overhead, {tokens}",
-                f"{IDLE_OVERHEAD:.1%}",
-                f"{row['overhead']:+.2%}",
-                row["variant"],
-                met,
-            ]
-        )
-    return rows
-
-
-def _exactness_reached(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    rows = []
-    for row in results.get("exactness", []):
-        equal = f"{row['bitwise_equal']}/{row['stopped_at']}"
-        rows.append(["resumed exactly", "all", equal, row["variant"], _met(not row["differing"])])
-        mib = f"{row['checkpoint_bytes'] / 2**20:.2f}"
-        limit = f"{row['two_rows_bytes'] / 2**20:.2f}"
-        rows.append(["checkpoint, MiB", limit, mib, row["variant"], _met(row["within_two_rows"])])
+        measured = f"{row['overhead']:+.2%}"
+        rows.append([f"idle overhead, {tokens}", f"{IDLE_OVERHEAD:.1%}", measured, row["variant"], met])
     return rows
 
 
@@ -375,19 +342,15 @@ def measure(plan: MechanismPlan, device: Device, out: Path, seed: int) -> Measur
         decoder = random_decoder(plan.shape, plan.vocabulary, dtype, device.torch, seed)
         Mechanism(plan, Bench(decoder, device, board, group, seed), board, findings, seed).run()
     rows = verdicts(findings.results, is_gpu=device.is_gpu)
-    findings.add(
-        "targets",
-        *(dict(zip(("what", "target", "measured", "variant", "verdict"), row, strict=True)) for row in rows),
-    )
-    print_table("Targets", ["what", "target", "measured", "variant", ""], rows)
+    columns = ["what", "target", "measured", "variant", "verdict"]
+    findings.add("targets", *(dict(zip(columns, row, strict=True)) for row in rows))
+    print_table("Targets", columns, rows)
     return findings
 
 
 def main() -> None:
     """Measure with the plan that was asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
     parser.add_argument("--seed", type=int, default=0)

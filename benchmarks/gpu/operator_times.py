@@ -54,10 +54,9 @@ def time_passes(bench: Bench, lengths: Sequence[int], repeats: int) -> list[Samp
 
 def write_operators(path: Path, device: str, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a table of operator times."""
-    columns = ["device", "model", "tensor_parallel", "num_tokens"]
-    columns += [f"{name}_ms" for name in (*OPERATORS, ATTENTION)]
+    times = [f"{name}_ms" for name in (*OPERATORS, ATTENTION)]
     with path.open("w", newline="") as lines:
-        table = csv.DictWriter(lines, columns)
+        table = csv.DictWriter(lines, ["device", "model", "tensor_parallel", "num_tokens", *times])
         table.writeheader()
         table.writerows({"device": device, "model": model, "tensor_parallel": 1} | dict(row) for row in rows)
 

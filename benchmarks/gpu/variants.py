@@ -1,12 +1,14 @@
 """What is compared: where a pass can stop, how far the host may run ahead, and how peers check.
 
-Owns the passes of a decoder with one variant's boundaries or with none. The boundaries, the vote, the
-launch-ahead and the checkpoint are the servers'; the two baselines replace one of them each.
+Owns the passes of a decoder with one variant's boundaries or with none, and what boundaries cost that never
+stop anything. The boundaries, the vote, the launch-ahead and the checkpoint are the servers'; the two
+baselines replace one of them each.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,23 +16,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu.decoder import KVCache
+from benchmarks.report import overhead
 from prefill_node.worker.boundary import BoundaryLevel, install
 from prefill_node.worker.forward import Forward
 from prefill_node.worker.launch_ahead import EventBound, HostOnly
 from prefill_node.worker.vote import SoleVote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import random
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
 
     from benchmarks.gpu.decoder import Decoder
     from benchmarks.gpu.device import Device
-    from prefill_node.worker.boundary import Boundaries
     from prefill_node.worker.checkpoint import Checkpoint
     from prefill_node.worker.forward import Signal, Stop
 
 UNBOUNDED = 0
+BARE = "bare"
+BARE_AGAIN = "bare again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +91,12 @@ class AllReduceSync:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A variant, wrapped around a decoder's modules."""
+    """A variant, wrapped around a decoder's modules; `count` are the boundaries of a pass."""
 
     variant: Variant
     forward: Forward
-    boundaries: Boundaries
+    count: int
     wrappers: tuple[tuple[Any, Callable[..., Any]], ...]
-
-    @property
-    def count(self) -> int:
-        """Boundaries of a pass."""
-        return self.boundaries.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +147,26 @@ class Bench:
             for module in self.decoder.modules()
             if "forward" in vars(module)
         )
-        self.bare()
-        return (
-            Fitted(variant, forward, boundaries, wrappers)
-            if boundaries.granularity == variant.granularity
-            else None
-        )
-
-    def bare(self) -> None:
-        """The decoder without boundaries."""
-        for module in self.decoder.modules():
-            vars(module).pop("forward", None)
+        self.use(None)
+        is_so_fine = boundaries.granularity == variant.granularity
+        return Fitted(variant, forward, boundaries.count, wrappers) if is_so_fine else None
 
     def use(self, fitted: Fitted | None) -> None:
         """The decoder with a variant's boundaries, or without any."""
-        self.bare()
+        for module in self.decoder.modules():
+            vars(module).pop("forward", None)
         if fitted is not None:
             for module, wrapper in fitted.wrappers:
                 module.forward = wrapper
 
     def run(
-        self, fitted: Fitted | None, prompt: Prompt, resume: Checkpoint | None = None, first: Any = None
+        self,
+        fitted: Fitted | None,
+        prompt: Prompt,
+        resume: Checkpoint | None = None,
+        *,
+        step_id: int | None = None,
+        first: Any = None,
     ) -> tuple[torch.Tensor, Stop | None]:
         """One pass as a step of its own; the device may still be at it when this returns.
 
@@ -175,6 +174,7 @@ class Bench:
             fitted: The variant in use; None for the bare decoder.
             prompt: What is computed.
             resume: The checkpoint to go on from.
+            step_id: The step's number; by default the next.
             first: Recorded when the pass's first kernel has been launched.
 
         Returns:
@@ -182,7 +182,7 @@ class Bench:
         """
         if fitted is not None:
             rows = ((prompt.name, len(prompt)),)
-            fitted.forward.begin(next(self.steps), lambda: rows, resume)
+            fitted.forward.begin(step_id or next(self.steps), lambda: rows, resume)
         stop = None
         try:
             hidden = self.decoder.embed(prompt.tokens)
@@ -206,3 +206,41 @@ class Bench:
         for each in [None, *fitted]:
             self.use(each)
             self.seconds(each, prompt)
+
+
+def idle_overhead(
+    bench: Bench,
+    variants: Sequence[Fitted],
+    prompt: Prompt,
+    rounds: int,
+    limit_s: float,
+    rng: random.Random,
+) -> list[dict[str, Any]]:
+    """A row for each variant, and one for the bare decoder against itself.
+
+    Every variant and the bare decoder prefill the same prompt once in each round, in random order; a ratio is
+    of two passes of one round. The bare decoder runs twice, so that the table also says how much is noise.
+    There are at most `rounds`; after `limit_s` none but the first is begun.
+    """
+    contenders: dict[str, Fitted | None] = {BARE: None, BARE_AGAIN: None}
+    contenders |= {fitted.variant.name: fitted for fitted in variants}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    until_s = time.monotonic() + limit_s
+    for done in range(rounds):
+        if done and time.monotonic() > until_s:
+            break
+        for name in rng.sample(sorted(contenders), len(contenders)):
+            bench.use(contenders[name])
+            times[name].append(bench.seconds(contenders[name], prompt))
+    return [
+        {
+            "variant": name,
+            "tokens": len(prompt),
+            "rounds": len(own),
+            "bare_ms": statistics.median(times[BARE]) * 1e3,
+            "ms": statistics.median(own) * 1e3,
+            **overhead(own, times[BARE]),
+        }
+        for name, own in times.items()
+        if name != BARE
+    ]

@@ -22,7 +22,7 @@ from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Sto
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.engine.queue import QueueView, argument
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
-from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, Stop
+from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, StepStop
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
@@ -256,7 +256,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         beneficiary = "" if order is None else order.beneficiary
         is_kept, kept_bytes = stopped.checkpoint_bytes > 0, stopped.checkpoint_bytes
         boundary, done = (stopped.resumes_at, stopped.done) if is_kept else (0, 0.0)
-        stop = Stop(stopped.stopped_s, boundary, done, kept_bytes, beneficiary)
+        stop = StepStop(stopped.stopped_s, boundary, done, kept_bytes, beneficiary)
         self._stepper.step_preempted(members, pairs, stop, time.monotonic())
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)

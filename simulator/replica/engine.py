@@ -15,7 +15,7 @@ import msgspec
 
 from prefill_node.engine.queue import QueueView
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
-from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, Stop
+from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, StepStop
 from simulator.findings import State
 from simulator.replica.prefix_cache import PrefixCache
 from slo.preemption.types import Limits
@@ -211,7 +211,7 @@ class VirtualEngine:
             members[job.request_id] = new
             job.wasted_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
         kept_bytes = issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0
-        stopped = Stop(now_s, resumes_at, times.done(resumes_at), kept_bytes, beneficiary)
+        stopped = StepStop(now_s, resumes_at, times.done(resumes_at), kept_bytes, beneficiary)
         self._stepper.step_preempted(members, issued.view.pairs, stopped, now_s)
         self._times[issued.view.step_id] = times
 

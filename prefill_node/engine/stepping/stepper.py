@@ -87,7 +87,7 @@ class Member(NamedTuple):
     behind_tokens: int
 
 
-class Stop(NamedTuple):
+class StepStop(NamedTuple):
     """How a step stopped.
 
     Attributes:
@@ -210,7 +210,7 @@ class Stepper:
             self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
 
     def step_preempted(
-        self, members: Mapping[str, int], pairs: float, stop: Stop, now_s: float
+        self, members: Mapping[str, int], pairs: float, stop: StepStop, now_s: float
     ) -> SuspendedStep:
         """The last step, which has ended, stopped on the way; it is kept for those who are still there.
 

@@ -11,7 +11,7 @@ from prefill_node.engine.stepping.step_choice import (
     SuspensionRoom,
     Wait,
 )
-from prefill_node.engine.stepping.stepper import Member, StartOver, StepLimits, Stepper, Stop
+from prefill_node.engine.stepping.stepper import Member, StartOver, StepLimits, Stepper, StepStop
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.fairness import Fairness
@@ -49,7 +49,7 @@ def suspended(step, due_s=5.0):
 def preempt(stepper, name, at_s, beneficiary="", kept_bytes=10, still_here=True):
     members = {f"engine-{name}": 100} if still_here else {}
     stepper.step_ended(at_s)
-    return stepper.step_preempted(members, 5.0, Stop(at_s, 3, 0.25, kept_bytes, beneficiary), at_s)
+    return stepper.step_preempted(members, 5.0, StepStop(at_s, 3, 0.25, kept_bytes, beneficiary), at_s)
 
 
 def test_a_step_that_runs_is_published_without_its_members_in_the_queue(stepper):
