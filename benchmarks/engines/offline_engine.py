@@ -15,10 +15,6 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-<<<<<<< HEAD
-from deployments.local.engine_start import cpu_environment
-=======
->>>>>>> t1
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 

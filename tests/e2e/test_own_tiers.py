@@ -143,6 +143,8 @@ def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     assert 'slackserve_monitor_placements_total{decision="placed",tier="image"}' in text
     assert "premium" not in text
     rows = [
-        line.split()[0] for line in top(served, "--once").splitlines() if "%" in line and line.split()[0] in TIERS
+        line.split()[0]
+        for line in top(served, "--once").splitlines()
+        if "%" in line and line.split()[0] in TIERS
     ]
     assert rows[-4:] == list(TIERS)
