@@ -42,10 +42,8 @@ class Deployment:
         """Of its own Ray, as `RAY_ADDRESS` takes it: other deployments may run on the machine."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
             command = " ".join(process.cmdline())
-            port = re.search(r"--gcs_server_port=(\d+)", command)
-            host = re.search(r"--node-ip-address=(\S+)", command)
-            if port and host:
-                return f"{host[1]}:{port[1]}"
+            if found := re.search(r"--gcs-address=(\S+)", command):
+                return found[1]
         raise AssertionError("no Ray runs below the deployment")
 
     def metric(self, name: str, **labels: str) -> float:
