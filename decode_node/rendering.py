@@ -27,6 +27,8 @@ class LocalReason(enum.StrEnum):
     SEVERAL_PROMPTS = "several_prompts"
     PROMPT_LOGPROBS = "prompt_logprobs"
     NOT_TEXT = "not_text"
+    NO_PREFILL_REPLICA = "no_prefill_replica"
+    """None is running, and decode may do without."""
 
 
 @dataclass(frozen=True, slots=True)

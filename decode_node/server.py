@@ -8,8 +8,10 @@ prefills itself; the way through the two tiers is `decode_node.orchestrator`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,17 +21,25 @@ from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from decode_node.answers import error_response
+from decode_node.grammar_check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
-from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
+from decode_node.local_prefills import LocalPrefills
+from decode_node.orchestrator import Call, Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
+from decode_node.spans import DECODE, TOKENISE, RequestSpans
+from kv_transfer.engine import ReplicaEngine
+from kv_transfer.engine_processes import unlink_shared_memory
+from kv_transfer.engine_watchdog import EngineWatchdog
 from slo.monitor.messages import DecodeSeen, Role
+from slo.predict.handoff import HandoffSample
+from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
-from telemetry import logs
-from telemetry.catalogue import LOCAL_PREFILLS, REPLACEMENTS
+from telemetry import logs, tracing
+from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
@@ -37,18 +47,22 @@ from telemetry.reporting.background import Background
 from telemetry.reporting.draining import is_draining
 from telemetry.reporting.monitor_client import MonitorClient, Participant
 from telemetry.reporting.reporter import Reporter
+from telemetry.tracing import TracingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
 
-    from slo.predict.handoff import HandoffSample
 
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
-_OTHER_HANDSHAKES_TIMEOUT_S = 60.0
+_OTHER_HANDSHAKES_TIMEOUT_S = 20.0
+_HANDSHAKE_TIMEOUT_S = 10.0
 _HANDSHAKE_RETRY_S = 1.0
+_PROMPT_PASS_S = 60.0
+"""How long a pass with a part of a prompt may take is not known here; an engine hangs after five times this,
+which is vLLM's own limit for a pass."""
+_PACES = 4.0
+"""An engine that decodes hangs after five times this many of its tokens' time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,12 @@ class DecodeNodeConfig:
         is_monitored: Whether the cluster has an SLO monitor.
         replacement: When a failed prefill is not placed again.
         router_timeout_s: Longest wait for the router's answer on a new place.
+        tracing: Where spans go; None for nowhere.
+        max_ongoing_requests: How many it has at once; others wait. Serve's own limit is out of the way: a
+            replica that is full would not say that it is there.
+        local_prefills: How many prompts it computes at once itself while there is no prefill replica; 0 for
+            none.
+        grammars: What compiling a grammar may take.
     """
 
     prefill_replicas: int
@@ -68,6 +88,10 @@ class DecodeNodeConfig:
     is_monitored: bool = False
     replacement: ReplacementRules = NO_REPLACEMENTS
     router_timeout_s: float = 0.05
+    tracing: TracingOptions | None = None
+    max_ongoing_requests: int = 4096
+    local_prefills: int = 0
+    grammars: GrammarLimits = DEFAULT_LIMITS
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -82,29 +106,46 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         prefill_server: DeploymentHandle,
     ) -> None:
         context = serve.get_replica_context()
+        tracing.start(node.tracing, "decode")  # before vLLM, which would export by itself
         if node.cores:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
-        await super().__init__(llm_config, prefill_server=prefill_server)
+        await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
+        unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._instruments = Instruments(
-            LOCAL_PREFILLS, REPLACEMENTS, *EngineTap.METRICS, *monitor_client.METRICS
+            FIRST_TOKENS_RESAMPLED,
+            LOCAL_PREFILLS,
+            REPLACEMENTS,
+            *EngineTap.METRICS,
+            *EngineWatchdog.METRICS,
+            *monitor_client.METRICS,
         )
         self._tap = EngineTap("decode", self._instruments)
         self._tap.attach(self.engine)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
+        self._local = LocalPrefills(max(1, node.local_prefills))
         self._orchestrator = Orchestrator(
             self._replica_id,
             self.engine,
-            self._get_connector_backend(),
             self._tier,
             PrefillWatch(self._tier.ask),
             router,
             node.router_timeout_s,
             node.replacement,
             self._instruments,
+            self._local if node.local_prefills else None,
         )
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
+        self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
+        self._orchestrator.stand_before(client)
+        self._grammars = GrammarCheck(
+            node.grammars, client.get_tokenizer(), client.model_config.get_vocab_size()
+        )
+        self._grammars.stand_before(client)
         self._ongoing = 0
+        self._places = asyncio.Semaphore(node.max_ongoing_requests)
         self._router = router
         await self._shake_hands(node.prefill_replicas)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
@@ -113,67 +154,107 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             participant = Participant(self._replica_id, Role.DECODE, self._seen)
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
+        self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
+        self._watchdog = EngineWatchdog(
+            "decode", client, lambda: self._tap.steps, self._pass_s, self._instruments
+        )
+        self._watchdog.start()
         logs.event("decode_ready", max_model_len=self._max_model_len)
 
     async def chat(
         self, request: ChatCompletionRequest, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
         """Answer a chat completion."""
-        return self._serve(request, raw_request_info, is_chat=True)
+        return self._in_turn(request, raw_request_info, is_chat=True)
 
     async def completions(
         self, request: CompletionRequest, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
         """Answer a text completion."""
-        return self._serve(request, raw_request_info, is_chat=False)
+        return self._in_turn(request, raw_request_info, is_chat=False)
+
+    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
+        """Who answers, for those who wait for it; None from a replica whose engine is dead.
+
+        `pin` is read by `router.serve.replica_pinning` on the caller's side.
+        """
+        return None if self._orchestrator.is_dead else self._replica_id
 
     async def measure_handoff(self, tokens: int) -> HandoffSample:
         """See `decode_node.handoff_probe.measure_handoff`."""
         model, backend = self._llm_config.model_id, self._get_connector_backend()
         return await measure_handoff(self.engine, model, self._prefill_handle, backend, tokens)
 
+    async def _start_engine(self) -> None:
+        """Start it, without the report of what is used, for which Ray starts an actor."""
+        await self.engine.start()
+
     async def _shake_hands(self, expected: int) -> None:
         """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.
 
-        Goes on without those that are not up in time: a decode replica that is replaced while a prefill
-        replica is down must not wait for it. Their first request shakes hands then.
+        Goes on without those that are not up in time, or hang: a decode replica that is replaced while a
+        prefill replica is down must not wait for it. Their first request shakes hands then.
         """
         deadline_s = time.monotonic() + _FIRST_HANDSHAKE_TIMEOUT_S
         backend = self._get_connector_backend()
         dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1)
         prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
         while True:
-            handovers = await self._tier.broadcast("prewarm_prefill", prefill_request)
+            handovers = await self._tier.broadcast(
+                "prewarm_prefill", prefill_request, within_s=_HANDSHAKE_TIMEOUT_S
+            )
             if handovers:
                 deadline_s = min(deadline_s, time.monotonic() + _OTHER_HANDSHAKES_TIMEOUT_S)
             for params in handovers:
                 request = dummy.model_copy(deep=True)
                 request.kv_transfer_params = params
-                async for _ in self.engine.completions(request, None):
-                    pass
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                        async for _ in self.engine.completions(request, None):
+                            pass
             if len(handovers) >= expected or time.monotonic() > deadline_s:
                 logs.event("handshakes_done", replicas=len(handovers), expected=expected)
                 return
             await asyncio.sleep(_HANDSHAKE_RETRY_S)
 
-    async def _serve(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
+    async def _in_turn(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
+        """The answer, once one of the replica's places is free."""
         arrived_s = time.monotonic()
-        context = RequestContext.from_headers(info.headers) if info is not None else None
+        async with self._places, aclosing(self._serve(request, info, arrived_s, is_chat=is_chat)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _serve(
+        self, request: Any, info: Any, arrived_s: float, *, is_chat: bool
+    ) -> AsyncGenerator[Any, None]:
+        try:
+            context = RequestContext.from_headers(info.headers) if info is not None else None
+        except OtherProtocolError as error:
+            yield error_response(503, OTHER_PROTOCOL, str(error))
+            return
         if context is None:
             msg = "a decode replica serves requests from its own ingress only; they carry a context"
             raise RuntimeError(msg)
         self._ongoing += 1
         self._reporter.changed()
+        spans = RequestSpans(context.traceparent)
+        info = type(info)(headers=tracing.carrying(info.headers, spans.traceparent))
         try:
+            spans.phase(TOKENISE)
             rendered = await render(self.engine, request, is_chat=is_chat, max_model_len=self._max_model_len)
             if not isinstance(rendered, Rendered):
                 yield rendered
                 return
-            call = Call(request, info, is_chat, rendered.token_ids)
+            spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
+            call = Call(request, info, is_chat, rendered.token_ids, spans)
             if rendered.local is not None:
+                spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                async for piece in self._orchestrator.decode(request, call):
+                pieces = self._orchestrator.run_here(call, context, rendered.local.value)
+                async for piece in self._local.pieces(pieces):
                     yield piece
                 return
             spent_s = time.monotonic() - arrived_s
@@ -187,15 +268,20 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             async with aclosing(self._orchestrator.run(call, context.after(spent_s))) as pieces:
                 async for piece in pieces:
                     yield piece
-        except NotReplacedError as error:
-            yield error_response(error.status, error.code, str(error))
         finally:
+            spans.end()
             self._ongoing -= 1
             self._reporter.changed()
 
+    def _pass_s(self) -> float:
+        """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
+        if self._local.computing or self._tap.recomputes:
+            return _PROMPT_PASS_S
+        return _PACES * (self._tap.tpot_s or 0.0)
+
     async def _not_for_prefill(self, context: RequestContext) -> None:
         """Tell the router that the placed prefill will not be asked for."""
-        await self._router.job_ended.remote(context.job_id)
+        await self._router.not_for_prefill.remote(context.job_id)
 
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
         return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
@@ -204,6 +290,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         """Serve's last call, with no request left."""
         if hasattr(self, "_reporter"):
             await self._reporter.end(ReplicaGone(self._replica_id))
+            await self._grammars.close()
         await super().__del__()
 
     def _report(self) -> Report:
@@ -217,4 +304,5 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.kv_tokens,
             tap.tpot_s,
             draining=is_draining(),
+            local_prefills=self._local.outstanding,
         )

@@ -7,7 +7,6 @@ deployments fit together and what each is started with; refuses what cannot work
 import dataclasses
 import difflib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,16 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.grammar_check import GrammarLimits
 from decode_node.server import DecodeNodeConfig, DecodeServer
+from deployments.autoscaling import TierAutoscaler
 from deployments.calibrate.profile import profile_of
 from deployments.config import ConfigError
 from deployments.config.settings import PoolConfig, SlackServeConfig
+from deployments.grpc.methods import InferenceIngress
 from deployments.http.ingress import IngressConfig, make_ingress
+from deployments.http.key_watch import KeyWatch
 from deployments.local.cpu_plan import CorePlan, plan_cores
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
@@ -33,7 +37,6 @@ from deployments.monitor.actor import MonitorOptions
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
-from router.core import RouterLimits
 from router.fleet.decode_replica import KvLink
 from router.serve.deployment import RouterConfig, SlackRouter
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
@@ -45,10 +48,17 @@ from slo.replacement import ReplacementRules
 
 INGRESS_NAME = "Ingress"
 _SMALL_CPUS = 0.1
+_HEALTH_CHECK_S = 2.0
+_NO_LIMIT = 100_000
+"""Of calls that Serve lets a replica have at once."""
+_UNKNOWN_LENGTH = 32_768
+"""Tokens that a model takes which vLLM has yet to fetch, for what a request without `max_tokens` reserves."""
 _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of two kinds of numbers."""
-_SCHEDULER = "prefill_node.engine.scheduler.SlackScheduler"
-_WORKERS = {
+_GPU_MEMORY = 0.9
+"""Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
+_PREFILL_SCHEDULER = "prefill_node.engine.scheduler.SlackScheduler"
+_PREFILL_WORKERS = {
     "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
     "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
 }
@@ -69,7 +79,7 @@ def build(config: SlackServeConfig) -> serve.Application:
     model = dataclasses.replace(model, model_id=config.model_name or model.model_id)
     _check_engine_kwargs(config)
     _check_model_fits(config, model)
-    keys = config.key_ring()
+    keys = KeyWatch(config.key_source())
     cores = _core_plan(config)
     router = _router(config, profile)
     prefill = build_llm_deployment(
@@ -90,29 +100,40 @@ def build(config: SlackServeConfig) -> serve.Application:
         },
     )
     ingress = serve.deployment(
-        make_ingress(keys, config.limits.max_body_bytes),
+        make_ingress(InferenceIngress, keys, config.limits),
         name=INGRESS_NAME,
         num_replicas=config.ingress_replicas,
-        max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": _SMALL_CPUS},
+        max_ongoing_requests=_NO_LIMIT,
+        ray_actor_options=_small_actor(config),
         logging_config=_logging(config),
         graceful_shutdown_wait_loop_s=0.5,
     )
     return ingress.bind(
         llm_deployments={model.model_id: decode},
         model_cards={model.model_id: _model_card(model.model_id, decode_config)},
-        config=IngressConfig(config.tiers.tier_set(), config.router_timeout_s(), _monitor(config)),
+        config=IngressConfig(
+            config.tiers.tier_set(),
+            config.router_timeout_s(),
+            config.limits,
+            config.max_model_len or _longest(model) or _UNKNOWN_LENGTH,
+            config.router.max_replacements,
+            _monitor(config, model.model_id),
+            config.tracing.options(),
+        ),
         router=router,
     )
 
 
-def _monitor(config: SlackServeConfig) -> MonitorOptions | None:
+def _monitor(config: SlackServeConfig, model: str) -> MonitorOptions | None:
     """What an ingress starts the SLO monitor with; whoever builds the application need not live on."""
     monitor = config.monitor
     if not monitor.enabled:
         return None
     return MonitorOptions(
-        monitor.settings(config.preemption, config.tiers.tier_set()), monitor.host, monitor.port
+        monitor.settings(config.preemption, config.tiers.tier_set(), (model,)),
+        monitor.host,
+        monitor.port,
+        on_head=monitor.node == "head",
     )
 
 
@@ -133,38 +154,34 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
         SlackRouter,
         name=ROUTER_NAME,
         num_replicas=1,
-        max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": _SMALL_CPUS},
+        max_ongoing_requests=_NO_LIMIT,
+        ray_actor_options=_small_actor(config),
         logging_config=_logging(config),
         graceful_shutdown_wait_loop_s=0.1,
-    )
-    given = config.router
-    limits = RouterLimits(
-        stale_after_s=given.stale_after_s,
-        silent_after_s=given.silent_after_s,
-        stretch=given.stretch,
     )
     return deployment.bind(
         RouterConfig(
             config.tiers.tier_set(),
-            given.placement,
-            limits,
+            config.router.placement,
+            config.router.limits(config.degraded),
             config.admission.rules(),
-            config.tenant_limits(),
-            config.admission.default_limits.limit(),
             _link(profile) if config.kv_transfer.link is None else config.kv_transfer.link.link(),
             config.monitor.enabled,
         )
     )
 
 
+def _small_actor(config: SlackServeConfig) -> dict[str, Any]:
+    """What an actor without an engine takes, and where it runs."""
+    where = {"label_selector": config.node_labels} if config.node_labels else {}
+    return {"num_cpus": _SMALL_CPUS, **where}
+
+
 def _link(profile: Profile | None) -> KvLink | None:
-    """What grows with the prompt between prefill and first token, as the router reckons with it."""
-    if profile is None or profile.handoff is None:
+    """What KV moves over, as far as it was measured."""
+    if profile is None or (link := profile.link(profile.kv_bytes_per_token)) is None:
         return None
-    handoff, size_bytes = profile.handoff.model(), profile.kv_bytes_per_token
-    bytes_ps = size_bytes / handoff.per_token_s if handoff.per_token_s > 0 else math.inf
-    return KvLink(size_bytes, bytes_ps, handoff.latency_s)
+    return KvLink(profile.kv_bytes_per_token, link.bytes_ps, link.latency_s)
 
 
 def _prefill_node(
@@ -172,7 +189,7 @@ def _prefill_node(
 ) -> PrefillNodeConfig:
     predictor = None if profile is None else profile.predictor
     handoff_s = config.handoff_ms / 1e3
-    if profile is not None and (profile.handoff is not None or profile.predictor.handoff_s > 0):
+    if profile is not None and profile.predictor.handoff_s > 0:
         handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
     rules, fairness, tiers = preemption.rules(), config.fairness.rules(), config.tiers.tier_set()
@@ -183,9 +200,7 @@ def _prefill_node(
         launch_ahead=preemption.launch_ahead,
         vote_timeout_s=preemption.vote_timeout_s,
         join_tokens=preemption.join_tokens,
-        max_suspended_s=rules.limits.max_suspended_s,
-        max_suspended_steps=rules.limits.max_suspended_steps,
-        max_suspended_bytes=rules.limits.max_suspended_bytes,
+        limits=rules.limits,
         shares=shares_of(tiers),
         starvation_timeout_s=fairness.starvation_timeout_s,
     )
@@ -199,20 +214,26 @@ def _prefill_node(
         setup,
         cores.prefill,
         drain_s=config.prefill.drain_s,
+        max_ongoing_requests=config.prefill.max_ongoing_requests,
         profiled=UNKNOWN if profile is None else profile.subject,
         subject=subject,
         is_monitored=config.monitor.enabled,
+        tracing=config.tracing.options(),
     )
 
 
 def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
     sheddable = [tier for tier, policy in config.tiers.tier_set().items() if policy.sheddable]
     return DecodeNodeConfig(
-        config.prefill.replicas,
+        config.prefill.fewest,
         cores.decode,
         replacement=ReplacementRules(config.router.max_replacements, frozenset(sheddable)),
+        max_ongoing_requests=config.decode.max_ongoing_requests,
+        local_prefills=config.degraded.at_once if config.degraded.local_prefill else 0,
         router_timeout_s=config.router_timeout_s(),
         is_monitored=config.monitor.enabled,
+        tracing=config.tracing.options(),
+        grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
     )
 
 
@@ -221,7 +242,7 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
     pinned = PinnedPrefill if is_prefill else PinnedDecode
     return LLMConfig(
         model_loading_config={"model_id": model.model_id, "model_source": model.source},
-        accelerator_type=config.accelerator_type,
+        accelerator_type=pool.accelerator_type or config.accelerator_type,
         engine_kwargs=_engine_kwargs(config, model, pool, role),
         runtime_env={"env_vars": _environment(config, model, role)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
@@ -232,22 +253,56 @@ def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig
             ),
         },
         deployment_config={
-            "num_replicas": pool.replicas,
-            "max_ongoing_requests": pool.max_ongoing_requests,
+            **_size(config, pool, role),
+            "max_ongoing_requests": _NO_LIMIT,
             "request_router_config": RequestRouterConfig(request_router_class=pinned),
             "logging_config": _logging(config).model_dump(),
+            # Three failures in a row have Serve replace a replica, such as one whose engine has died.
+            "health_check_period_s": _HEALTH_CHECK_S,
             "graceful_shutdown_wait_loop_s": 0.5,
             "graceful_shutdown_timeout_s": pool.drain_s,
+            # Serve repeats the one selector for each bundle.
+            "placement_group_bundle_label_selector": [pool.node_labels] if pool.node_labels else None,
         },
         **_hardware(config, pool),
     )
 
 
+def _size(config: SlackServeConfig, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
+    """How many replicas there are, or who decides it."""
+    if pool.max_replicas is None:
+        return {"num_replicas": pool.replicas}
+    rules = config.autoscaling.rules(pool)
+    policy = {
+        "policy_function": f"{TierAutoscaler.__module__}.{TierAutoscaler.__qualname__}",
+        "policy_kwargs": {
+            "role": "prefill" if role is KVRole.PREFILL else "decode",
+            **dataclasses.asdict(rules),
+        },
+    }
+    return {
+        "autoscaling_config": {
+            "min_replicas": rules.min_replicas,
+            "initial_replicas": pool.replicas,
+            "max_replicas": rules.max_replicas,
+            # The policy has waited as long as it wants to.
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            "policy": policy,
+        }
+    }
+
+
 def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
-    if config.accelerator == "cuda":
-        return {}
-    bundles = [{"CPU": 1}] * pool.tensor_parallel_size
-    return {"accelerator_config": {"kind": "cpu"}, "placement_group_config": {"bundles": bundles}}
+    """What each worker takes, and whether all of a replica are on one node."""
+    on_cpu = config.accelerator == "cpu"
+    return {
+        "accelerator_config": {"kind": "cpu" if on_cpu else "gpu"},
+        "placement_group_config": {
+            "bundle_per_worker": {"CPU": 1} if on_cpu else {"GPU": pool.gpus_per_worker},
+            "strategy": "PACK" if pool.across_nodes else "STRICT_PACK",
+        },
+    }
 
 
 def _engine_kwargs(
@@ -261,21 +316,38 @@ def _engine_kwargs(
             role, config.accelerator if buffer_device == "auto" else buffer_device, config.kv_transfer.lease_s
         ),
     }
+    if (traces := config.tracing.options()) is not None:
+        kwargs["otlp_traces_endpoint"] = traces.endpoint
     if config.max_model_len is not None:
         kwargs["max_model_len"] = config.max_model_len
     if config.accelerator == "cpu":
         kwargs |= {"enforce_eager": True, "dtype": "float32"}
     if config.dtype is not None:
         kwargs["dtype"] = config.dtype
-    if role is KVRole.PREFILL:
-        kwargs["scheduler_cls"] = _SCHEDULER
-        kwargs["worker_cls"] = _WORKERS[config.accelerator]
+    if pool.gpus_per_worker < 1:
+        kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
+    if role is KVRole.DECODE:
+        kwargs["scheduler_cls"] = SCHEDULER
+        kwargs["worker_cls"] = WORKERS[config.accelerator]
+        chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
+        kwargs["long_prefill_token_threshold"] = min(chunk, config.max_model_len or chunk)
+    else:
+        kwargs["scheduler_cls"] = _PREFILL_SCHEDULER
+        kwargs["worker_cls"] = _PREFILL_WORKERS[config.accelerator]
         if config.preemption.mode is not PreemptionMode.OFF:
             # A compiled forward pass is one piece, which cannot stop between two layers.
             kwargs["enforce_eager"] = True
         if (longest := config.max_model_len or _longest(model)) is not None:
             kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
-    return kwargs | pool.engine_kwargs
+    return kwargs | pool.engine_kwargs | _generation(config, pool)
+
+
+def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+    """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
+    if (most := config.limits.max_output_tokens) is None:
+        return {}
+    given = pool.engine_kwargs.get("override_generation_config", {})
+    return {"override_generation_config": {**given, "max_new_tokens": most}}
 
 
 def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -> dict[str, str]:
@@ -296,8 +368,8 @@ def _core_plan(config: SlackServeConfig) -> CorePlan:
         return CorePlan((), ())
     return plan_cores(
         sorted(os.sched_getaffinity(0)),
-        config.prefill.replicas,
-        config.decode.replicas,
+        config.prefill.most,
+        config.decode.most,
         config.prefill.tensor_parallel_size,
         config.decode.tensor_parallel_size,
     )

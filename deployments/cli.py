@@ -1,4 +1,4 @@
-"""The command line: `slackserve serve`, `slackserve bench`, `simulate`, `calibrate` and `slackserve top`."""
+"""The command line: `slackserve` and its subcommands."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,16 +32,17 @@ from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
+from deployments.local.request_log import SESSION_LOGS, events_of, timeline
+from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
+from deployments.timeline.command import timeline as draw_timeline
+from observability.files import write as write_observability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deployments.local.launcher import Part
-    from deployments.models.conversion import ProgressCallback
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +53,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(simulate)
 app.command()(calibrate)
+app.command(name="timeline")(draw_timeline)
 _console = Console(stderr=True)
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
 # gRPC between replicas this took a quarter off the time to first token of a tiny model.
@@ -58,6 +61,8 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # Of the gRPC API: Serve's proxy takes messages of up to 2 GiB otherwise, before anybody asks for a key.
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 * 1024**2),
 }
 QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
 
@@ -76,8 +81,10 @@ def serve(
         resolved = ModelStore().resolve(settings.model, progress)
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
+    traces = settings.tracing.options()
     for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
+    os.environ.update({} if traces is None else traces.environment())
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -124,6 +131,30 @@ def top(
             status.stop()
             _console.print(Text(f"top: {error}", style="red"))
             raise typer.Exit(1) from None
+
+
+@app.command()
+def trace(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")],
+    logs: Annotated[Path, typer.Option(help="Directory of Ray's logs.")] = SESSION_LOGS,
+) -> None:
+    """Print what the processes on this machine have logged of one request, in the order of time."""
+    events = events_of(request_id, logs)
+    if not events:
+        _console.print(Text(f"trace: the logs in {logs} say nothing of {request_id}", style="red"))
+        raise typer.Exit(1)
+    Console(soft_wrap=True).print(timeline(events))
+
+
+@app.command()
+def observability(
+    config: Annotated[Path | None, typer.Option(help="The deployment's YAML file, for its tiers.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory to write them to.")] = Path("observability"),
+) -> None:
+    """Write Prometheus' rules and Grafana's dashboards for a deployment."""
+    settings = SlackServeConfig() if config is None else load(config)
+    for file in write_observability(settings.tiers.tier_set(), out):
+        _console.print(str(file), highlight=False)
 
 
 def main() -> None:

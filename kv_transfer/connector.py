@@ -1,8 +1,9 @@
 """The NIXL connector that both tiers load, and its configuration.
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
-early, an engine ends with its replica, and on CPU the transfer leaves the engine its cores. The transfer
-itself is vLLM's.
+early, and what is read after its end is not used, an engine ends with its replica, its side channel outlives
+what strangers send, models whose KV cache vLLM mixes up after a failed pull are refused, and on CPU the
+transfer leaves the engine its cores. The transfer itself is vLLM's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -21,13 +23,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
 
+from kv_transfer.leases import Pull, PullDeadlines
 from kv_transfer.nixl_agent import sleeping_progress_threads
+from kv_transfer.side_channel import probe, serve_handshakes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 _GRACE_S: Final = 10.0
 """How long a process whose parent has ended may take to stop its own children."""
@@ -40,8 +44,22 @@ class KVRole(enum.StrEnum):
     DECODE = "kv_consumer"
 
 
+class SeveralCacheGroupsError(RuntimeError):
+    """A model's KV cache is of several kinds; `kinds` are vLLM's names of them."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        super().__init__(
+            f"this model's KV cache is in {len(kinds)} groups ({', '.join(kinds)}), which decode refuses: "
+            "after a failed transfer vLLM 0.29 could answer with another prompt's text (vLLM issue 52234); "
+            "for a model whose groups are only full and sliding-window attention, set "
+            "disable_hybrid_kv_cache_manager: true in prefill.engine_kwargs and decode.engine_kwargs, "
+            "otherwise serve another model"
+        )
+        self.kinds = kinds
+
+
 class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no types for it
-    """vLLM's pull connector with leases that end in the order of their expiry.
+    """vLLM's pull connector with leases that end in the order of their expiry, and no reads after them.
 
     vLLM frees expired leases from the front of a dict that it takes to be sorted by expiry; a lease that a
     heartbeat lengthened or that `release` ended breaks that order, and would wait for all before it.
@@ -56,16 +74,81 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
                 if current_platform.is_cpu():
                     made.enter_context(transfer_threads_apart())
             super().__init__(vllm_config, role, *args, **kwargs)
+        if role is KVConnectorRole.WORKER:
+            self._pulls: dict[str, Pull] = {}
+            self._deadlines = PullDeadlines(self.connector_worker._lease_extension)  # noqa: SLF001 - vLLM's own
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
+            if vllm_config.kv_transfer_config.kv_role == KVRole.DECODE:
+                refuse_several_groups(self.kv_cache_config)
+            self.connector_scheduler._nixl_handshake_listener = serve_handshakes  # noqa: SLF001 - started by vLLM
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Open the side channel, and see that it answers."""
+        super().set_xfer_handshake_metadata_pp_aware(metadata)
+        scheduler = self.connector_scheduler
+        probe(scheduler.side_channel_host, scheduler.side_channel_port, next(iter(metadata)))
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """How many tokens to pull beyond those computed here, and whether between steps.
+
+        vLLM's connector pulls the prompt. A request that goes on from several generated tokens is prefilled
+        with all of them but the last, which the next step computes, and pulls them as well.
+        """
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_prefill") and request.num_output_tokens > 1:
+            ready = self.connector_scheduler._get_remote_prefill_token_count(request.num_tokens - 1)  # noqa: SLF001
+            return max(0, ready - num_computed_tokens), ready > num_computed_tokens
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """On prefill: tell decode when the lease of the blocks ends, on the clock that handshakes tell."""
+        is_leased, address = super().request_finished_all_groups(request, block_ids)
+        if is_leased and address is not None:
+            leases = self.connector_scheduler._reqs_need_send  # noqa: SLF001 - vLLM tells only other prefills
+            address["remote_blocks_expiry_time"] = leases[request.request_id]
+        return is_leased, address
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Start the step's transfers, then put the leases back into the order of their expiry."""
+        self._note_leases()
         super().start_load_kv(forward_context, **kwargs)
         worker = self.connector_worker
         leases = worker._reqs_to_send  # noqa: SLF001 - vLLM has no other way to end a lease
         if _out_of_order(leases):
             worker._reqs_to_send = dict(sorted(leases.items(), key=lambda lease: lease[1]))  # noqa: SLF001
+
+    def _note_leases(self) -> None:
+        """On decode: what is asked of prefill with this step."""
+        step = self._connector_metadata
+        if beats := step.heartbeat_by_engine:
+            known = self.connector_worker._remote_agents  # noqa: SLF001 - others are not told yet
+            asked = [beat.req_ids for engine, beat in beats.items() if engine in known]
+            self._deadlines.lengthened(set().union(*asked), time.perf_counter())
+        for request_id, pull in step.reqs_to_recv.items():
+            peer, blocks = pull.remote, frozenset().union(*pull.local_block_ids)
+            if blocks and peer.blocks_expiry_time is not None:
+                self._pulls[request_id] = Pull(
+                    peer.engine_id, peer.request_id, peer.blocks_expiry_time, blocks
+                )
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """What has been sent and received; blocks that were read after their lease are not used."""
+        sent, received = super().get_finished(finished_req_ids)
+        worker, now_s = self.connector_worker, time.perf_counter()
+        offsets_s = worker._engine_clock_offset  # noqa: SLF001 - of those that it has shaken hands with
+        for request_id in received:
+            pull = self._pulls.pop(request_id, None)
+            if pull is None or pull.engine not in offsets_s:
+                continue
+            if self._deadlines.is_late(pull, offsets_s[pull.engine], now_s):
+                worker._invalid_block_ids.put(set(pull.blocks))  # noqa: SLF001 - as vLLM says that a pull failed
+                worker.xfer_stats.record_failed_transfer()
+        return sent, received
 
     def release(self, engine_request_id: str) -> None:
         """Free a finished prefill's blocks at the next step although nobody has pulled them.
@@ -94,6 +177,20 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": lease_s},
     }
+
+
+def refuse_several_groups(kv_cache: KVCacheConfig) -> None:
+    """Refuse to decode a model whose KV cache is in several groups.
+
+    After a failed pull vLLM gives such a request another one's blocks, and so another one's text
+    (vLLM issue 52234).
+
+    Raises:
+        SeveralCacheGroupsError: It is.
+    """
+    groups = kv_cache.transfer_groups
+    if len(groups) > 1:
+        raise SeveralCacheGroupsError([type(group.kv_cache_spec).__name__ for group in groups])
 
 
 def _out_of_order(leases: dict[str, float]) -> bool:

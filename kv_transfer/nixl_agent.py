@@ -9,11 +9,9 @@ once, not after the delay. Owns that one value, see
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Final
 
 _DELAY_US: Final = 100_000
 """Longest sleep without an event. 10 ms cost 0.5 % of a core where 100 ms cost nothing measurable."""

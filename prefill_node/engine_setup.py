@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from slo.preemption.types import Limits
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
@@ -37,10 +39,7 @@ class EngineSetup:
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
-        max_suspended_s: Total seconds that a request may be suspended before it goes first.
-        max_suspended_steps: Steps suspended at a time; see `prefill_node.engine.stepping.step_choice` for
-            this and the next.
-        max_suspended_bytes: Bytes of their checkpoints, on each rank.
+        limits: How long and how much may be suspended; see `prefill_node.engine.stepping.step_choice`.
         shares: Weight and share of each tier by name, the most valuable first.
         starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
     """
@@ -53,9 +52,7 @@ class EngineSetup:
     vote_timeout_s: float = 20.0
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05
-    max_suspended_s: float = Limits().max_suspended_s
-    max_suspended_steps: int = Limits().max_suspended_steps
-    max_suspended_bytes: int = Limits().max_suspended_bytes
+    limits: Limits = field(default_factory=Limits)
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
 
@@ -75,4 +72,4 @@ class EngineSetup:
     @staticmethod
     def of(vllm_config: VllmConfig) -> EngineSetup:
         """What was encoded; preemption is off when nothing was."""
-        return EngineSetup(**(vllm_config.additional_config or {}).get(_KEY, {}))
+        return msgspec.convert((vllm_config.additional_config or {}).get(_KEY, {}), EngineSetup)

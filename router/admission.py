@@ -7,19 +7,16 @@ request would take. Pure, like `router.core`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from slo.admission.controller import AdmissionRequest
+from router.fleet.prefill_replica import PrefillView
+from router.messages import LiveJobs, PlacementRequested
+from slo.admission.controller import AdmissionController, AdmissionRequest
+from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from router.fleet.prefill_replica import PrefillView
-    from router.messages import PlacementRequested
-    from slo.admission.controller import AdmissionController
-    from slo.request import JobId
+from slo.request import JobId
 
 _LOOK_S: Final = 1.0
 """Capacity is worked out anew after so long, and when the number of replicas changes."""
@@ -47,27 +44,23 @@ class Gate:
     ) -> Rejected | None:
         """Why a request is not admitted; None when it is.
 
-        Args:
-            request: The request.
-            tokens: Its length.
-            replicas: Usable prefill replicas, at least one.
-            now_s: The time.
-            cached_tokens: Of its tokens, those that some replica need not compute.
+        `replicas` are the usable ones; without any, what each tenant may have is all that counts.
+        `cached_tokens` are those of the `tokens` that some replica need not compute.
         """
         if self.admission is None:
             return None
         new = tokens - cached_tokens
-        work_s = min(replica.predictor.prefill_s(new, cached_tokens) for replica in replicas)
-        if len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
+        work_s = min((one.predictor.prefill_s(new, cached_tokens) for one in replicas), default=0.0)
+        if replicas and (len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S):
             self._replicas, self._looked_at_s = len(replicas), now_s
             self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s))
         tier, tenant = request.objective.tier, request.tenant
-        decision = self.admission.decide(
-            AdmissionRequest(request.job_id, tier, tenant, tokens, work_s), now_s
+        usage = Usage(tokens * request.answers_per_prompt, request.output_tokens)
+        asked = AdmissionRequest(
+            request.job_id, tier, tenant, usage, work_s, request.asker, request.number, request.limit
         )
-        if isinstance(decision, Rejected):
-            return replace(decision, ttft_budget_s=request.objective.ttft_s)
-        return None
+        refused = self.admission.decide(asked, now_s)
+        return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)
 
     def served(self, jobs: Iterable[JobId]) -> None:
         """Prefills have ended."""
@@ -75,10 +68,21 @@ class Gate:
             for job_id in jobs:
                 self.admission.served(job_id)
 
-    def ended(self, job_id: JobId, now_s: float) -> None:
-        """A request has ended, was rejected for another reason, or was cancelled."""
+    def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
+        """A request has ended or was cancelled, with so many tokens; None when nobody knows."""
         if self.admission is not None:
-            self.admission.ended(job_id, now_s)
+            self.admission.ended(job_id, now_s, used)
+
+    def withdrawn(self, job_id: JobId, now_s: float) -> None:
+        """A request is rejected for another reason."""
+        if self.admission is not None:
+            self.admission.withdrawn(job_id, now_s)
+
+    def reconcile(self, live: LiveJobs, now_s: float) -> list[JobId]:
+        """See `AdmissionController.reconcile`."""
+        if self.admission is None:
+            return []
+        return self.admission.reconcile(live.asker, live.asked, live.jobs, now_s)
 
 
 def _capacity(replicas: Sequence[PrefillView], new: int, cached: int, work_s: float) -> float:

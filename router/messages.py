@@ -7,33 +7,38 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from slo.admission.tenant_limits import TenantLimit
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
 from slo.objectives import Objective
-
-if TYPE_CHECKING:
-    from slo.replacement import ReplacementRequested
-    from slo.request import JobId, ReplicaId
+from slo.protocol import Message
+from slo.replacement import ReplacementRequested
+from slo.request import JobId, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRequested:
+class PlacementRequested(Message):
     """A request asks for a place.
 
     Attributes:
-        objective: Its tier and budgets.
         explicit_deadline: Whether the client itself named the budget for the first token.
         prompt_tokens: Exact length when the prompt came as tokens, else None.
         prompt_bytes: Size of the text otherwise.
         elapsed_s: What it has already spent of its budget.
         prefix_hashes: Of the prompt's leading blocks, each standing for all of the prompt up to its end.
         hash_block: Size of a block: tokens when `prompt_tokens` is known, else bytes; 0 without hashes.
-        tenant: Who sends it.
-        failed_replicas: Prefill replicas that failed the request; it is not placed there again.
+        failed_replicas: Replicas that failed the request; it is not placed there again.
+        lost_replica: The one of them that nobody can use until it reports again; None for none.
         decode_replica: Where it decodes already; None leaves that open.
-        is_admitted: Whether it was admitted before.
+        is_admitted: Whether it was admitted before; it is not asked about shares again.
+        however_late: Whether it is placed even if it will be late.
+        asker: Who asks, and tells with `LiveJobs` which of its requests live; empty for one who does not.
+        number: Its place among the requests of that asker.
+        limit: Of its tenant; None for none or one that is known.
+        answers_per_prompt: Its `n`.
+        output_tokens: The most that all its answers may have together.
     """
 
     job_id: JobId
@@ -48,6 +53,13 @@ class PlacementRequested:
     failed_replicas: tuple[ReplicaId, ...] = ()
     decode_replica: ReplicaId | None = None
     is_admitted: bool = False
+    however_late: bool = False
+    lost_replica: ReplicaId | None = None
+    asker: str = ""
+    number: int = 0
+    limit: TenantLimit | None = None
+    answers_per_prompt: int = 1
+    output_tokens: int = 0
 
     @classmethod
     def again(cls, request: ReplacementRequested) -> PlacementRequested:
@@ -61,26 +73,41 @@ class PlacementRequested:
             failed_replicas=request.failed_replicas,
             decode_replica=request.decode_replica,
             is_admitted=True,
+            lost_replica=request.lost_replica,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class LiveJobs(Message):
+    """Which requests of an asker have not ended; of all others the router has missed the end.
+
+    Attributes:
+        asked: How many requests it had asked for when it said so.
+    """
+
+    asker: str
+    asked: int
+    jobs: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Message):
     """Where a request goes and what to expect.
 
     Attributes:
+        prefill_replica: None for the decode replica, which computes the prompt itself.
         ttft_budget_s: The budget that holds for it, seconds from arrival; None for no deadline.
-        predicted_ttft_s: Seconds from arrival to the first token.
-        slack_s: Budget minus prediction; infinite without a deadline.
+        predicted_ttft_s: Seconds from arrival to the first token; None when nobody knows.
+        slack_s: Budget minus prediction, if there is one; infinite without a deadline.
         handoff_s: Part of the prediction that follows the end of prefill.
         cached_tokens: Of its tokens, those that the prefill replica's prefix cache is expected to hold.
     """
 
-    prefill_replica: ReplicaId
+    prefill_replica: ReplicaId | None
     decode_replica: ReplicaId
     tokens: int
     ttft_budget_s: float | None
-    predicted_ttft_s: float
+    predicted_ttft_s: float | None
     slack_s: float
     handoff_s: float
     reason: PlacementReason
@@ -96,6 +123,7 @@ class PlacementReason(enum.StrEnum):
     ONLY_REPLICA = "only_replica"
     NOBODY_LATE = "nobody_late"
     LEAST_HARM = "least_harm"
+    NO_PREFILL_REPLICA = "no_prefill_replica"
     ROUND_ROBIN = "round_robin"
     LEAST_TOKENS = "least_tokens"
     TWO_CHOICES = "two_choices"

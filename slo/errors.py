@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slo.protocol import Message
+
 
 class FieldError(Exception):
     """A request field has a value that cannot be served.
@@ -41,6 +43,7 @@ class RejectionReason(enum.StrEnum):
     """The SLO monitor has the class shed."""
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - tokens of text
+    OUTPUT_TOKEN_RATE = "output_token_rate"  # noqa: S105 - likewise
     CONCURRENCY = "concurrency"
     NO_REPLICA = "no_replica"
     NOT_SETTLED = "not_settled"
@@ -48,7 +51,7 @@ class RejectionReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Message):
     """A request is refused before it is queued.
 
     Attributes:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from slo.errors import FieldError
-from slo.tiers import DEFAULT_ALIASES, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from slo.tiers import TierSet
+from slo.tiers import DEFAULT_ALIASES, Tier, TierSet
 
 MAX_OBJECTIVE_MS: Final = 3_600_000.0
 MIN_OBJECTIVE_MS: Final = 0.001

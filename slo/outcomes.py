@@ -3,20 +3,19 @@
 Every request ends exactly once, with exactly one `Outcome`; the values label metrics. A request that was
 refused before it was queued is `REJECTED` (malformed, unauthorised, or beyond its tenant's limits) or `SHED`
 (overload); one that the server removed from the queue is `EVICTED`. A `RejectionReason` is always of a
-request that was never queued. `RequestEnded.attained` is the one rule by which a request counts as met,
-missed or not judged, wherever attainment is counted.
+request that was never queued. `RequestEnded.judged` is the one rule by which objectives count as met, missed
+or not judged, wherever attainment is counted; `attained` sums it up for the request.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import assert_never
 
 from slo.errors import RejectionReason
-
-if TYPE_CHECKING:
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 
 class Outcome(enum.StrEnum):
@@ -30,14 +29,36 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
-_LIMITS: Final = frozenset(
-    {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
-)
+class ObjectiveName(enum.StrEnum):
+    """What a request may be promised; the values label metrics."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
 
 
 def outcome_of(reason: RejectionReason) -> Outcome:
     """How a refused request ends: the tenant's own limits reject it, the state of the fleet sheds it."""
-    return Outcome.REJECTED if reason in _LIMITS else Outcome.SHED
+    match reason:
+        case (
+            RejectionReason.REQUEST_RATE
+            | RejectionReason.TOKEN_RATE
+            | RejectionReason.OUTPUT_TOKEN_RATE
+            | RejectionReason.CONCURRENCY
+        ):
+            return Outcome.REJECTED
+        case (
+            RejectionReason.DEADLINE_INFEASIBLE
+            | RejectionReason.OVER_SHARE
+            | RejectionReason.RESERVED
+            | RejectionReason.TENANT_SHARE
+            | RejectionReason.BACKLOG
+            | RejectionReason.SHED_BY_POLICY
+            | RejectionReason.NO_REPLICA
+            | RejectionReason.NOT_SETTLED
+        ):
+            return Outcome.SHED
+        case _:
+            assert_never(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +88,40 @@ class RequestEnded:
     tpot_budget_s: float | None = None
 
     @property
-    def attained(self) -> bool | None:
-        """Whether it met what it was promised; None when it is not judged.
+    def judged(self) -> dict[ObjectiveName, bool]:
+        """Whether each objective was met, of those that are judged.
 
-        Not judged are requests that were promised nothing, that could not be timed, that were rejected, and
-        those whose client left before anything was due. One that was shed, evicted, or failed has missed.
+        Not judged are objectives that were not promised or could not be timed, all those of a request that
+        was rejected, and, when the client left, those that had not been missed by then. A request that was
+        shed, evicted, or failed has missed all that it was promised.
         """
-        if self.outcome is Outcome.REJECTED or (self.ttft_budget_s is None and self.tpot_budget_s is None):
-            return None
+        promised = {
+            name: (took_s, budget_s)
+            for name, took_s, budget_s in (
+                (ObjectiveName.TTFT, self.ttft_s, self.ttft_budget_s),
+                (ObjectiveName.TPOT, self.tpot_s, self.tpot_budget_s),
+            )
+            if budget_s is not None
+        }
+        if self.outcome is Outcome.REJECTED:
+            return {}
         if self.outcome in {Outcome.SHED, Outcome.FAILED, Outcome.EVICTED}:
-            return False
-        used = self.budget_used
-        if used is not None and used > 1.0:
-            return False
-        if self.outcome is Outcome.CANCELLED:
-            overdue = self.ttft_budget_s is not None and self.e2e_s > self.ttft_budget_s
-            return False if overdue and self.streamed and self.ttft_s is None else None
-        return None if used is None else True
+            return dict.fromkeys(promised, False)
+        met = {
+            name: took_s <= budget_s for name, (took_s, budget_s) in promised.items() if took_s is not None
+        }
+        if self.outcome is not Outcome.CANCELLED:
+            return met
+        missed = {name: False for name, is_met in met.items() if not is_met}
+        if self.streamed and self.ttft_s is None and self.e2e_s > (self.ttft_budget_s or math.inf):
+            missed[ObjectiveName.TTFT] = False
+        return missed
+
+    @property
+    def attained(self) -> bool | None:
+        """Whether it met all that it was promised; None when it is not judged."""
+        judged = self.judged
+        return all(judged.values()) if judged else None
 
     @property
     def budget_used(self) -> float | None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from slo.errors import Rejected
-
-if TYPE_CHECKING:
-    from slo.request import JobId, ReplicaId, RequestContext
-    from slo.tiers import Tier
+from slo.protocol import Message
+from slo.request import JobId, ReplicaId, RequestContext
+from slo.tiers import Tier
 
 
 class FailureCause(enum.StrEnum):
@@ -29,6 +28,13 @@ class FailureCause(enum.StrEnum):
     """The prefill was done, and its KV cache could not be pulled."""
     NO_REPLICA = "no_replica"
     """Serve knows of no prefill replica that runs."""
+    REQUEST_FAILED = "request_failed"
+    """The replica answered with an error of its own, and goes on serving."""
+
+    @property
+    def is_replicas(self) -> bool:
+        """Whether it says something about the replica, and not about one job alone."""
+        return self in {FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED, FailureCause.PULL_FAILED}
 
 
 class ReplacementOutcome(enum.StrEnum):
@@ -42,12 +48,14 @@ class ReplacementOutcome(enum.StrEnum):
     """Not placed again: it has been, as often as is allowed."""
     DEADLINE = "deadline"
     """Not placed again: it may be shed, and its deadline is infeasible."""
+    LOCAL = "local"
+    """There is no other prefill replica: decode computes the prompt itself."""
     NO_REPLICA = "no_replica"
     """Not placed again: there is no other prefill replica."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReplacementRequested:
+class ReplacementRequested(Message):
     """A prefill has failed and needs another place.
 
     Attributes:
@@ -57,6 +65,7 @@ class ReplacementRequested:
         decode_replica: Where it decodes, and who asks.
         failed_replicas: Replicas on which it failed; it is not placed there again.
         cause: How the last of them failed.
+        lost_replica: The one of them that nobody can use until it reports again; None for none.
     """
 
     job_id: JobId
@@ -67,13 +76,18 @@ class ReplacementRequested:
     decode_replica: ReplicaId
     failed_replicas: tuple[ReplicaId, ...]
     cause: FailureCause
+    lost_replica: ReplicaId | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """The new place; `handoff_s` is predicted from the end of prefill to the first token."""
+class Replaced(Message):
+    """The new place, None for the decode replica itself.
 
-    prefill_replica: ReplicaId
+    Attributes:
+        handoff_s: Predicted from the end of prefill to the first token.
+    """
+
+    prefill_replica: ReplicaId | None
     handoff_s: float
 
 
@@ -95,11 +109,8 @@ class ReplacementRules:
     def refusal(self, context: RequestContext, replacements: int) -> ReplacementOutcome | None:
         """Why a request is not placed again; None when it may be.
 
-        A deadline counts here only if the client named it; for the others the router decides.
-
-        Args:
-            context: With what is left of its budget.
-            replacements: How often it has been placed again already.
+        A deadline counts here only if the client named it; for the others the router decides. `context` has
+        what is left of its budget.
         """
         if replacements >= self.max_replacements:
             return ReplacementOutcome.LIMIT

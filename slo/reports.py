@@ -5,13 +5,14 @@ They carry budgets, not deadlines: the receiver's clock is another one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias, assert_never
 
-if TYPE_CHECKING:
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier
+from slo.predict.prefill_time import PrefillPredictor
+from slo.protocol import Message
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class OutstandingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillReported:
+class PrefillReported(Message):
     """A prefill replica has reported its work.
 
     Attributes:
@@ -43,7 +44,7 @@ class PrefillReported:
         preemptible_in_s: How soon the pass could stop for a more urgent prefill; None when it could not.
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
-        learned: (prompt bytes, tokens) of prompts whose length became known since the last report.
+        learned: (tenant, prompt bytes, tokens) of prompts whose length became known since the last report.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
         hits: (job, prompt tokens that its prefix cache held) of prefills that started or ended since the last
             report.
@@ -58,14 +59,14 @@ class PrefillReported:
     preemptible_in_s: float | None = None
     kv_usage: float = 0.0
     ended: tuple[JobId, ...] = ()
-    learned: tuple[tuple[int, int], ...] = ()
+    learned: tuple[tuple[str, int, int], ...] = ()
     kv_tokens: int = 0
     hits: tuple[tuple[JobId, int], ...] = ()
     draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeReported:
+class DecodeReported(Message):
     """A decode replica has reported its load.
 
     Attributes:
@@ -75,6 +76,7 @@ class DecodeReported:
         tpot_s: Recent time per output token; None when nothing decodes.
         link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
+        local_prefills: Prompts that it is to compute itself and has not computed yet.
     """
 
     replica_id: ReplicaId
@@ -84,13 +86,42 @@ class DecodeReported:
     tpot_s: float | None = None
     link_bytes_ps: float | None = None
     draining: bool = False
+    local_prefills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaGone:
+class ReplicaGone(Message):
     """A replica can serve nothing any more: its engine has died, and Serve will replace it."""
 
     replica_id: ReplicaId
 
 
 Report: TypeAlias = PrefillReported | DecodeReported | ReplicaGone
+
+
+def unsound(report: Report) -> str | None:
+    """What in a report is no number that can be reckoned with; None for nothing.
+
+    One that is not a number is above no limit, so that nothing would ever be refused for it again.
+    """
+    match report:
+        case PrefillReported(predictor=line):
+            for name in ("per_token_s", "fixed_s", "per_pair_s", "handoff_s"):
+                if not 0 <= (value := getattr(line, name)) < math.inf:
+                    return f"predictor.{name} is {value}"
+            names = ("running_for_s", "preemptible_in_s", "kv_usage")
+            for job in report.jobs:
+                if not (_is_finite(job.work_s) and _is_finite(job.budget_s)):
+                    return f"work_s and budget_s of {job.job_id} are {job.work_s} and {job.budget_s}"
+        case DecodeReported():
+            names = ("kv_usage", "tpot_s", "link_bytes_ps")
+        case ReplicaGone():
+            return None
+        case _:
+            assert_never(report)
+    wrong = [f"{name} is {getattr(report, name)}" for name in names if not _is_finite(getattr(report, name))]
+    return ", ".join(wrong) or None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)

@@ -6,15 +6,14 @@ Remaining budgets travel, never timestamps: clocks of two hosts need not agree.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NewType
+from typing import Final, NewType
 
 import msgspec
 
-from slo.tiers import Tier  # noqa: TC001 - msgspec reads the annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from slo.protocol import PROTOCOL, check
+from slo.tiers import Tier
 
 JobId = NewType("JobId", str)
 """Unique per accepted request; the client's own request id may repeat and is only logged."""
@@ -38,9 +37,9 @@ PREDICTOR_XARG: Final = "slackserve_predictor"
 CACHED_XARG: Final = "slackserve_cached"
 """Prompt tokens that the prefix cache is expected to hold; absent for none."""
 ENGINE_DIED: Final = "engine_died"
-"""Type of the error that a prefill replica answers with when its engine is dead."""
-REPLICA_PARAM: Final = "slackserve_replica"
-"""Among the KV transfer parameters of a prefill's answer: the replica that gave it."""
+"""Type of the error that a replica answers with when its engine is dead."""
+ATTEMPTS_PER_PLACE: Final = 100
+"""A decode replica has so many attempts at a prefill before the next replica's begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class RequestContext:
     Attributes:
         job_id: Identity inside the deployment.
         request_id: What the client and the logs call it.
-        tier: The tier it is served in.
         ttft_budget_s: Seconds left until its first token is due, at the moment of sending; None for never.
         handoff_s: Predicted seconds from the end of prefill to the first token.
         prefill_replica: Where it was placed; None lets any replica take it.
@@ -58,7 +56,11 @@ class RequestContext:
         prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
         cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
         explicit_deadline: Whether the client itself named the budget for the first token.
-        failed_replicas: Prefill replicas that failed with the request; it is not sent there again.
+        failed_replicas: Replicas that failed with the request; it is not sent there again.
+        tenant: Whose it is.
+        traceparent: Continues the trace of whoever sends it, as the W3C has it; empty for none.
+        attempt: How often it has been placed again.
+        local_prefill: Whether the decode replica computes the prompt itself.
     """
 
     job_id: JobId
@@ -72,6 +74,15 @@ class RequestContext:
     cached_tokens: int = 0
     explicit_deadline: bool = False
     failed_replicas: tuple[ReplicaId, ...] = ()
+    tenant: str = ""
+    traceparent: str = ""
+    attempt: int = 0
+    local_prefill: bool = False
+
+    @property
+    def attempt_id(self) -> JobId:
+        """What a prefill replica calls the job: another name for each attempt, so that none ends another."""
+        return self.job_id if self.attempt == 0 else JobId(f"{self.job_id}#{self.attempt}")
 
     def after(self, elapsed_s: float) -> RequestContext:
         """The same context with `elapsed_s` of its budget spent."""
@@ -84,8 +95,8 @@ class RequestContext:
         return self.after(self.handoff_s)
 
     def encode(self) -> str:
-        """One header value, ASCII."""
-        return _ENCODER.encode(self).decode()
+        """One header value, ASCII: the version of the protocol, then the context."""
+        return f"{PROTOCOL} {_ENCODER.encode(self).decode()}"
 
     @staticmethod
     def from_headers(headers: Mapping[str, str]) -> RequestContext | None:
@@ -98,9 +109,18 @@ class RequestContext:
         """Read a header value written by `encode`.
 
         Raises:
+            OtherProtocolError: when a process that speaks another protocol has written it.
             msgspec.ValidationError: when it is not one.
         """
-        return _DECODER.decode(text)
+        version, _, content = text.partition(" ")
+        check(int(version) if version.isdigit() else version)
+        return _DECODER.decode(content)
+
+
+def job_of(attempt_id: JobId) -> JobId:
+    """The job that an attempt is of, see `RequestContext.attempt_id`."""
+    job_id, _, attempt = attempt_id.rpartition("#")
+    return JobId(job_id) if attempt.isdigit() and job_id else attempt_id
 
 
 _ENCODER: Final = msgspec.json.Encoder()

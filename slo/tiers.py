@@ -8,13 +8,9 @@ set for ranks, for the top tier and for policies. Does not resolve a request's o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NewType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from typing import Final, NewType
 
 Tier = NewType("Tier", str)
 """The name of a tier, as clients and metrics see it."""
@@ -60,8 +56,7 @@ class TierPolicy:
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if self.ttft_s is not None and self.ttft_scale is not None:
-            msg = "a tier has either ttft_s or ttft_scale, not both"
-            raise ValueError(msg)
+            raise ValueError("a tier has either ttft_s or ttft_scale, not both")
         if not 0.0 <= self.share <= 1.0:
             raise ValueError(f"a tier's share is a fraction, not {self.share}")
         if not 0.0 < self.target < 1.0:

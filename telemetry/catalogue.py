@@ -71,11 +71,6 @@ TTFT: Final = _histogram(
 TPOT: Final = _histogram(
     "slackserve_tpot_seconds", "Mean time between the tokens after the first, per streaming request.", "tier"
 )
-ATTAINED: Final = _counter(
-    "slackserve_objectives", "objectives",
-    "Objectives (`ttft`, `tpot`) of streaming requests, by whether they were met (`yes`, `no`).",
-    "tier", "objective", "attained",
-)  # fmt: skip
 SLACK_AT_DISPATCH: Final = _histogram(
     "slackserve_slack_at_dispatch_seconds",
     "Budget minus predicted TTFT when a request was placed.", "tier", "sign",
@@ -129,9 +124,22 @@ LOCAL_PREFILLS: Final = _counter(
     "slackserve_local_prefills", "requests",
     "Requests that the decode tier prefilled itself, by what kept them off the prefill tier.", "reason",
 )  # fmt: skip
+FIRST_TOKENS_RESAMPLED: Final = _counter(
+    "slackserve_first_tokens_resampled", "requests",
+    "Requests whose first token decode sampled again, by what kept prefill's from being carried.", "reason",
+)  # fmt: skip
+ENGINE_HANGS: Final = _counter(
+    "slackserve_engine_hangs", "engines",
+    "Engines that had work, made no progress for too long, and were killed for it.", "role",
+)  # fmt: skip
 REPLACEMENTS: Final = _counter(
     "slackserve_replacements", "requests",
-    "Prefills that failed before the first token, by cause, and by where they were placed again, or why not.",
+    "Prefills that failed before their KV was pulled, by cause, and where they were placed again or why not.",
+    "cause", "outcome",
+)  # fmt: skip
+CONTINUATIONS: Final = _counter(
+    "slackserve_continuations", "requests",
+    "Requests whose decode replica failed, by cause, and how they went on elsewhere or why not.",
     "cause", "outcome",
 )  # fmt: skip
 KV_BYTES: Final = _counter(
@@ -218,6 +226,12 @@ _SERIES: Final = ("model", "tier", "tenant")
 SLO_TARGET: Final = _gauge(
     "slackserve_slo_target_ratio", "ratio",
     "The fraction of requests that shall meet their objectives.", "tier",
+)  # fmt: skip
+SLO_JUDGED: Final = _counter(
+    "slackserve_slo_judged", "requests",
+    "Requests that were judged, refused ones included, by whether they met the objective; `all` is all their "
+    "objectives together.",
+    "model", "tier", "objective", "met",
 )  # fmt: skip
 SLO_ATTAINMENT: Final = _gauge(
     "slackserve_slo_attainment_ratio", "ratio",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _NEWEST: Final = 0.2
 """Weight of the newest step in the pace."""
+_CALM_STEPS: Final = 64
+"""After so many steps without a waiting request none whose memory was taken is computed anew any more."""
 
 
 class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for it
@@ -27,6 +29,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         kv_usage: Fraction of its KV blocks in use.
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
         tpot_s: Time per output token of late; None before the second token of a first request.
+        steps: How many steps have ended.
     """
 
     METRICS = (KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE)
@@ -35,6 +38,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.kv_usage = 0.0
         self.kv_tokens = 0
         self.tpot_s: float | None = None
+        self.steps = 0
+        self._calm_steps = _CALM_STEPS
         self._role = role
         self._instruments = instruments
 
@@ -52,6 +57,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         cache = engine._engine_client.vllm_config.cache_config  # noqa: SLF001 - no public way in
         self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a pass may compute the prompt of a request anew whose KV memory was taken."""
+        return self._calm_steps < _CALM_STEPS
+
     def record(
         self,
         scheduler_stats: Any,
@@ -60,11 +70,15 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         engine_idx: int = 0,  # noqa: ARG002 - vLLM's interface
     ) -> None:
         """Take one step's statistics, called by vLLM."""
+        self.steps += 1
+        if getattr(iteration_stats, "num_preempted_reqs", 0):
+            self._calm_steps = 0
         for seconds in getattr(iteration_stats, "inter_token_latencies_iter", None) or ():
             before_s = seconds if self.tpot_s is None else self.tpot_s
             self.tpot_s = before_s + _NEWEST * (seconds - before_s)
         if scheduler_stats is None:
             return
+        self._calm_steps = 0 if self.recomputes and scheduler_stats.num_waiting_reqs else self._calm_steps + 1
         self.kv_usage = float(scheduler_stats.kv_cache_usage)
         self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
         if scheduler_stats.kv_connector_stats:

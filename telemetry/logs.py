@@ -24,4 +24,6 @@ def event(name: str, *, level: int = logging.INFO, **fields: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """A value on one line: what a client has sent forges no line of its own."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -7,18 +7,16 @@ KV cache each, no waiting for a batch of the stream, and the same environment.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
 
 from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready, start_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PORT = 18441
 MODEL_LEN = 8192

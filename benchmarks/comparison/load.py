@@ -7,18 +7,16 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.comparison.arms import RunningServer, ServerArm
 from benchmarks.engines.local_server import logged
+from deployments.bench.answer import Offered
 from deployments.bench.client import connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
-
-if TYPE_CHECKING:
-    from benchmarks.comparison.arms import RunningServer, ServerArm
-    from deployments.bench.answer import Offered
 
 SEED = 4000
 VOCABULARY = range(1000, 40000)

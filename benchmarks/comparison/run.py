@@ -16,10 +16,11 @@ import argparse
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -36,9 +37,6 @@ from benchmarks.comparison.arms import (
 )
 from benchmarks.comparison.table import loads_table, summary, verdict
 from benchmarks.report import write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEFAULT_ARMS = "stock,stock-chunked,slackserve-off,slackserve"
 DEFAULT_CHUNKS = "256,512,1024"

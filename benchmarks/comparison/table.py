@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.comparison.load import ArmRun
 
 OURS = "slackserve"

@@ -18,18 +18,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
+from simulator.cost.passes import CostModel
 from simulator.study.goodput import Experiment, enclosed
 from simulator.study.presets import PRESETS, on_trace
-
-if TYPE_CHECKING:
-    from simulator.cost.passes import CostModel
 
 PRESET = "flowprefill-8b"
 COMPARED = ("sedf-resume", "slackserve")
@@ -192,7 +190,7 @@ def main() -> None:
         for name in COMPARED:
             parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
             print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
-    name = f"offline_optimum_{preset.name.replace('@', '_')}"
+    name = f"offline_optimum/{preset.name.replace('@', '_')}"
     print(write(name, {"preset": preset.name, "requests": count, "rows": rows}))
 
 

@@ -14,20 +14,18 @@ import math
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arm import Arm
 from simulator.arms.arms import NO_LIMITS, SERVERS
 from simulator.study.goodput import Experiment, point
 from simulator.study.presets import PRESETS
+from simulator.study.run import Run
 from simulator.workload.arrivals import Kind, Mix
 from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
-
-if TYPE_CHECKING:
-    from simulator.study.run import Run
 
 PRESET = "flowprefill-8b"
 SEEDS = range(1, 7)

@@ -15,7 +15,8 @@ import random
 import time
 
 from benchmarks.report import print_rows, quantiles, write
-from router.core import RouterCore, RouterLimits
+from router.core import RouterCore
+from router.fleet.view import RouterLimits
 from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.objectives import Objective
@@ -44,7 +45,7 @@ def fleet(
 ) -> RouterCore:
     """A router that has heard from `replicas` replicas with `outstanding` prefills each."""
     latest_s = 2.0 if overloaded else 20.0
-    core = RouterCore(DEFAULT_TIERS, POLICIES[policy](rng), RouterLimits(stale_after_s=1e9))
+    core = RouterCore(DEFAULT_TIERS, POLICIES[policy](rng.randrange), RouterLimits(stale_after_s=1e9))
     for number in range(replicas):
         jobs = tuple(
             OutstandingJob(
@@ -60,7 +61,7 @@ def fleet(
         report = PrefillReported(ReplicaId(f"p{number}"), LINE, jobs, running, 0.0, preemptible_in_s)
         core.prefill_reported(report, 0.0)
     for number in range(max(1, replicas // 2)):
-        core.decode_reported(DecodeReported(ReplicaId(f"d{number}"), rng.random(), 3), 0.0)
+        core.view.decode_reported(DecodeReported(ReplicaId(f"d{number}"), rng.random(), 3), 0.0)
     return core
 
 
@@ -70,7 +71,7 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
     core = fleet(policy, replicas, outstanding, rng, overloaded=overloaded)
     if overloaded:
         for number in range(0, replicas, 10):
-            core.prefixes.placed(ReplicaId(f"p{number}"), PREFIX, 128)
+            core.view.prefixes.placed(ReplicaId(f"p{number}"), PREFIX, 128)
     times_us = []
     for number in range(PLACEMENTS + 50):
         tier = rng.choice(DEFAULT_TIERS.names)

@@ -10,29 +10,26 @@ one table, writes results/routing.json and docs/img/routing.svg:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.report import print_rows, write
+from router.placement.registry import POLICIES
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import FleetSetup
 from simulator.report.canvas import blank, theme
 from simulator.study.goodput import Experiment
-from simulator.study.presets import PRESETS, on_trace
+from simulator.study.presets import PRESETS, Preset, on_trace
+from simulator.workload.arrivals import Arrival
 from slo.predict.handoff import INSTANT_LINK
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.study.presets import Preset
-    from simulator.workload.arrivals import Arrival
 
 PRESET: Final = "flowprefill-8b"
 REPLICAS: Final = 8
@@ -44,22 +41,17 @@ LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4)
 SHOWN: Final = LOADS[:6]
 LEAD: Final = "least_harm"
 BOUND: Final = "no policy can do better"
-POLICIES: Final = (
-    LEAD,
-    "least_outstanding_tokens",
-    "power_of_two_choices",
-    "round_robin",
-    "prefix_affinity",
-)
 LOOKS: Final = (
     ("#d55e00", "-", "o"),
+    ("#3d4852", ":", "x"),
     ("#0072b2", "--", "s"),
     ("#56b4e9", ":", "^"),
-    ("#3d4852", ":", "x"),
     ("#009e73", "-.", "P"),
-    ("#999999", "-", ""),
+    ("#cc79a7", "--", "v"),
+    ("#e69f00", "-.", "D"),
 )
-"""Okabe and Ito's colours; dash and marker tell the same."""
+"""Of the policies, in their order: Okabe and Ito's colours; dash and marker tell the same."""
+BOUND_LOOK: Final = ("#999999", "-", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +151,9 @@ def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
         figure = blank(4.6 * len(found), 4.4)
         for number, (workload, curves) in enumerate(found.items(), start=1):
             axes = figure.add_subplot(1, len(found), number)
-            for (policy, points), (colour, dash, marker) in zip(curves.items(), LOOKS, strict=True):
+            looks = {**dict(zip(POLICIES, cycle(LOOKS), strict=False)), BOUND: BOUND_LOOK}
+            for policy, points in curves.items():
+                colour, dash, marker = looks[policy]
                 look: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": marker}
                 look |= {"linewidth": 2.6 if policy == LEAD else 1.4, "label": policy.replace("_", " ")}
                 axes.plot([p.load for p in points], [100 * p.attainment for p in points], **look)

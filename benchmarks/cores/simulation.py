@@ -12,19 +12,16 @@ import argparse
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.report import RESULTS, print_table, write
+from simulator.findings import Findings
 from simulator.report.page import write_report
 from simulator.report.plots import granularity_plot, save
 from simulator.report.tables import blocking_table, goodput_table
-from simulator.study.presets import PRESETS, on_trace
+from simulator.study.presets import PRESETS, Preset, on_trace
 from simulator.study.study import Study
 from simulator.study.tradeoff import tradeoff
-
-if TYPE_CHECKING:
-    from simulator.findings import Findings
-    from simulator.study.presets import Preset
 
 REPORTED = "flowprefill-8b"
 """Its plots and report are written besides."""

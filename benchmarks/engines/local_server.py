@@ -8,22 +8,19 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from deployments.bench.answer import Answer
 from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.local.launcher import get_json
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from deployments.bench.answer import Answer
-    from simulator.workload.arrivals import Arrival
+from simulator.workload.arrivals import Arrival
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 400
@@ -48,20 +45,22 @@ def logged(log: str, event: str, field: str) -> list[float]:
 
 
 def serve_until_ready(
-    log: Path, port: int, *arguments: str, python_path: tuple[Path, ...] = ()
+    log: Path, port: int, *arguments: str, python_path: tuple[Path, ...] = (), checkout: Path = _ROOT
 ) -> subprocess.Popen[bytes]:
-    """Start the command with `arguments` and wait until it is ready; `python_path` comes before our packages.
+    """Start the command of a checkout with `arguments` and wait until it is ready.
+
+    `python_path` comes before our packages.
 
     Raises:
         RuntimeError: as `start_until`.
     """
     command = ["deployments.cli", "serve", "--port", str(port), *arguments]
-    url, env = f"http://127.0.0.1:{port}/ready", environment(*python_path)
-    return start_until(lambda: (get_json(url) or {}).get("status") == "ready", command, log, env)
+    url, env = f"http://127.0.0.1:{port}/ready", environment(*python_path, checkout)
+    return start_until(lambda: (get_json(url) or {}).get("status") == "ready", command, log, env, checkout)
 
 
 def start_until(
-    is_ready: Callable[[], bool], command: list[str], log: Path, env: dict[str, str]
+    is_ready: Callable[[], bool], command: list[str], log: Path, env: dict[str, str], cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Start one of our modules with arguments, its output in `log`, and wait until it is ready.
 
@@ -69,7 +68,7 @@ def start_until(
         RuntimeError: when it ends or is not ready in time; with the end of its output.
     """
     process = subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-m", *command], stdout=log.open("w"), stderr=subprocess.STDOUT, env=env
+        [sys.executable, "-m", *command], stdout=log.open("w"), stderr=subprocess.STDOUT, env=env, cwd=cwd
     )
     deadline_s = time.monotonic() + _START_S
     while not is_ready():
@@ -82,13 +81,17 @@ def start_until(
 
 @contextmanager
 def served(
-    directory: Path, settings: dict[str, Any], python_path: tuple[Path, ...] = ()
+    directory: Path,
+    settings: dict[str, Any],
+    python_path: tuple[Path, ...] = (),
+    checkout: Path = _ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server with these settings, its port among them; its log is `log` in the directory."""
     config = directory / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
     options = ("--config", str(config), "--verbose")
-    server = serve_until_ready(directory / "log", settings["port"], *options, python_path=python_path)
+    log, port = directory / "log", settings["port"]
+    server = serve_until_ready(log, port, *options, python_path=python_path, checkout=checkout)
     try:
         yield server
     finally:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.engines.bare_worker.BareableWorker"
@@ -51,13 +49,13 @@ def offline_engine(
     _prepare(bind, is_gpu=False)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     with Board.create(ranks) as board:
         llm = LLM(
             tensor_parallel_size=ranks,
-            distributed_executor_backend="mp",
             **_arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False),
-            **options,
+            **{"distributed_executor_backend": "mp", **options},
         )
         board.unlink()
         core = llm.llm_engine.engine_core.engine_core
@@ -66,6 +64,8 @@ def offline_engine(
         finally:
             core.model_executor.shutdown()
             core.scheduler.shutdown()
+            destroy_model_parallel()  # of a worker in this process, for the next one
+            destroy_distributed_environment()
 
 
 @contextmanager
@@ -76,25 +76,30 @@ def async_engine(
     worker_cls: str | None = None,
     cores: str | None = None,
     is_gpu: bool = False,
+    ranks: int = 1,
     **options: Any,
 ) -> Iterator[tuple[Any, Board | None]]:
-    """An `AsyncLLM` of vLLM's on one rank, and its board; a stock one without a setup, which has no board.
+    """An `AsyncLLM` of vLLM's, and its board; a stock one without a setup, which has no board.
 
     Args:
         model: Directory of the model.
         setup: Preemption inside the engine.
-        worker_cls: By default the prefill worker of the machine.
+        worker_cls: By default the prefill worker of the machine, and vLLM's own without a setup.
         cores: What it computes on, as vLLM's `VLLM_CPU_OMP_THREADS_BIND` names them; without, vLLM chooses.
         is_gpu: Whether it runs on a GPU.
+        ranks: Degree of tensor parallelism.
         options: Further engine arguments.
     """
     _prepare(cores, is_gpu=is_gpu)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    options = {"tensor_parallel_size": ranks, **options}
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    board = None if setup is None else Board.create(1)
+    board = None if setup is None else Board.create(ranks)
     try:
-        arguments = AsyncEngineArgs(**_arguments(model, board, setup, worker_cls, is_gpu=is_gpu), **options)
+        own = _arguments(model, board, setup, worker_cls, is_gpu=is_gpu)
+        arguments = AsyncEngineArgs(**(own | options))
         engine = AsyncLLM.from_engine_args(arguments)
         try:
             if board is not None:
@@ -149,7 +154,7 @@ def _arguments(
         "disable_log_stats": True,
     }
     if board is None or setup is None:
-        return arguments
+        return arguments if worker_cls is None else arguments | {"worker_cls": worker_cls}
     default = "cuda.PreemptibleGPUWorker" if is_gpu else "cpu.PreemptibleCPUWorker"
     return arguments | {
         "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",

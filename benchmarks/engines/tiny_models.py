@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import json
+from pathlib import Path
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
-
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -> Path:
@@ -21,7 +16,10 @@ def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -
 def build_tiny(
     directory: Path, architecture: str, *, layers: int = 4, context: int = 4096, hidden: int = 128
 ) -> Path:
-    """A random model of one of `ARCHITECTURES`, with a byte-level tokenizer and a chat template."""
+    """A random model of a transformers `architecture`, with a byte-level tokenizer and a chat template.
+
+    `solar` is a Llama whose middle layers are skipped over, which transformers does not know.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,9 +38,26 @@ def build_tiny(
     }
     if architecture == "qwen3_moe":
         sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    if architecture == "gemma3_text":  # KV cache of two kinds
+        half = layers // 2
+        sizes |= {
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention"] * half + ["full_attention"] * (layers - half),
+        }
     torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **sizes)
+    config = AutoConfig.for_model("llama" if architecture == "solar" else architecture, **sizes)
     AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    if architecture == "solar":
+        skips = {
+            "bskcn_1": [1],
+            "bskcn_2": [],
+            "bskcn_3": [layers - 1],
+            "bskcn_4": [],
+            "bskcn_tv": [0.9, 0.8],
+        }
+        written = directory / "config.json"
+        named = json.loads(written.read_text()) | skips | {"bskcn_tv": [0.9, 0.8]}
+        written.write_text(json.dumps(named | {"architectures": ["SolarForCausalLM"]}))
     return directory
 
 

@@ -14,14 +14,12 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from benchmarks.report import print_rows, quantiles, write
 from prefill_node.board.board import Board
 from prefill_node.worker.vote import SoleVote, VoteTransport, choose_transport
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS = (2, 4, 8)
 VOTES = {"shared memory": 20_000, "all-reduce": 2_000}

@@ -7,19 +7,16 @@ layers as it does in an engine. Attention is PyTorch's; everything between the m
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from simulator.cost.operators import ModelShape
+from simulator.cost.operators import ModelShape
 
 _EPSILON = 1e-5
 _ROPE_BASE = 500_000.0

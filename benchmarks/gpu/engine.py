@@ -16,9 +16,10 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.engines.offline_engine import in_own_process
 from benchmarks.gpu.device import Device
@@ -28,6 +29,7 @@ from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 from simulator.study.presets import qwen_trace_like
+from simulator.workload.arrivals import Arrival
 from slo.queue.batching import STEP_TOKENS
 from telemetry.catalogue import (
     PREEMPTION_ORDER_TO_STOP,
@@ -35,12 +37,6 @@ from telemetry.catalogue import (
     PREEMPTION_STOP_TO_SERVICE,
     PREEMPTIONS,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.workload.arrivals import Arrival
-
 
 URGENT_P99_MS: Final = 8.0
 IDLE_OVERHEAD: Final = 0.005

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.decoder import KVCache, random_decoder
-from benchmarks.gpu.variants import Bench, Prompt
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.variants import Bench, Fitted, Prompt, Variant
 from benchmarks.report import quantiles
-
-if TYPE_CHECKING:
-    import random
-
-    from benchmarks.gpu.device import Device
-    from benchmarks.gpu.variants import Fitted, Variant
-    from prefill_node.worker.checkpoint import Checkpoint
-    from prefill_node.worker.forward import Signal
-    from simulator.cost.operators import ModelShape
-
+from prefill_node.worker.checkpoint import Checkpoint
+from prefill_node.worker.forward import Signal
+from simulator.cost.operators import ModelShape
 
 _PAGE_BYTES = 4096
 """What a checkpoint may keep beside its rows: placeholders of what is not needed again."""

@@ -11,16 +11,22 @@ import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from benchmarks.engines.offline_engine import BAREABLE_WORKER, async_engine
+from prefill_node.board.board import Board
 from prefill_node.board.pass_shape import PassShape
+from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
+from simulator.cost.operators import ModelShape
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
@@ -35,15 +41,7 @@ from slo.request import (
     JobId,
 )
 from slo.tiers import DEFAULT_TIERS, STANDARD
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from prefill_node.board.board import Board
-    from prefill_node.engine_setup import EngineSetup
-    from simulator.cost.operators import ModelShape
-    from telemetry.catalogue import Metric
+from telemetry.catalogue import Metric
 
 _WEIGHT = 1.0
 
@@ -183,7 +181,7 @@ class GovernedEngine:
             yield
             return
         governor.arrived(accepted)
-        record.follow(accepted.job_id)
+        record.follow(accepted.job_id, JobSpans("", accepted.arrived_s))
         watch.changed()
         try:
             yield

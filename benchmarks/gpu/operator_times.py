@@ -10,22 +10,19 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.gpu.decoder import Decoder
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.variants import Bench
 from simulator.cost.operators import ATTENTION, OPERATORS
 from slo.files.profile import PROFILE_FORMAT
 from slo.predict.prefill_time import Sample, fit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from benchmarks.gpu.decoder import Decoder
-    from benchmarks.gpu.device import Device
-    from benchmarks.gpu.variants import Bench
 
 WARM_UP = 2
 

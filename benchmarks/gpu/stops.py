@@ -11,7 +11,10 @@ import itertools
 import multiprocessing
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import summary
@@ -19,10 +22,6 @@ from prefill_node.board.board import Board
 from prefill_node.board.messages import StopOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-    from pathlib import Path
-
     from benchmarks.gpu.variants import Bench, Fitted, Prompt
 
 URGENT_EVERY = 5

@@ -8,30 +8,27 @@ baselines replace one of them each.
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.gpu.decoder import KVCache
+from benchmarks.gpu.decoder import Decoder, KVCache
+from benchmarks.gpu.device import Device
 from benchmarks.report import overhead
 from prefill_node.worker.boundary import BoundaryLevel, install
-from prefill_node.worker.forward import Forward
+from prefill_node.worker.checkpoint import Checkpoint
+from prefill_node.worker.forward import Forward, Signal, Stop
 from prefill_node.worker.launch_ahead import EventBound, HostOnly
 from prefill_node.worker.vote import SoleVote
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch.distributed import ProcessGroup
 
-    from benchmarks.gpu.decoder import Decoder
-    from benchmarks.gpu.device import Device
-    from prefill_node.worker.checkpoint import Checkpoint
-    from prefill_node.worker.forward import Signal, Stop
 
 UNBOUNDED = 0
 BARE = "bare"

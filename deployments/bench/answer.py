@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.workload.arrivals import Arrival
+from simulator.workload.arrivals import Arrival
 
 
 class Fate(enum.StrEnum):

@@ -11,17 +11,15 @@ times as long for each chunk, time that a client on the server's machine takes f
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from deployments.bench import BenchError
 from deployments.bench.answer import Answer, Fate
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 _OK: Final = 200
 _REFUSALS: Final = frozenset({429, 503})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,9 +18,6 @@ from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MISSPELT = 0.8
 """How alike two names are of which one is a misspelling of the other."""

@@ -10,18 +10,17 @@ import asyncio
 import random
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from deployments.bench.answer import Ended, Offered
+from simulator.workload.arrivals import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from deployments.bench.client import Server
-    from simulator.workload.arrivals import Arrival
 
 
 _LEAD_S: Final = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,10 @@ from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import Goodput, Result, bisection, score
 from deployments.bench.stream import Extent, Shape, stream
 from deployments.bench.view import goodput_line, probe_line, remarks, run_progress, table
+from simulator.workload.arrivals import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from rich.console import Console
-
-    from simulator.workload.arrivals import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,13 @@ Pure. What a workload draws is `simulator.workload.arrivals`'s, what a prompt sa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from deployments.bench import BenchError
 from simulator.workload.arrivals import Arrival, Workload, assign_tiers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,16 @@ Owns the presentation. What the numbers are is `score`'s.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from deployments.bench.answer import Ended
-    from deployments.bench.score import Goodput, Result, Score
+from deployments.bench.answer import Ended
+from deployments.bench.score import Goodput, Result, Score
 
 
 @contextmanager

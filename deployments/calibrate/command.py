@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,16 +26,14 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
+from slo.predict.measured_on import Measurable
+from slo.predict.prediction_error import PredictionError
+from slo.predict.prefill_time import PrefillPredictor, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.status import Status
 
     from deployments.calibrate.run import Measuring
-    from slo.predict.measured_on import Measurable
-    from slo.predict.prediction_error import PredictionError
-    from slo.predict.prefill_time import PrefillPredictor, Sample
 
 _console = Console(stderr=True)
 
@@ -52,7 +51,7 @@ def calibrate(
     prompts: Annotated[int, typer.Option(min=2, max=64, help="How many prompts --check sends.")] = 12,
     seed: Annotated[int, typer.Option(help="The lengths of those follow from it.")] = 0,
 ) -> None:
-    """Measure prefill, KV transfer and first decode step of the running deployment; it should be idle."""
+    """Measure prefills, handoffs and KV transfers of the running deployment; it should be idle."""
     sizes = None if lengths is None else _lengths(lengths)
     if (output is None) == (check is None):
         raise ConfigError("calibrate: give --output, to write a profile, or --check, to test one")
@@ -105,17 +104,14 @@ def _show(calibration: Calibration, about: Measurable) -> None:
             f"+ {curve.per_pair_s * 1e9:.3f} ms · million pairs, R² {fit.r_squared:.5f}, MAPE {fit.mape:.1%}"
         )
     ]
-    if (handoff := calibration.handoff_fit) is not None:
-        per_token_s, size_bytes = handoff.transfer_per_token_s, about.kv_bytes_per_token
+    if (transfer := calibration.transfer) is not None:
+        per_token_s, size_bytes = transfer.per_token_s, about.kv_bytes_per_token
         rate = (
             f" at {size_bytes / per_token_s / 1e9:.2f} GB/s" if per_token_s > 0 else ", too fast to measure"
         )
         lines += [
-            f"KV transfer = {handoff.latency_s * 1e3:.2f} ms + tokens · {size_bytes:,} bytes{rate}",
-            (
-                f"first decode step = {handoff.first_step_s * 1e3:.2f} ms "
-                f"+ {handoff.step_per_token_s * 1e3:.4f} ms · tokens"
-            ),
+            f"prefill's end to first token = {curve.handoff_s * 1e3:.2f} ms",
+            f"KV transfer = {transfer.latency_s * 1e3:.2f} ms + tokens · {size_bytes:,} bytes{rate}",
         ]
     for line in lines:
         _console.print(line, highlight=False, soft_wrap=True)
@@ -128,12 +124,12 @@ def _check(path: Path, measuring: Measuring, about: Measurable, pairs: Sequence[
         samples, error = check_prefills(profile.predictor, _shown(measuring, status), pairs)
     _console.print(_prefills(samples, profile.predictor))
     _tell("prefill", error)
-    if profile.handoff is not None:
+    if profile.predictor.handoff_s > 0:
         lengths = handoff_lengths([tokens for tokens, _ in pairs])
         with _console.status("measuring handoffs"):
             for tokens in lengths:
                 measuring.handoff(tokens)
-            handoffs = check_handoffs(profile.handoff.model(), measuring.handoff, lengths)
+            handoffs = check_handoffs(profile.predictor.handoff_s, measuring.handoff, lengths)
         _tell("handoff", handoffs)
     _warn(error.mape)
 

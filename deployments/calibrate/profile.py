@@ -10,18 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 from deployments.config import ConfigError
-from slo.files.profile import PROFILE_FORMAT, Profile, read_profile, read_whole_profile
-from slo.predict.handoff import HandoffFit, HandoffModel, HandoffSample, fit_handoff
+from slo.files.profile import PROFILE_FORMAT, Profile, read_profile
+from slo.predict.handoff import HandoffSample, TransferFit, fit_transfer, usual_handoff_s
+from slo.predict.measured_on import Subject
 from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
 from slo.predict.prefill_time import Fit, PrefillPredictor, Sample, fit
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from slo.predict.measured_on import Subject
 
 MeasurePrefill: TypeAlias = Callable[[int, int], float]
 """Prefills as many random tokens behind as many cached ones, and returns seconds."""
@@ -36,7 +33,7 @@ class Calibration:
     samples: tuple[Sample, ...]
     fit: Fit
     handoffs: tuple[HandoffSample, ...] = ()
-    handoff_fit: HandoffFit | None = None
+    transfer: TransferFit | None = None
 
 
 def sweep(
@@ -64,14 +61,12 @@ def with_handoffs(
     for tokens in lengths:
         measure(tokens)
         samples.extend(measure(tokens) for _ in range(repeats))
-    found = fit_handoff(samples)
-    return replace(
-        with_handoff_s(calibration, found.first_step_s), handoffs=tuple(samples), handoff_fit=found
-    )
+    calibration = with_handoff_s(calibration, usual_handoff_s(samples))
+    return replace(calibration, handoffs=tuple(samples), transfer=fit_transfer(samples))
 
 
 def with_handoff_s(calibration: Calibration, handoff_s: float) -> Calibration:
-    """The same with the part of the handoff that no length changes."""
+    """The same with so long a handoff."""
     predictor = replace(calibration.fit.predictor, handoff_s=handoff_s)
     return replace(calibration, fit=replace(calibration.fit, predictor=predictor))
 
@@ -84,7 +79,7 @@ def save_profile(
     `about` says what it was measured on: the parts of a `slo.predict.measured_on.Subject`, and more for the
     reader.
     """
-    result, handoff = calibration.fit, calibration.handoff_fit
+    result, transfer = calibration.fit, calibration.transfer
     values: dict[str, Any] = {
         "format": PROFILE_FORMAT,
         "about": about,
@@ -93,8 +88,8 @@ def save_profile(
         "mape": result.mape,
         "samples": [asdict(sample) for sample in calibration.samples],
     }
-    if handoff is not None:
-        values["handoff"] = {**asdict(handoff), "kv_bytes_per_token": kv_bytes_per_token}
+    if transfer is not None:
+        values["transfer"] = {**asdict(transfer), "kv_bytes_per_token": kv_bytes_per_token}
         values["handoffs"] = [asdict(sample) for sample in calibration.handoffs]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=2) + "\n")
@@ -106,7 +101,7 @@ def load_profile(path: Path) -> PrefillPredictor:
     Raises:
         ConfigError: when the file cannot be read or is not a profile.
     """
-    return read_profile(path, ConfigError)
+    return read_profile(path, ConfigError).predictor
 
 
 def check_prefills(
@@ -122,11 +117,10 @@ def check_prefills(
 
 
 def check_handoffs(
-    model: HandoffModel, measure: Callable[[int], HandoffSample], lengths: Sequence[int]
+    handoff_s: float, measure: Callable[[int], HandoffSample], lengths: Sequence[int]
 ) -> PredictionError:
-    """How far predicted handoffs are off."""
-    samples = [measure(tokens) for tokens in lengths]
-    return _error([model.handoff_s(it.tokens) for it in samples], [it.handoff_s for it in samples])
+    """How far a predicted handoff is off."""
+    return _error([handoff_s] * len(lengths), [measure(tokens).handoff_s for tokens in lengths])
 
 
 def _error(predicted_s: Sequence[float], measured_s: Sequence[float]) -> PredictionError:
@@ -144,7 +138,7 @@ def profile_of(path: Path, subject: Subject) -> Profile:
     Raises:
         ConfigError: when the file cannot be read, is not a profile, or is one of something else.
     """
-    profile = read_whole_profile(path, ConfigError)
+    profile = read_profile(path, ConfigError)
     if differences := profile.subject.differences(subject):
         raise ConfigError(
             f"profile: {path} was measured on something else: {', '.join(differences)}; measure this "

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import RayTaskError
 
 from deployments.config import ConfigError
+from slo.predict.handoff import HandoffSample
+from slo.predict.measured_on import Measurable
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponse
 
     from deployments.local.running import RunningDeployment
-    from slo.predict.handoff import HandoffSample
-    from slo.predict.measured_on import Measurable
 
 
 class Measuring:
@@ -38,7 +38,7 @@ class Measuring:
         return float(_answer(self._prefill.measure_prefill.remote(tokens, context_tokens), length))
 
     def handoff(self, tokens: int) -> HandoffSample:
-        """What lies between the end of a prefill and its first token.
+        """What lies between the end of a prefill, its first token, and the KV cache on decode.
 
         Raises:
             ConfigError: when an engine refuses the length.

@@ -37,6 +37,12 @@ class TenantLimitsConfig(Section):
     burst_requests: Positive | None = Field(None, description="Requests at once after a pause.")
     tokens_per_s: Positive | None = Field(None, description="Prompt tokens per second in the long run.")
     burst_tokens: Positive | None = Field(None, description="Prompt tokens at once after a pause.")
+    output_tokens_per_s: Positive | None = Field(
+        None, description="Generated tokens per second in the long run; a request reserves its max_tokens."
+    )
+    burst_output_tokens: Positive | None = Field(
+        None, description="Generated tokens that may be asked for at once after a pause."
+    )
     max_concurrent: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Requests admitted and not ended."
     )
@@ -44,7 +50,11 @@ class TenantLimitsConfig(Section):
 
     @model_validator(mode="after")
     def _bursts_of_something(self) -> Self:
-        for burst, rate in (("burst_requests", "requests_per_s"), ("burst_tokens", "tokens_per_s")):
+        for burst, rate in (
+            ("burst_requests", "requests_per_s"),
+            ("burst_tokens", "tokens_per_s"),
+            ("burst_output_tokens", "output_tokens_per_s"),
+        ):
             if getattr(self, burst) is not None and getattr(self, rate) is None:
                 msg = f"{burst} goes with {rate}"
                 raise ValueError(msg)

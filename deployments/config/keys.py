@@ -1,31 +1,40 @@
 """API keys: whose they are, where they are read from, and what their tenants may do.
 
 Owns the shape of a key and of the file of keys. What limits a tenant can have is
-`deployments.config.admission`'s.
+`deployments.config.admission`'s; that the file is read again is `deployments.http.key_watch`'s.
 """
 
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import TenantLimitsConfig
 from slo.admission.tenant_limits import TenantLimit
-from slo.admission.tenants import KeyRing, Tenant
+from slo.admission.tenants import ANONYMOUS, ApiKey, KeyRing, Tenant, cache_salt, digest, server_secret
 from slo.files.strict_yaml import Section, TierName, explain, nearest, read_yaml
-from slo.tiers import TierSet
+from slo.tiers import Tier, TierSet
 
 
 class KeyConfig(Section):
-    """One API key; give `key` or the environment variable that holds it."""
+    """One API key; `key_env` names the environment variable that holds it, a file of keys may have `key`."""
 
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
+    expires: AwareDatetime | None = Field(
+        None, description="From when on the key is refused, with its time zone; by default never."
+    )
     highest_tier: TierName | None = Field(None, description="By default any.")
+    cache_group: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="Tenants of one group share cached prefixes; by default a tenant shares with nobody.",
+    )
     limits: TenantLimitsConfig | None = Field(
         None, description="By default those of admission.default_limits."
     )
@@ -53,7 +62,7 @@ class KeyConfig(Section):
 
 
 def read_keys(path: Path | None) -> tuple[KeyConfig, ...]:
-    """The keys in a file; none without one.
+    """The keys in a file, at least one; none without a file.
 
     Raises:
         ConfigError: when it cannot be read or is no list of keys.
@@ -61,13 +70,25 @@ def read_keys(path: Path | None) -> tuple[KeyConfig, ...]:
     if path is None:
         return ()
     values = read_yaml(path, ConfigError)
-    if not isinstance(values, list):
+    if not isinstance(values, list) or not values:
+        # A file without keys would let everybody in.
         msg = f"{path}: expected a list of keys, each with tenant and key"
         raise ConfigError(msg)
     try:
         return tuple(KeyConfig.model_validate(value) for value in values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
+
+
+def in_the_open(keys: Sequence[KeyConfig]) -> str | None:
+    """What is wrong with keys that stand in the configuration itself; None when none does."""
+    for key in keys:
+        if key.key is not None:
+            return (
+                f"api_keys: the key of tenant {key.tenant!r} stands in the configuration, which Ray shows; "
+                "name the environment variable that holds it (key_env), or use api_keys_file"
+            )
+    return None
 
 
 def unknown_tier(keys: Sequence[KeyConfig], tiers: TierSet) -> str | None:
@@ -79,29 +100,85 @@ def unknown_tier(keys: Sequence[KeyConfig], tiers: TierSet) -> str | None:
     return None
 
 
-def key_ring(keys: Sequence[KeyConfig], tiers: TierSet) -> KeyRing:
-    """Whose each key is.
+@dataclass(frozen=True)
+class KeySource:
+    """All of a deployment's keys, in a form that may travel: of those read already it has the digests only.
 
-    Raises:
-        ConfigError: when a highest tier is unknown, a variable is not set or two keys are equal.
+    Attributes:
+        fixed: Digest and configuration of the keys that the environment holds.
+        path: The file of the others, which is read anew each time.
+        tiers: The deployment's.
+        default: Limits of the tenants without some of their own.
+        anonymous: Whose requests are while there are no keys at all.
+        secret: What tenants' cached prefixes are kept apart with; stays when keys change.
     """
-    if (problem := unknown_tier(keys, tiers)) is not None:
-        raise ConfigError(problem)
-    secrets = [key.secret() for key in keys]
-    if len(set(secrets)) < len(secrets):
-        msg = "api_keys: two tenants have the same key"
-        raise ConfigError(msg)
-    return KeyRing(
-        (secret, Tenant(key.tenant, key.highest_tier)) for secret, key in zip(secrets, keys, strict=True)
-    )
+
+    fixed: tuple[tuple[bytes, KeyConfig], ...]
+    path: Path | None
+    tiers: TierSet
+    default: TenantLimit
+    anonymous: Tenant
+    secret: bytes
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[KeyConfig],
+        path: Path | None,
+        tiers: TierSet,
+        default: TenantLimit,
+        anonymous_tier: Tier | None = None,
+    ) -> Self:
+        """The source with the secret that its present keys make.
+
+        Raises:
+            ConfigError: as `ring`.
+        """
+        fixed = tuple((digest(key.secret()), key) for key in keys)
+        anonymous = replace(ANONYMOUS, highest_tier=anonymous_tier, limit=default)
+        digests = [known for known, _ in fixed] + [digest(key.secret()) for key in read_keys(path)]
+        return cls(fixed, path, tiers, default, anonymous, server_secret(digests))
+
+    def ring(self) -> KeyRing:
+        """Whose each key is now.
+
+        Raises:
+            ConfigError: when the file cannot be read or holds no keys, a highest tier is unknown, a variable
+                is not set, two keys are equal or two of one tenant have different limits.
+        """
+        keys = [*self.fixed, *((digest(key.secret()), key) for key in read_keys(self.path))]
+        configs = [key for _, key in keys]
+        if (problem := unknown_tier(configs, self.tiers)) is not None:
+            raise ConfigError(problem)
+        if len({known for known, _ in keys}) < len(keys):
+            msg = "api_keys: two tenants have the same key"
+            raise ConfigError(msg)
+        limits = _tenant_limits(configs)
+        return KeyRing(
+            [
+                ApiKey(
+                    known,
+                    Tenant(
+                        key.tenant,
+                        key.highest_tier,
+                        cache_salt(self.secret, _group(key)),
+                        limits.get(key.tenant, self.default),
+                    ),
+                    math.inf if key.expires is None else key.expires.timestamp(),
+                )
+                for known, key in keys
+            ],
+            self.anonymous,
+        )
 
 
-def tenant_limits(keys: Sequence[KeyConfig]) -> dict[str, TenantLimit]:
-    """Limits of the tenants whose keys give them some.
+def _group(key: KeyConfig) -> str:
+    """Groups and tenants have names of their own."""
+    return f"tenant {key.tenant}" if key.cache_group is None else f"group {key.cache_group}"
 
-    Raises:
-        ConfigError: when two keys give one tenant different limits.
-    """
+
+def _tenant_limits(keys: Sequence[KeyConfig]) -> dict[str, TenantLimit]:
+    """Limits of the tenants whose keys give them some."""
     limits: dict[str, TenantLimit] = {}
     for key in keys:
         if key.limits is None:

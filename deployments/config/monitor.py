@@ -3,7 +3,7 @@
 Owns their names and ranges; the defaults are those of the rules.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,10 @@ class MonitorConfig(Section):
     """The cluster-wide SLO monitor: what it measures over, and what it may do."""
 
     enabled: bool = True
-    host: str = "127.0.0.1"
+    node: Literal["head", "any"] = Field(
+        "head", description="Where it runs: on Ray's head node, or wherever Ray puts it."
+    )
+    host: str = Field("127.0.0.1", description="Address on which it exports; 0.0.0.0 for other machines.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         9465, description="Where it exports metrics to Prometheus; 0 for nowhere."
     )
@@ -33,7 +36,9 @@ class MonitorConfig(Section):
         description="Order running prefills to stop for more urgent requests.",
     )
 
-    def settings(self, preemption: PreemptionConfig, tiers: TierSet) -> MonitorSettings:
+    def settings(
+        self, preemption: PreemptionConfig, tiers: TierSet, models: tuple[str, ...] = ()
+    ) -> MonitorSettings:
         """The same in the vocabulary of the decision rules."""
         return MonitorSettings(
             tiers=tiers,
@@ -43,4 +48,5 @@ class MonitorConfig(Section):
             directs=self.direct,
             preemption=preemption.policy,
             margin=preemption.margin,
+            models=models,
         )

@@ -13,15 +13,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
-from deployments.config.keys import KeyConfig, key_ring, read_keys, tenant_limits, unknown_tier
+from deployments.config.degraded import DegradedConfig
+from deployments.config.keys import KeyConfig, KeySource, in_the_open, unknown_tier
+from deployments.config.limits import LimitsConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.tiers import TiersConfig
+from deployments.config.tracing import TracingConfig
 from router.fleet.decode_replica import KvLink
+from router.fleet.view import RouterLimits
 from router.placement.registry import PlacementName
-from slo.admission.tenant_limits import TenantLimit
-from slo.admission.tenants import KeyRing
-from slo.files.strict_yaml import Positive, Section, explain, read_mapping
+from slo.autoscaling.scaler import ScalingRules
+from slo.files.strict_yaml import Positive, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -31,14 +34,53 @@ class PoolConfig(Section):
     """One tier of replicas: how many, how large, and engine arguments beyond ours."""
 
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="With max_replicas, the fewest replicas; by default as many as at the start."
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="The tier grows up to so many replicas, by the load; none keeps their number."
+    )
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 4096
     drain_s: Positive = Field(
         30.0, description="How long a replica that is shut down may take to finish what it has."
     )
+    node_labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray node labels that a node must have to run these replicas."
+    )
+    accelerator_type: str | None = Field(None, description="By default the deployment's accelerator_type.")
+    gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Part of a GPU that each worker takes, on cuda; workers of both tiers can share one."
+    )
+    across_nodes: bool = Field(
+        default=False, description="On cuda, let the workers of one replica be on several nodes."
+    )
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
     )
+
+    @property
+    def fewest(self) -> int:
+        """The fewest replicas that there are at any time."""
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        """The most replicas that there are at any time."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_replicas is not None and self.max_replicas is None:
+            msg = "min_replicas goes with max_replicas"
+            raise ValueError(msg)
+        if not self.fewest <= self.replicas <= self.most:
+            msg = (
+                f"replicas, with which the tier starts, are {self.replicas}, which is not between "
+                f"min_replicas and max_replicas, {self.fewest} and {self.most}"
+            )
+            raise ValueError(msg)
+        return self
 
     @field_validator("engine_kwargs")
     @classmethod
@@ -66,7 +108,22 @@ _RESERVED_ENGINE_KWARGS = {
     "pipeline_parallel_size": "only tensor parallelism is supported",
     "data_parallel_size": "use the pool's replicas",
     "distributed_executor_backend": "it follows the accelerator",
+    "otlp_traces_endpoint": "use the section tracing",
 }
+
+
+class AutoscalingConfig(Section):
+    """How tiers of replicas with a max_replicas follow the load."""
+
+    start_s: Positive = Field(60.0, description="How long a replica takes from its order until it serves.")
+    keep_s: Positive = Field(300.0, description="Replicas are kept that were needed within this time.")
+    busy: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.8, description="Part of their time, or KV memory, that replicas are planned to be in use."
+    )
+
+    def rules(self, pool: PoolConfig) -> ScalingRules:
+        """The same in the vocabulary of the rule."""
+        return ScalingRules(pool.fewest, pool.most, self.start_s, self.keep_s, self.busy)
 
 
 class KVLinkConfig(Section):
@@ -122,11 +179,23 @@ class RouterSection(Section):
         ),
     )
 
+    def limits(self, degraded: DegradedConfig) -> RouterLimits:
+        """The same in the router's vocabulary."""
+        return RouterLimits(
+            stale_after_s=self.stale_after_s,
+            silent_after_s=self.silent_after_s,
+            stretch=self.stretch,
+            max_local_prefills=degraded.max_prompts if degraded.local_prefill else 0,
+        )
 
-class LimitsConfig(Section):
-    """What a client may send."""
 
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+class GrpcConfig(Section):
+    """The gRPC API of `slackserve serve`; elsewhere `grpc_options` of the Serve configuration says this."""
+
+    port: Port | None = Field(None, description="Port on every address; none serves HTTP only.")
+    reflection: bool = Field(
+        default=False, description="Tell anybody, without a key, which services and messages there are."
+    )
 
 
 class SlackServeConfig(Section):
@@ -145,18 +214,25 @@ class SlackServeConfig(Section):
     kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
     host: str = "127.0.0.1"
     port: Port = 8000
+    grpc: GrpcConfig = GrpcConfig()
     ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
+    node_labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray node labels that a node must have to run ingress and router."
+    )
     pin_cores: bool = Field(default=True, description="On cpu, give each replica cores of its own.")
     tiers: TiersConfig = TiersConfig()
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     fairness: FairnessConfig = FairnessConfig()
     admission: AdmissionConfig = AdmissionConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     router: RouterSection = RouterSection()
+    degraded: DegradedConfig = DegradedConfig()
     limits: LimitsConfig = LimitsConfig()
     monitor: MonitorConfig = MonitorConfig()
+    tracing: TracingConfig = TracingConfig()
     profile: Path | None = Field(
         None, description="Prefill times written by `slackserve calibrate`; none measures at start."
     )
@@ -167,14 +243,22 @@ class SlackServeConfig(Section):
         (32, 256, 1024), min_length=2, description="Prompt lengths that are prefilled before ready."
     )
     api_keys: tuple[KeyConfig, ...] = ()
-    api_keys_file: Path | None = Field(None, description="YAML list of the same shape as api_keys.")
+    api_keys_file: Path | None = Field(
+        None, description="YAML list of the same shape as api_keys; read again when it changes."
+    )
+    anonymous_tier: TierName | None = Field(
+        None, description="The highest tier of requests while no API keys are configured; by default any."
+    )
     log_json: bool = False
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.accelerator_type is not None and self.accelerator == "cpu":
-            msg = "accelerator_type goes with accelerator: cuda"
-            raise ValueError(msg)
+        if self.accelerator == "cpu":
+            self._no_gpu_settings()
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.max_replicas is not None and not self.monitor.enabled:
+                msg = f"{name}.max_replicas needs monitor.enabled: the monitor knows the load"
+                raise ValueError(msg)
         if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
             msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
             raise ValueError(msg)
@@ -184,10 +268,28 @@ class SlackServeConfig(Section):
         if self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
             msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
             raise ValueError(msg)
-        if (problem := unknown_tier(self.api_keys, self.tiers.tier_set())) is not None:
-            raise ValueError(problem)
+        for problem in (in_the_open(self.api_keys), unknown_tier(self.api_keys, self.tiers.tier_set())):
+            if problem is not None:
+                raise ValueError(problem)
+        tiers = self.tiers.tier_set()
+        if self.anonymous_tier is not None and self.anonymous_tier not in tiers.names:
+            hint = nearest(self.anonymous_tier, tiers.names)
+            raise ValueError(f"anonymous_tier: there is no tier {self.anonymous_tier!r}; {hint}")
         self._side_channels_apart()
         return self
+
+    def _no_gpu_settings(self) -> None:
+        settings = {"accelerator_type": self.accelerator_type is not None}
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            settings |= {
+                f"{name}.accelerator_type": pool.accelerator_type is not None,
+                f"{name}.gpus_per_worker": pool.gpus_per_worker != 1,
+                f"{name}.across_nodes": pool.across_nodes,
+            }
+        for key, is_set in settings.items():
+            if is_set:
+                msg = f"{key} goes with accelerator: cuda"
+                raise ValueError(msg)
 
     def _side_channels_apart(self) -> None:
         transfer = self.kv_transfer
@@ -198,7 +300,7 @@ class SlackServeConfig(Section):
             ],
             key=lambda side: side[0],
         )
-        needed = pool.replicas * pool.tensor_parallel_size
+        needed = pool.most * pool.tensor_parallel_size
         if last - first < needed:
             msg = (
                 f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
@@ -211,25 +313,16 @@ class SlackServeConfig(Section):
         by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0
         return (self.router.timeout_ms or by_default_ms) / 1e3
 
-    def tenant_limits(self) -> dict[str, TenantLimit]:
-        """Limits of the tenants that have some of their own.
-
-        Raises:
-            ConfigError: when the key file cannot be read, or two keys give one tenant different limits.
-        """
-        return tenant_limits(self._keys())
-
-    def key_ring(self) -> KeyRing:
+    def key_source(self) -> KeySource:
         """The configured API keys.
 
         Raises:
-            ConfigError: when the key file cannot be read, a highest tier is unknown, a variable is not set
-                or two keys are equal.
+            ConfigError: when the key file cannot be read or a variable is not set.
         """
-        return key_ring(self._keys(), self.tiers.tier_set())
-
-    def _keys(self) -> list[KeyConfig]:
-        return [*self.api_keys, *read_keys(self.api_keys_file)]
+        default = self.admission.default_limits.limit()
+        return KeySource.of(
+            self.api_keys, self.api_keys_file, self.tiers.tier_set(), default, self.anonymous_tier
+        )
 
 
 def parse(values: dict[str, Any], source: str = "configuration") -> SlackServeConfig:

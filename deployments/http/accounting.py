@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from slo.outcomes import RequestEnded
+from opentelemetry import trace
+
+from decode_node.answers import has_choice, is_role
+from deployments.http.token_meter import TokenMeter
+from slo.admission.tenant_limits import Usage
+from slo.objectives import Objective
+from slo.outcomes import Outcome, RequestEnded
+from slo.request import JobId
 from telemetry import logs
 from telemetry.catalogue import (
-    ATTAINED,
+    CONTINUATIONS,
     REQUESTS,
     ROUTER_FALLBACKS,
     SLACK_AT_FIRST_TOKEN,
@@ -20,13 +27,7 @@ from telemetry.catalogue import (
 )
 from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from slo.objectives import Objective
-    from slo.outcomes import Outcome
-    from slo.request import JobId
+from telemetry.tracing import trace_id_of
 
 
 def ingress_instruments() -> Instruments:
@@ -35,11 +36,11 @@ def ingress_instruments() -> Instruments:
         REQUESTS,
         TTFT,
         TPOT,
-        ATTAINED,
         SLACK_AT_FIRST_TOKEN,
         TTFT_PREDICTION_ERROR,
         TTFT_PREDICTION_RATIO,
         ROUTER_FALLBACKS,
+        CONTINUATIONS,
         *monitor_client.METRICS,
     )
 
@@ -63,8 +64,10 @@ class RequestRecord:
         identity: Which request it is.
         objective: What it asked for.
         arrived_s: When it arrived, on this process's monotonic clock.
-        ended: Called with the job's id when it has ended.
+        ended: Called when it has ended, with the job's id, its time to first token if it had one, and what it
+            took of its tenant's tokens if that was counted.
         tell: Called with what the cluster's monitor shall know of it.
+        span: The request's own; ends with it.
     """
 
     def __init__(
@@ -73,13 +76,17 @@ class RequestRecord:
         identity: Identity,
         objective: Objective,
         arrived_s: float,
-        ended: Callable[[JobId], None],
+        ended: Callable[[JobId, float | None, Usage | None], None],
         tell: Callable[[RequestEnded], None],
+        span: trace.Span = trace.INVALID_SPAN,
     ) -> None:
+        self.span = span
         self.job_id = identity.job_id
         self.request_id = identity.request_id
         self.ttft_budget_s: float | None = None
         self.predicted_ttft_s: float | None = None
+        self.is_prefilled_by_decode = False
+        self.meter: TokenMeter | None = None
         self._instruments = instruments
         self._objective = objective
         self._arrived_s = arrived_s
@@ -96,21 +103,23 @@ class RequestRecord:
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
 
-    def event(self, text: str) -> None:
-        """Note an event of the stream that goes to the client."""
+    def event(self, text: str) -> str:
+        """Note an event of the stream; returns what of it goes to the client, nothing when it is empty."""
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
             self._record_first_token(now_s - self._arrived_s)
-        if _carries_token(text):
+            self.span.add_event("first_token")
+        if has_choice(text) and not is_role(text):
             self._tokens += 1
             self._last_token_s = now_s
+        return text if self.meter is None else self.meter.read(text)
 
     def refused(self, outcome: Outcome) -> None:
         """Note a refusal before the request was queued; the gatekeeper counts it."""
         if self._outcome is None:
             self._outcome = outcome
-            self._tell(self._account(outcome, None))
+            self._finish(self._account(outcome, None))
 
     def end(self, outcome: Outcome) -> None:
         """Note the end of the request."""
@@ -122,22 +131,45 @@ class RequestRecord:
         tpot_s = self._tpot_s()
         if tpot_s is not None:
             self._instruments.observe(TPOT, tpot_s, tier=tier)
-            self._count_attained("tpot", tpot_s, self._objective.tpot_s)
-        self._ended(self.job_id)
-        self._tell(self._account(outcome, tpot_s))
+        self._ended(self.job_id, self._ttft_s, None if self.meter is None else self.meter.used)
+        self._finish(self._account(outcome, tpot_s))
         logs.event(
             "request_ended",
             request_id=self.request_id,
             job_id=self.job_id,
+            trace_id=trace_id_of(self.span),
+            tenant=self._identity.tenant,
             tier=tier,
             outcome=outcome.value,
-            ttft_s=None if self._first_s is None else self._first_s - self._arrived_s,
+            ttft_s=self._ttft_s,
             predicted_ttft_s=self.predicted_ttft_s,
             budget_s=self.ttft_budget_s,
             tpot_s=tpot_s,
             tokens=self._tokens,
             seconds=time.monotonic() - self._arrived_s,
         )
+
+    def _finish(self, ended: RequestEnded) -> None:
+        self._tell(ended)
+        if self.span.is_recording():
+            known = {
+                "gen_ai.request.model": ended.model,
+                "gen_ai.usage.output_tokens": self._tokens or None,
+                "slackserve.request_id": self.request_id,
+                "slackserve.job_id": self.job_id,
+                "slackserve.tier": ended.tier,
+                "slackserve.outcome": ended.outcome.value,
+                "slackserve.attained": ended.attained,
+                "slackserve.ttft_s": ended.ttft_s,
+                "slackserve.ttft_budget_s": ended.ttft_budget_s,
+                "slackserve.predicted_ttft_s": ended.predicted_ttft_s,
+                "slackserve.tpot_s": ended.tpot_s,
+            }
+            self.span.set_attributes({name: value for name, value in known.items() if value is not None})
+            if ended.outcome is Outcome.FAILED:
+                self.span.set_attribute("error.type", ended.outcome.value)
+                self.span.set_status(trace.StatusCode.ERROR)
+        self.span.end()
 
     def _account(self, outcome: Outcome, tpot_s: float | None) -> RequestEnded:
         return RequestEnded(
@@ -147,12 +179,16 @@ class RequestRecord:
             outcome=outcome,
             e2e_s=time.monotonic() - self._arrived_s,
             streamed=self._identity.streams,
-            ttft_s=None if self._first_s is None else self._first_s - self._arrived_s,
+            ttft_s=self._ttft_s,
             ttft_budget_s=self.ttft_budget_s,
             predicted_ttft_s=self.predicted_ttft_s,
             tpot_s=tpot_s,
             tpot_budget_s=self._objective.tpot_s,
         )
+
+    @property
+    def _ttft_s(self) -> float | None:
+        return None if self._first_s is None else self._first_s - self._arrived_s
 
     def _tpot_s(self) -> float | None:
         if self._first_s is None or self._tokens < 2:  # noqa: PLR2004 - the first token has no interval
@@ -164,19 +200,7 @@ class RequestRecord:
         self._instruments.observe(TTFT, ttft_s, tier=tier)
         if self.ttft_budget_s is not None:
             self._instruments.observe(SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, tier=tier)
-            self._count_attained("ttft", ttft_s, self.ttft_budget_s)
         if self.predicted_ttft_s is not None:
             error_s = self.predicted_ttft_s - ttft_s
             self._instruments.observe(TTFT_PREDICTION_ERROR, error_s, tier=tier)
             self._instruments.observe(TTFT_PREDICTION_RATIO, error_s / ttft_s, tier=tier)
-
-    def _count_attained(self, objective: str, measured_s: float, budget_s: float | None) -> None:
-        if budget_s is not None:
-            attained = "yes" if measured_s <= budget_s else "no"
-            tier = self._objective.tier
-            self._instruments.count(ATTAINED, tier=tier, objective=objective, attained=attained)
-
-
-def _carries_token(text: str) -> bool:
-    """Whether a server-sent event brings a token: not the role, the usage or the end of the stream."""
-    return '"choices":[{' in text and '"delta":{"role"' not in text

@@ -7,25 +7,27 @@ spelt as the client spelt it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse
 
-from slo.errors import RejectionReason
+from slo.errors import AuthenticationError, FieldError, Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
+from slo.protocol import OTHER_PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from decode_node.answers import EngineError
-    from slo.errors import AuthenticationError, FieldError, Rejected
 
 
 class HTTPError(Exception):
     """An error answer: raised anywhere below the ingress, answered by its exception handler.
 
     `outcome` is set when the answer ends a request that was never admitted, so that it is counted as such.
+    `trace_id` is told to the client when the request is traced.
     """
+
+    trace_id: str | None = None
 
     def __init__(
         self,
@@ -50,6 +52,8 @@ class HTTPError(Exception):
     def response(self) -> JSONResponse:
         """The answer itself."""
         body = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        if self.trace_id is not None:
+            body["trace_id"] = self.trace_id
         return JSONResponse({"error": body}, status_code=self.status, headers=self.headers)
 
 
@@ -77,7 +81,31 @@ def unauthorized(error: AuthenticationError) -> HTTPError:
 
 def too_large(limit_bytes: int) -> HTTPError:
     """413."""
-    return _refusal(413, f"the body is larger than {limit_bytes} bytes", code="body_too_large")
+    message = f"the body is larger than {limit_bytes} bytes, limits.max_body_bytes"
+    return _refusal(413, message, code="body_too_large")
+
+
+def too_slow(limit_s: float) -> HTTPError:
+    """408 for a body that does not arrive."""
+    message = f"the body took longer than {limit_s:g} s to arrive, limits.body_timeout_s"
+    return _refusal(408, message, code="body_timeout")
+
+
+def too_much_in_flight(limit_bytes: int) -> HTTPError:
+    """503 when all clients together are sending too much."""
+    return HTTPError(
+        503,
+        f"all requests together send more than {limit_bytes} bytes at a time, limits.max_bytes_in_flight",
+        kind="service_unavailable",
+        code="bytes_in_flight",
+        headers={"retry-after": "1"},
+        outcome=Outcome.SHED,
+    )
+
+
+def too_many_headers(message: str) -> HTTPError:
+    """431."""
+    return _refusal(431, message, code="headers_too_large")
 
 
 def unknown_model(model: str, known: list[str]) -> HTTPError:
@@ -131,11 +159,14 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
     RejectionReason.SHED_BY_POLICY: "this tier is being shed for more valuable ones; retry later",
     RejectionReason.REQUEST_RATE: "this tenant sends more requests per second than it may",
     RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
+    RejectionReason.OUTPUT_TOKEN_RATE: (
+        "this tenant asks for more output tokens per second than it may; a smaller max_tokens asks for less"
+    ),
     RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
 }
 
 
-_RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10}
+_RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10, OTHER_PROTOCOL: 1}
 """Errors that our own replicas answer with, by their type."""
 
 
@@ -157,6 +188,25 @@ def engine_error(error: EngineError) -> HTTPError:
         param=error.param,
         code="invalid_value" if status < 500 else "engine_error",  # noqa: PLR2004 - HTTP classes
     )
+
+
+def request_failed(message: str) -> HTTPError:
+    """500 for what an engine failed that goes on serving others."""
+    return HTTPError(500, message, kind="server_error", code="engine_error")
+
+
+def decode_failed(why: str) -> HTTPError:
+    """503 for an answer whose replica has failed and that does not go on elsewhere; `why` says why not."""
+    if why == RejectionReason.NO_REPLICA:
+        message = "the replica that generated the answer failed, and no other is running; try again later"
+        return HTTPError(503, message, kind="service_unavailable", code=why, headers={"retry-after": "10"})
+    message = (
+        f"the replica that generated the answer failed, and no other can go on with it ({why}); try again"
+    )
+    if why == "limit":
+        message = "one replica after the other failed while it generated the answer; try again"
+    headers = {"retry-after": "1"}
+    return HTTPError(503, message, kind="service_unavailable", code="decode_failed", headers=headers)
 
 
 def internal_error(request_id: str) -> HTTPError:

@@ -1,21 +1,26 @@
-"""What happens to every HTTP request before it reaches a route: an id, a size limit, an API key.
+"""What happens to every HTTP request before it reaches a route: an id, limits of size and time, an API key.
 
-Also counts the requests that were refused, here or further in, in one place.
+Also counts and logs the requests that were refused, here or further in, in one place.
 
 Plain ASGI, so that streaming and client disconnects pass through untouched.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-import uuid
-from typing import TYPE_CHECKING, Final
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
 
+from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http.errors import HTTPError
+from deployments.http.key_watch import KeyWatch
 from slo.errors import AuthenticationError, FieldError
 from slo.request import INTERNAL_HEADER_PREFIX
 from telemetry import logs
@@ -27,13 +32,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from deployments.http.errors import HTTPError
-    from slo.admission.tenants import KeyRing
 
 REQUEST_ID_HEADER: Final = "x-request-id"
+SERVER_ID_HEADER: Final = "x-slackserve-id"
+"""On every answer: the id that the server gave the request, which no client can choose."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""Paths that need no API key."""
+"""Paths that need no API key; without one they tell less."""
+_SERVER_ID_HEADER: Final = SERVER_ID_HEADER.encode()
 _REQUEST_ID: Final = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
+_PROXY_HEADERS: Final = frozenset({"x-request-timeout-seconds", "x-request-disconnect-disabled"})
+"""Ray Serve's proxy obeys them: a client could have its work go on after it has left."""
 _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 
 
@@ -45,13 +53,13 @@ class Gatekeeper:
     Args:
         app: The application behind.
         keys: Known API keys.
-        max_body_bytes: Largest body accepted.
+        limits: What a client may send.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyWatch, limits: LimitsConfig) -> None:
         self._app = app
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._instruments: Instruments | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,19 +69,21 @@ class Gatekeeper:
             return
         headers = [_header(name, value) for name, value in scope["headers"]]
         state = scope.setdefault("state", {})
-        state["request_id"] = uuid.uuid4().hex
+        state["request_id"] = state["server_id"] = secrets.token_hex(8)
         state["headers"] = headers
         started = False
 
         async def note_start(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (_SERVER_ID_HEADER, state["server_id"].encode())]
             await send(message)
 
         try:
             state["request_id"] = _request_id(headers) or state["request_id"]
             self._check(scope, headers, state)
-            body = await _Body.read(receive, self._max_body_bytes)
+            body = await self._body(receive)
             await self._app(scope, body.receive, note_start)
         except TaskCancelledError:
             return  # the client is gone; Serve says so to those that served it
@@ -81,11 +91,26 @@ class Gatekeeper:
             if started:
                 raise
             state["refusal"] = as_http_error(error, state["request_id"])
-            await state["refusal"].response()(scope, receive, send)
+            await state["refusal"].response()(scope, receive, note_start)
         if (refusal := state.get("refusal")) is not None:
-            self._count(refusal, state.get("tier", "none"))
+            self._account(refusal, scope["path"], state)
 
-    def _count(self, refusal: HTTPError, tier: str) -> None:
+    def _account(self, refusal: HTTPError, path: str, state: dict[str, Any]) -> None:
+        """Count a refusal, and log whose it was and why; never the key."""
+        tenant, tier = state.get("tenant"), state.get("tier", "none")
+        logs.event(
+            "request_refused",
+            level=logging.WARNING,
+            request_id=state["request_id"],
+            server_id=state["server_id"],
+            tenant=None if tenant is None else tenant.name,
+            tier=tier,
+            path=path[:200],
+            status=refusal.status,
+            code=refusal.code,
+            param=refusal.param,
+            why=refusal.message[:500],
+        )
         if refusal.outcome is None:
             return
         if self._instruments is None:  # in the replica's process, not where the application is built
@@ -93,18 +118,35 @@ class Gatekeeper:
         self._instruments.count(REQUESTS, tier=tier, outcome=refusal.outcome.value)
         self._instruments.count(REJECTIONS, tier=tier, reason=refusal.code or "unknown")
 
+    async def _body(self, receive: Receive) -> _Body:
+        limits = self._limits
+        try:
+            return await asyncio.wait_for(_Body.read(receive, limits.max_body_bytes), limits.body_timeout_s)
+        except TimeoutError:
+            raise http_errors.too_slow(limits.body_timeout_s) from None
+
     def _check(self, scope: Scope, headers: list[tuple[str, str]], state: dict[str, object]) -> None:
+        limits = self._limits
+        for what, found, name in (
+            ("headers", len(headers), "max_headers"),
+            ("bytes", sum(len(name) + len(value) for name, value in headers), "max_header_bytes"),
+        ):
+            if found > (limit := getattr(limits, name)):
+                raise http_errors.too_many_headers(
+                    f"the headers are {found} {what}; limits.{name} allows {limit}"
+                )
         for name, _ in headers:
-            if name.startswith(INTERNAL_HEADER_PREFIX):
+            if name in _PROXY_HEADERS or name.startswith(INTERNAL_HEADER_PREFIX):
                 raise _refused(name, "is set by the server itself", "leave it out")
         try:
-            key = None if scope["path"] in OPEN_PATHS else _bearer(headers)
-            state["tenant"] = None if scope["path"] in OPEN_PATHS else self._keys.tenant(key)
+            state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
         except AuthenticationError as error:
-            raise http_errors.unauthorized(error) from None
+            if scope["path"] not in OPEN_PATHS:
+                raise http_errors.unauthorized(error) from None
+            state["tenant"] = None
         length = dict(headers).get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
-            raise http_errors.too_large(self._max_body_bytes)
+        if length.isascii() and length.isdigit() and int(length) > limits.max_body_bytes:
+            raise http_errors.too_large(limits.max_body_bytes)
 
 
 class _Body:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from opentelemetry.trace import SpanKind, set_span_in_context
 from ray import serve
 from ray.exceptions import TaskCancelledError
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    DetokenizeRequest,
+    TokenizeCompletionRequest,
+)
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from starlette.exceptions import HTTPException
@@ -23,45 +31,61 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from decode_node.answers import error_in
+from decode_node.tier_calls import TierCalls
+from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import Identity, RequestRecord, ingress_instruments
+from deployments.http.continuing.decode_tier import Asked, DecodeTier, at_place
+from deployments.http.continuing.stream_watch import StreamWatch
 from deployments.http.errors import HTTPError
+from deployments.http.event_stream import events
 from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_refusal
+from deployments.http.key_watch import KeyWatch
 from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.token_meter import TokenMeter
 from deployments.monitor.actor import MonitorOptions, start_monitor
 from router.messages import Placed, PlacementRequested
+from slo.admission.tenant_limits import Usage
 from slo.errors import EvictionReason, FieldError, Rejected
 from slo.monitor.messages import IngressSeen, Role
-from slo.objectives import TTFT_HEADERS, resolve
-from slo.outcomes import Outcome, outcome_of
+from slo.objectives import TTFT_HEADERS, Objective, resolve
+from slo.outcomes import Outcome, RequestEnded, outcome_of
 from slo.request import CONTEXT_HEADER, JobId, RequestContext
-from telemetry import logs
+from slo.tiers import TierSet
+from telemetry import logs, tracing
 from telemetry.reporting.monitor_client import MonitorClient, Participant
+from telemetry.tracing import (
+    TRACEPARENT,
+    TRACER,
+    TracingOptions,
+    trace_id_of,
+    traceparent_of,
+    wall_ns,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from ray.serve.handle import DeploymentHandle
     from starlette.datastructures import State
 
-    from slo.admission.tenants import KeyRing
-    from slo.objectives import Objective
-    from slo.outcomes import RequestEnded
-    from slo.tiers import TierSet
-
 
 _SSE = "text/event-stream"
+_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+"""The names of our methods in OpenTelemetry's conventions for generative AI."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """What the ingress is started with; without `monitor` there is no SLO monitor."""
+    """What the ingress is started with; None means no SLO monitor, and no spans."""
 
     tiers: TierSet
     router_timeout_s: float
+    limits: LimitsConfig
+    max_model_len: int
+    max_replacements: int = 0
     monitor: MonitorOptions | None = None
+    tracing: TracingOptions | None = None
 
 
 class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no types for it
@@ -76,25 +100,34 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         router: DeploymentHandle,
     ) -> None:
         super().__init__(llm_deployments, model_cards)
+        tracing.start(config.tracing, "ingress", begins_traces=True)
         self._config = config
         self._instruments = ingress_instruments()
         self._placement = PlacementClient(router, config.router_timeout_s, self._instruments)
+        (decode,) = llm_deployments.values()
+        self._decode = DecodeTier(
+            self._placement,
+            StreamWatch(TierCalls(decode).ask),
+            config.max_replacements,
+            self._instruments,
+        )
         self._monitor = None if config.monitor is None else self._start_reporting(config.monitor)
 
     async def health(self) -> Response:
         """Whether this process answers."""
         return JSONResponse({"status": "ok"})
 
-    async def ready(self) -> Response:
-        """200 once both tiers are warm, 503 before."""
+    async def ready(self, request: Request) -> Response:
+        """200 once both tiers are warm, 503 before; the fleet is told to those who may send requests."""
         fleet = await self._placement.fleet()
         if fleet is None:
             return JSONResponse({"status": "not ready", "reason": "the router does not answer"}, 503)
+        known = {} if request.state.tenant is None else {"fleet": fleet}
         if not fleet["ready"]:
             missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
             reason = f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"
-            return JSONResponse({"status": "not ready", "reason": reason, "fleet": fleet}, 503)
-        return JSONResponse({"status": "ready", "fleet": fleet})
+            return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
+        return JSONResponse({"status": "ready", **known})
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat completion."""
@@ -109,13 +142,36 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         self._check_model(model)
         return await super().model_data(model)
 
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text."""
+        return await self._convert(request, TokenizeCompletionRequest, "tokenize")
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        return await self._convert(request, DetokenizeRequest, "detokenize")
+
+    async def _convert(self, request: Request, model: type, method: str) -> Response:
+        """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
+        body = request_body.parse(await request.body(), model, self._config.limits)
+        self._check_model(body.model)
+        request_id = request.state.request_id
+        asking = self._get_response(body=body, call_method=method, raw_request=_bare_request(request_id))
+        try:
+            answer = await anext(asking)
+        except (asyncio.CancelledError, TaskCancelledError):
+            raise
+        except Exception as error:
+            logs.event("request_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
+            raise http_errors.internal_error(request_id) from error
+        if (refused := error_in(answer)) is not None:
+            raise http_errors.engine_error(refused)
+        return JSONResponse(answer.model_dump())
+
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
-        body = request_body.parse(await request.body(), model)
-        self._check_model(body.model)
-        request_fields.refuse_internal_fields(body)
-        request_fields.materialise(body)
         state = request.state
+        body = request_body.read(await request.body(), model, self._config.limits, state.tenant)
+        self._check_model(body.model)
         objective = resolve(
             state.headers,
             request_fields.service_tier(body),
@@ -123,7 +179,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             state.tenant.highest_tier,
         )
         state.tier = objective.tier
-        job_id = JobId(f"{state.request_id}-{time.monotonic_ns():x}")
+        job_id = JobId(f"{state.request_id}-{state.server_id}")
         record = RequestRecord(
             self._instruments,
             Identity(job_id, state.request_id, state.tenant.name, body.model, bool(body.stream)),
@@ -131,17 +187,29 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             arrived_s,
             ended=self._placement.job_ended,
             tell=self._tell,
+            span=TRACER.start_span(
+                "ingress",
+                tracing.here(dict(state.headers).get(TRACEPARENT, "")),
+                SpanKind.SERVER,
+                {"gen_ai.operation.name": _OPERATIONS[method], "gen_ai.provider.name": "slackserve"},
+                start_time=wall_ns(arrived_s),
+            ),
         )
-        context = await self._admit(body, objective, record, state, arrived_s)
         body.request_id = state.request_id
+        asked = self._asked(body, objective, record, state, arrived_s)
+        context = await self._admit(asked, objective, record)
         headers = _response_headers(objective, record)
-        return await self._answer(self._generate(body, method, context, record), record, headers)
+        return await self._answer(self._generate(asked, method, context, record), record, headers)
 
     def _start_reporting(self, options: MonitorOptions) -> MonitorClient:
         """Keep the monitor informed, and start it when there is none."""
-        reporter = serve.get_replica_context().replica_id.unique_id
-        participant = Participant(reporter, Role.INGRESS, IngressSeen, settings=options.settings)
-        client = MonitorClient(participant, self._instruments, partial(start_monitor, options))
+        replica = serve.get_replica_context()
+        participant = Participant(
+            replica.replica_id.unique_id, Role.INGRESS, IngressSeen, settings=options.settings
+        )
+        client = MonitorClient(
+            participant, self._instruments, partial(start_monitor, options, replica.app_name)
+        )
         client.start()
         return client
 
@@ -153,42 +221,50 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if model is not None and model not in self._model_cards:
             raise http_errors.unknown_model(model, list(self._model_cards))
 
-    async def _admit(
-        self,
-        body: Any,
-        objective: Objective,
-        record: RequestRecord,
-        state: State,
-        arrived_s: float,
-    ) -> RequestContext:
-        """Get a place for the request, or raise the refusal."""
+    def _asked(
+        self, body: Any, objective: Objective, record: RequestRecord, state: State, arrived_s: float
+    ) -> Asked:
+        """The request as the router is asked for a place for it."""
         size = request_fields.prompt_size(body)
         prefix = prefix_hashes(body)
-        is_explicit = any(name in TTFT_HEADERS for name, _ in state.headers)
+        placement = PlacementRequested(
+            job_id=record.job_id,
+            objective=objective,
+            explicit_deadline=any(name in TTFT_HEADERS for name, _ in state.headers),
+            prompt_tokens=size.tokens,
+            prompt_bytes=size.text_bytes,
+            elapsed_s=time.monotonic() - arrived_s,
+            tenant=state.tenant.name,
+            prefix_hashes=prefix.hashes,
+            hash_block=prefix.block,
+            limit=state.tenant.limit,
+            answers_per_prompt=request_fields.answers_per_prompt(body),
+            output_tokens=request_fields.output_tokens(body, self._config.limits, self._config.max_model_len),
+        )
+        return Asked(body, placement, arrived_s)
+
+    async def _admit(self, asked: Asked, objective: Objective, record: RequestRecord) -> RequestContext:
+        """Get a place for the request, or raise the refusal."""
+        placing = TRACER.start_span("place", set_span_in_context(record.span))
         try:
-            decision = await self._placement.place(
-                PlacementRequested(
-                    job_id=record.job_id,
-                    objective=objective,
-                    explicit_deadline=is_explicit,
-                    prompt_tokens=size.tokens,
-                    prompt_bytes=size.text_bytes,
-                    elapsed_s=time.monotonic() - arrived_s,
-                    tenant=state.tenant.name,
-                    prefix_hashes=prefix.hashes,
-                    hash_block=prefix.block,
-                )
-            )
+            decision = await self._placement.place(asked.placement)
         except (asyncio.CancelledError, TaskCancelledError):
             record.end(Outcome.CANCELLED)
             raise
+        finally:
+            placing.end()
         if isinstance(decision, Rejected):
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
             record.refused(outcome_of(decision.reason))
-            raise http_errors.rejected(decision, _response_headers(objective, record))
-        context = _context(record, objective, size.text_bytes, decision)
+            raise _traced(http_errors.rejected(decision, _response_headers(objective, record)), record)
+        placement, limit = asked.placement, asked.placement.limit
+        if limit is not None and limit.counts_tokens and decision is not None:
+            prompt_tokens = decision.tokens * placement.answers_per_prompt
+            record.meter = TokenMeter(asked.body, Usage(prompt_tokens, placement.output_tokens))
+        context = _context(record, placement, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
-        return replace(context, explicit_deadline=is_explicit).after(time.monotonic() - arrived_s)
+        record.is_prefilled_by_decode = context.local_prefill
+        return context.after(time.monotonic() - asked.arrived_s)
 
     async def _answer(
         self, pieces: AsyncGenerator[Any, None], record: RequestRecord, headers: dict[str, str]
@@ -196,31 +272,45 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Answer with the first piece if it is all there is, else with the stream that it begins."""
         try:
             first = await anext(pieces)
+        except HTTPError as refusal:
+            refusal.headers.update(headers)
+            raise
         except StopAsyncIteration:
             record.end(Outcome.FAILED)
-            raise http_errors.internal_error(record.request_id) from None
+            raise _traced(http_errors.internal_error(record.request_id), record) from None
         if (error := error_in(first)) is not None:
-            failed = http_errors.engine_error(error)
+            failed = _traced(http_errors.engine_error(error), record)
+            if record.meter is not None:
+                record.meter.answered(None)
             record.end(_outcome(failed))
             failed.headers.update(headers)
             return failed.response()
         if hasattr(first, "model_dump"):
+            if record.meter is not None:
+                record.meter.answered(first.usage)
             record.end(Outcome.FINISHED)
             return JSONResponse(first.model_dump(), headers=headers)
-        return StreamingResponse(_events(first, pieces, record), media_type=_SSE, headers=headers)
+        return StreamingResponse(events(first, pieces, record), media_type=_SSE, headers=headers)
 
     async def _generate(
-        self, body: Any, method: str, context: RequestContext, record: RequestRecord
+        self, asked: Asked, method: str, context: RequestContext, record: RequestRecord
     ) -> AsyncGenerator[Any, None]:
         """The answer's pieces, from the decode tier; accounts for what ends it early."""
+        handle = self._get_configured_serve_handle(await self._get_model_id(asked.body.model))
+
+        def send(body: Any, context: RequestContext) -> Any:
+            return getattr(handle, method).remote(body, _internal_info(context))
+
         try:
-            async for piece in self._get_response(
-                body=body, call_method=method, raw_request=_internal_request(context)
-            ):
-                yield piece
+            async with aclosing(self._decode.answer(asked, context, send)) as pieces:
+                async for piece in pieces:
+                    yield piece
         except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):
             record.end(Outcome.CANCELLED)
             raise
+        except HTTPError as error:
+            record.end(_outcome(error))
+            raise _traced(error, record) from None
         except Exception as error:
             record.end(Outcome.FAILED)
             logs.event(
@@ -230,30 +320,13 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 job_id=record.job_id,
                 error=repr(error)[:2000],
             )
-            raise http_errors.internal_error(record.request_id) from error
+            raise _traced(http_errors.internal_error(record.request_id), record) from error
 
 
-async def _events(
-    first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord
-) -> AsyncGenerator[str, None]:
-    """The stream's server-sent events, measured as they pass; an error that comes late is its last event."""
-    outcome = Outcome.FINISHED
-    try:
-        for text in _texts(first):
-            record.event(text)
-            yield text
-        async for piece in rest:
-            if error_in(piece) is not None:
-                outcome = Outcome.FAILED
-            for text in _texts(piece):
-                record.event(text)
-                yield text
-        record.end(outcome)
-    except HTTPError as error:
-        yield _error_event(error)
-    finally:
-        record.end(Outcome.CANCELLED)
-        await rest.aclose()
+def _traced(error: HTTPError, record: RequestRecord) -> HTTPError:
+    """The error of a request with the trace in which it is recorded, if it is."""
+    error.trace_id = trace_id_of(record.span)
+    return error
 
 
 def _outcome(failed: HTTPError) -> Outcome:
@@ -261,16 +334,6 @@ def _outcome(failed: HTTPError) -> Outcome:
     if failed.code == EvictionReason.DEADLINE_PASSED:
         return Outcome.EVICTED
     return Outcome.REJECTED if failed.status < 500 else Outcome.FAILED  # noqa: PLR2004 - HTTP classes
-
-
-def _texts(piece: Any) -> list[str]:
-    if not isinstance(piece, list | str) and (error := error_in(piece)) is not None:
-        return [_error_event(http_errors.engine_error(error))]
-    return [str(text) for text in piece] if isinstance(piece, list) else [str(piece)]
-
-
-def _error_event(error: HTTPError) -> str:
-    return f"data: {bytes(error.response().body).decode()}\n\n"
 
 
 def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, str]:
@@ -282,57 +345,59 @@ def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, 
     }
     if record.predicted_ttft_s is not None:
         headers["x-slo-predicted-ttft-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
+    if record.is_prefilled_by_decode:
+        headers["x-slo-degraded"] = "local_prefill"
     if objective.clamped_from is not None:
         headers["x-slo-tier-clamped-from"] = objective.clamped_from
     return headers
 
 
-def _context(
-    record: RequestRecord, objective: Objective, prompt_bytes: int, placed: Placed | None
-) -> RequestContext:
+def _context(record: RequestRecord, asked: PlacementRequested, placed: Placed | None) -> RequestContext:
     """What the request's other processes need to know; without a placement they choose for themselves."""
-    if placed is None:
-        return RequestContext(
-            record.job_id, record.request_id, objective.tier, objective.ttft_s, prompt_bytes=prompt_bytes
-        )
-    return RequestContext(
-        job_id=record.job_id,
-        request_id=record.request_id,
-        tier=objective.tier,
-        ttft_budget_s=placed.ttft_budget_s,
-        handoff_s=placed.handoff_s,
-        prefill_replica=placed.prefill_replica,
-        decode_replica=placed.decode_replica,
-        prompt_bytes=prompt_bytes,
-        cached_tokens=placed.cached_tokens,
+    context = RequestContext(
+        record.job_id,
+        record.request_id,
+        asked.objective.tier,
+        asked.objective.ttft_s,
+        prompt_bytes=asked.prompt_bytes,
+        explicit_deadline=asked.explicit_deadline,
+        tenant=asked.tenant,
+        traceparent=traceparent_of(record.span),
     )
+    return at_place(context, placed)
 
 
-def _internal_request(context: RequestContext) -> Request:
-    """A request that carries to the next tier what the server says, and nothing the client said."""
-    headers = {CONTEXT_HEADER: context.encode(), REQUEST_ID_HEADER: context.request_id}
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": encoded, "query_string": b""})
+def _internal_info(context: RequestContext) -> RawRequestInfo:
+    """A request's headers to the next tier: what the server says, and nothing that the client said."""
+    return RawRequestInfo({CONTEXT_HEADER: context.encode(), REQUEST_ID_HEADER: context.request_id})
 
 
-def make_ingress(keys: KeyRing, max_body_bytes: int) -> type:
+def _bare_request(request_id: str) -> Request:
+    headers = [(REQUEST_ID_HEADER.encode(), request_id.encode())]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""})
+
+
+def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
     """The ingress class with its routes, ready to be deployed.
 
     Args:
+        ingress: The class that has the routes' methods.
         keys: Known API keys.
-        max_body_bytes: Largest request body.
+        limits: What a client may send.
     """
     app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPError, answer_refusal)
     app.add_exception_handler(FieldError, answer_refusal)
     app.add_exception_handler(HTTPException, answer_refusal)
-    app.add_middleware(Gatekeeper, keys=keys, max_body_bytes=max_body_bytes)
+    app.add_middleware(Gatekeeper, keys=keys, limits=limits)
     routes: dict[str, Any] = {
         "models": lambda api: api.get("/v1/models"),
         "model_data": lambda api: api.get("/v1/models/{model:path}"),
         "completions": lambda api: api.post("/v1/completions"),
         "chat": lambda api: api.post("/v1/chat/completions"),
+        "tokenize": lambda api: api.post("/tokenize"),
+        "detokenize": lambda api: api.post("/detokenize"),
         "health": lambda api: api.get("/health"),
         "ready": lambda api: api.get("/ready"),
     }
-    return make_fastapi_ingress(SlackServeIngress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]
+    return make_fastapi_ingress(ingress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 
+from router.messages import LiveJobs, PlacementDecision, PlacementRequested
+from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
+from slo.request import JobId
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
+from telemetry.instruments import Instruments
 from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from router.messages import PlacementDecision, PlacementRequested
-    from slo.request import JobId
-    from telemetry.instruments import Instruments
 
 _PAUSE_S = 1.0
 """After a failure the router is left alone for this long, so that requests do not each wait for it."""
 _TIMEOUTS = 2
 """Waits in vain, one after the other, that make a failure: one may be a moment's load."""
+
+
+RECONCILE_S: Final = 2.0
+"""How often the router is told which requests have not ended."""
 
 
 class PlacementClient:
@@ -43,9 +52,27 @@ class PlacementClient:
         self._paused_until_s = 0.0
         self._timeouts = 0
         self._background = Background()
+        self._name = uuid.uuid4().hex
+        self._asked = 0
+        self._live: set[JobId] = set()
+        self._reconciling: asyncio.Task[None] | None = None
 
     async def place(self, request: PlacementRequested) -> PlacementDecision | None:
         """The router's decision; None when it gives none and Serve shall choose the replicas."""
+        if self._reconciling is None:
+            # Not in the context of the request that happens to come first: Serve cancels its calls with it.
+            self._reconciling = asyncio.get_running_loop().create_task(
+                self._reconcile(), context=contextvars.Context()
+            )
+        self._asked += 1
+        request = replace(request, asker=self._name, number=self._asked)
+        self._live.add(request.job_id)
+        decision = await self._decision(request)
+        if isinstance(decision, Rejected):
+            self._live.discard(request.job_id)
+        return decision
+
+    async def _decision(self, request: PlacementRequested) -> PlacementDecision | None:
         if time.monotonic() < self._paused_until_s:
             self._fall_back("paused")
             return None
@@ -79,12 +106,23 @@ class PlacementClient:
         except Exception:  # noqa: BLE001 - not answering is the answer
             return None
 
-    def job_ended(self, job_id: JobId) -> None:
-        """Tell the router that a request is over; if it does not hear, the replica's next report says so."""
-        self._background.run("telling_router", self._tell(job_id), job_id=job_id)
+    def job_ended(self, job_id: JobId, ttft_s: float | None = None, used: Usage | None = None) -> None:
+        """Tell the router that a request is over; if it does not hear it, it does within `RECONCILE_S`.
 
-    async def _tell(self, job_id: JobId) -> None:
-        await self._router.job_ended.remote(job_id)
+        `used` is what it took of its tenant's tokens; None when nobody knows.
+        """
+        self._live.discard(job_id)
+        self._background.run("telling_router", self._tell(job_id, ttft_s, used), job_id=job_id)
+
+    async def _tell(self, job_id: JobId, ttft_s: float | None, used: Usage | None) -> None:
+        await self._router.job_ended.remote(job_id, ttft_s, used)
+
+    async def _reconcile(self) -> None:
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            live = LiveJobs(self._name, self._asked, tuple(self._live))
+            with contextlib.suppress(Exception):  # whoever places requests notices that the router is away
+                await asyncio.wait_for(self._router.reconcile.remote(live), RECONCILE_S)
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

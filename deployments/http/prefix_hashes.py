@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any, Final
 
 BLOCK_TOKENS: Final = 128
@@ -34,22 +34,25 @@ NO_PREFIX: Final = PrefixHashes()
 def prefix_hashes(body: Any) -> PrefixHashes:
     """Hash the prompt of a chat or text completion; of a chat, after `request_fields.materialise`.
 
-    Of several prompts in one request none is hashed.
+    Of several prompts in one request none is hashed. Prompts with different `cache_salt` have nothing in
+    common.
     """
+    salt = (getattr(body, "cache_salt", None) or "").encode()
     if hasattr(body, "messages"):
-        return PrefixHashes(_chained(_chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
+        return PrefixHashes(_chained(salt, _chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
     prompt = body.prompt
     if isinstance(prompt, str):
-        return PrefixHashes(_chained(prompt.encode()[: MOST_BLOCKS * BLOCK_BYTES], BLOCK_BYTES), BLOCK_BYTES)
+        text = prompt.encode()[: MOST_BLOCKS * BLOCK_BYTES]
+        return PrefixHashes(_chained(salt, text, BLOCK_BYTES), BLOCK_BYTES)
     if prompt and isinstance(prompt[0], int):
         tokens = array("q", prompt[: MOST_BLOCKS * BLOCK_TOKENS])
-        return PrefixHashes(_chained(tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize), BLOCK_TOKENS)
+        return PrefixHashes(_chained(salt, tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize), BLOCK_TOKENS)
     return NO_PREFIX
 
 
-def _chained(data: bytes, block_bytes: int) -> tuple[int, ...]:
-    """A hash for each whole block, each of all bytes up to its end."""
-    running = blake2b(digest_size=_DIGEST_BYTES)
+def _chained(salt: bytes, data: bytes, block_bytes: int) -> tuple[int, ...]:
+    """A hash for each whole block, each of the salt and all bytes up to the block's end."""
+    running = blake2b(sha256(salt).digest() if salt else b"", digest_size=_DIGEST_BYTES)
     hashes = []
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
         running.update(data[start : start + block_bytes])

@@ -8,36 +8,66 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 from vllm.exceptions import VLLMClientError
+from vllm.v1.structured_output import backend_xgrammar  # noqa: F401 - lest the first tag of a request import it
 
+from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http import request_fields
+from deployments.http.allowed_fields import fields_of, refuse_media, refuse_unknown_fields
+from deployments.http.body_shape import json_shape
+from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
-def parse(raw: bytes, model: type[BaseModel]) -> Any:
+
+def read(raw: bytes, model: type[BaseModel], limits: LimitsConfig, tenant: Tenant) -> Any:
+    """The body of a tenant's request as a `model`, within all limits and ready to be placed.
+
+    Raises:
+        HTTPError: as `parse`.
+        FieldError: as `parse`, and for what is more than one request may ask for.
+    """
+    body = parse(raw, model, limits)
+    try:
+        request_fields.refuse_internal_xargs(body)
+        request_fields.materialise(body)
+        request_fields.refuse_excess(body, limits)
+    except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
+        raise _refused(error) from None
+    request_fields.keep_apart(body, tenant)
+    return body
+
+
+def parse(raw: bytes, model: type[BaseModel], limits: LimitsConfig) -> Any:
     """The body as a `model`.
 
     Raises:
-        HTTPError: 400, naming the field at fault where there is one.
+        HTTPError: 400, naming the field or the limit at fault where there is one.
         FieldError: for a field that is given twice or cannot be encoded.
     """
+    _refuse_large_shapes(raw, limits)
     values = _json(raw)
     if not isinstance(values, dict):
         raise http_errors.bad_body("the body is not a JSON object")
-    _refuse_lone_surrogates(values, "")
+    if _SURROGATE.search(raw):
+        _refuse_lone_surrogates(values, "")
+    refuse_unknown_fields(values, fields_of(model.model_fields))
+    request_fields.refuse_large_grammars(values, limits)
+    refuse_media(values.get("messages"), limits.media_domains)
     try:
         body = model.model_validate(values)
-    except ValidationError as error:
-        raise _from_pydantic(error) from None
-    except VLLMClientError as error:
-        raise http_errors.bad_body(error.args[0], getattr(error, "parameter", None)) from None
+    except (ValidationError, VLLMClientError) as error:
+        raise _refused(error) from None
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body("the body does not have the shape that the API describes") from None
@@ -45,11 +75,20 @@ def parse(raw: bytes, model: type[BaseModel]) -> Any:
     return body
 
 
+def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
+    shape = json_shape(raw, limits.max_json_containers)
+    for what, found, name in (
+        ("lists and objects", shape.containers, "max_json_containers"),
+        ("values", shape.values, "max_json_values"),
+        ("lists and objects inside each other", shape.depth, "max_json_depth"),
+    ):
+        if found > (limit := getattr(limits, name)):
+            raise http_errors.bad_body(f"the body has {found} {what}; limits.{name} allows {limit}")
+
+
 def _json(raw: bytes) -> Any:
     try:
-        return json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except RecursionError:
-        raise http_errors.bad_body("the body is nested too deeply") from None
+        return json.loads(raw.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except ValueError as error:
         raise http_errors.bad_body(f"the body is not JSON: {error}") from None
 
@@ -84,7 +123,9 @@ def _refuse_lone_surrogates(value: Any, path: str) -> None:
             _refuse_lone_surrogates(item, f"{path}[{number}]")
 
 
-def _from_pydantic(error: ValidationError) -> Exception:
+def _refused(error: ValidationError | VLLMClientError) -> Exception:
+    if isinstance(error, VLLMClientError):
+        return http_errors.bad_body(error.args[0], getattr(error, "parameter", None))
     problem = error.errors(include_url=False)[0]
     param = ".".join(str(part) for part in problem["loc"]) or None
     return http_errors.bad_body(f"{param or 'body'}: {problem['msg']}", param)

@@ -1,18 +1,25 @@
 """What the ingress reads out of an OpenAI request body beyond what vLLM reads itself.
 
-Owns the list of fields that only the server may set, and how large a prompt is.
+Owns how much one request may ask for, and how large a prompt is. Which fields there are is
+`deployments.http.allowed_fields`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
+
+from deployments.config.limits import LimitsConfig
+from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from slo.request import RESERVED_XARG_PREFIX
 
-_INTERNAL_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
-_VALID: Final = "leave it out"
+_INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
+_RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
+"""What a chat template puts into the prompt beside the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +30,85 @@ class PromptSize:
     text_bytes: int
 
 
-def refuse_internal_fields(body: Any) -> None:
-    """Refuse what a client must not set.
+def refuse_internal_xargs(body: Any) -> None:
+    """Refuse engine arguments that a client must not set.
 
     Raises:
         FieldError: naming the field.
     """
-    for field in _INTERNAL_FIELDS:
-        if getattr(body, field, None) is not None:
-            raise FieldError(field, "is set by the server itself", _VALID)
-    if getattr(body, "priority", 0):
-        raise FieldError("priority", "is not used here", "set x-slo-tier or service_tier instead")
     for name in getattr(body, "vllm_xargs", None) or {}:
-        if name in _INTERNAL_FIELDS or name.startswith(RESERVED_XARG_PREFIX):
-            raise FieldError(f"vllm_xargs.{name}", "is set by the server itself", _VALID)
+        if name in _INTERNAL_XARGS or name.startswith(RESERVED_XARG_PREFIX):
+            raise FieldError(f"vllm_xargs.{name}", "is set by the server itself", "leave it out")
+
+
+def keep_apart(body: Any, tenant: Tenant) -> None:
+    """Salt what is cached of a prompt, in place, so that a tenant finds nothing of another's."""
+    if tenant.cache_salt is not None:
+        body.cache_salt = f"{tenant.cache_salt}{getattr(body, 'cache_salt', None) or ''}"
+
+
+def refuse_excess(body: Any, limits: LimitsConfig) -> None:
+    """Refuse what is more than one request may ask for; after `materialise`.
+
+    Raises:
+        FieldError: naming the field and the limit.
+    """
+    asked = {
+        "n": (prompts(body) * answers_per_prompt(body), "max_sequences", "prompts times n"),
+        "stop_token_ids": (len(getattr(body, "stop_token_ids", None) or ()), "max_stop_tokens", "token ids"),
+        "max_tokens": (_named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
+    }
+    for field, (found, name, what) in asked.items():
+        limit = getattr(limits, name)
+        if limit is not None and found > limit:
+            raise FieldError(field, f"asks for {found} {what}", f"limits.{name} allows {limit}")
+
+
+def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int) -> int:
+    """The most tokens that all answers to a request may have together."""
+    longest = min(limits.max_output_tokens or max_model_len, max_model_len)
+    named = _named_output_tokens(body)
+    return (longest if named is None else min(named, longest)) * prompts(body) * answers_per_prompt(body)
+
+
+def answers_per_prompt(body: Any) -> int:
+    """How many answers a request computes for each of its prompts."""
+    return getattr(body, "n", None) or 1
+
+
+def prompts(body: Any) -> int:
+    """How many prompts a request has."""
+    prompt = getattr(body, "prompt", None)
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
+
+
+def _named_output_tokens(body: Any) -> int | None:
+    """The most tokens of an answer that the request names itself."""
+    names = ("max_tokens", "max_completion_tokens", "min_tokens")
+    named = [value for name in names if (value := getattr(body, name, None))]
+    return max(named, default=None)
+
+
+def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> None:
+    """Refuse a body, before vLLM reads it, with too much text that a grammar is compiled from.
+
+    Raises:
+        FieldError: naming the field and the limit.
+    """
+    fields = ["structured_outputs", "response_format"]
+    if values.get("tool_choice") not in (None, "none", "auto"):
+        fields.append("tools")
+    for field in fields:
+        if (found := _text_bytes(values.get(field))) > (limit := limits.max_grammar_bytes):
+            valid = f"limits.max_grammar_bytes allows {limit}"
+            raise FieldError(field, f"asks for {found} bytes of grammar", valid)
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them, of what may be a model, a dataclass or either in a list."""
+    return to_jsonable_python(value, serialize_unknown=True)
 
 
 def service_tier(body: Any) -> str | None:
@@ -66,7 +138,8 @@ def materialise(body: Any) -> None:
 def prompt_size(body: Any) -> PromptSize:
     """How large the prompt of a chat or text completion is; of a chat, after `materialise`."""
     if hasattr(body, "messages"):
-        return PromptSize(None, sum(_text_bytes(message) for message in body.messages))
+        more = [getattr(body, name, None) for name in _RENDERED_FIELDS]
+        return PromptSize(None, _text_bytes(body.messages) + _text_bytes(_plain(more)))
     prompt = body.prompt
     if isinstance(prompt, str):
         return PromptSize(None, len(prompt.encode()))
@@ -80,11 +153,11 @@ def prompt_size(body: Any) -> PromptSize:
 
 
 def _text_bytes(value: Any) -> int:
-    """Bytes of all text inside a chat message, whatever its nesting."""
+    """Bytes of all text inside, whatever its nesting, names of fields included."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
-        return sum(_text_bytes(item) for item in value.values())
+        return sum(len(name.encode()) + _text_bytes(item) for name, item in value.items())
     if isinstance(value, list | tuple):
         return sum(_text_bytes(item) for item in value)
     return 0

@@ -6,12 +6,9 @@ machine's cores between the replicas of both tiers; pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CORES_LEFT_FOR_OTHERS_FROM = 4
 

@@ -5,8 +5,10 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+import ipaddress
 import json
 import logging
 import os
@@ -16,6 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -24,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from deployments.config import ConfigError
+from deployments.grpc import SERVICERS
+from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deployments.config.settings import SlackServeConfig
 
 APP_NAME: Final = "slackserve"
@@ -36,7 +39,8 @@ PREFILL_PREFIX: Final = "Prefill:"
 """The names of the prefill deployments begin with this."""
 DECODE_PREFIX: Final = "Decode:"
 """The names of the decode deployments begin with this."""
-_POLL_S: Final = 0.5
+_POLL_S: Final = 1.0
+"""Between two looks at the parts: each takes CPU that they need to start."""
 _STOP_TIMEOUT_S: Final = 20.0
 
 
@@ -70,12 +74,13 @@ class LocalDeployment:
     def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
         """Bring everything up and return once both tiers are warm.
 
-        `show` is called about twice a second with what is being waited for.
+        `show` is called about once a second with what is being waited for.
 
         Raises:
             ConfigError: when the configuration cannot work here.
             StartError: when a part fails, or time is up.
         """
+        check_no_labels(self._config)
         check_ports_free(self._config)
         started_s = time.monotonic()
         self._deploy(show)
@@ -131,6 +136,8 @@ class LocalDeployment:
         import ray  # noqa: PLC0415 - takes seconds to import
         from ray import serve  # noqa: PLC0415
 
+        os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", IMPORT_PATH)
+        os.environ[LIMITS_VARIABLE] = self._config.limits.model_dump_json()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         ray.init(
             address="local",
@@ -139,9 +146,24 @@ class LocalDeployment:
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
         )
+        check_ray_is_closed(psutil.Process().children(recursive=True))
         for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
             signal.signal(number, handler)
-        serve.start(http_options={"host": self._config.host, "port": self._config.port})
+        given = self._config.grpc
+        serve.start(
+            http_options={
+                "host": self._config.host,
+                "port": self._config.port,
+                "keep_alive_timeout_s": self._config.limits.idle_timeout_s,
+            },
+            grpc_options=None
+            if given.port is None
+            else {
+                "port": given.port,
+                "grpc_servicer_functions": list(SERVICERS),
+                "enable_reflection": given.reflection,
+            },
+        )
 
     def _parts(self) -> list[Part]:
         from ray import serve  # noqa: PLC0415 - imported already by now
@@ -176,7 +198,7 @@ def _shut_down() -> None:
     from deployments.monitor.actor import stop_monitor  # noqa: PLC0415 - likewise
 
     serve.shutdown()
-    stop_monitor()
+    stop_monitor(APP_NAME)
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -197,6 +219,52 @@ def get_json(url: str, timeout_s: float = 5.0) -> dict[str, Any] | None:
         return None
 
 
+def check_no_labels(config: SlackServeConfig) -> None:
+    """Make sure that no tier waits for a node that this machine is not.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    given = {
+        "node_labels": config.node_labels,
+        "prefill.node_labels": config.prefill.node_labels,
+        "decode.node_labels": config.decode.node_labels,
+    }
+    for key, labels in given.items():
+        if labels:
+            msg = (
+                f"{key}: `slackserve serve` starts a Ray of its own, without labels; "
+                "leave it out, or deploy `deployments.app:build` on a Ray cluster"
+            )
+            raise ConfigError(msg)
+
+
+def check_ray_is_closed(processes: Iterable[psutil.Process]) -> None:
+    """Make sure that nobody runs code on this machine who merely reaches Ray's ports.
+
+    Raises:
+        StartError: when one of Ray's `processes` listens beyond this machine and asks for no token. A Ray of
+            `ray.init` asks for one unless `RAY_AUTH_MODE` says otherwise, and puts that into the environment.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for connection in process.net_connections("tcp"):
+                is_open = connection.status == psutil.CONN_LISTEN and not _is_loopback(connection.laddr.ip)
+                if is_open:
+                    address = f"{connection.laddr.ip}:{connection.laddr.port}"
+                    raise StartError(
+                        f"Ray's {process.name()} listens on {address} and asks for no token, so that whoever "
+                        "reaches it can run code here; unset RAY_AUTH_MODE or set RAY_AUTH_MODE=token "
+                        "(`ray get-auth-token --generate` makes a token)"
+                    )
+
+
+def _is_loopback(ip: str) -> bool:
+    return ipaddress.ip_address(ip).is_loopback
+
+
 def check_ports_free(config: SlackServeConfig) -> None:
     """Make sure that the API's port and those of the NIXL side channels can be listened on.
 
@@ -204,12 +272,14 @@ def check_ports_free(config: SlackServeConfig) -> None:
         ConfigError: when one cannot, naming the key.
     """
     _check_port_free("port", config.host, config.port)
+    if config.grpc.port is not None:
+        _check_port_free("grpc.port", "", config.grpc.port)
     transfer = config.kv_transfer
     for key, first, pool in (
         ("kv_transfer.prefill_port", transfer.prefill_port, config.prefill),
         ("kv_transfer.decode_port", transfer.decode_port, config.decode),
     ):
-        for port in range(first, first + pool.replicas * pool.tensor_parallel_size):
+        for port in range(first, first + pool.most * pool.tensor_parallel_size):
             _check_port_free(key, "", port)
 
 
@@ -227,4 +297,4 @@ def _check_port_free(key: str, host: str, port: int) -> None:
 def _cpus_needed(config: SlackServeConfig) -> int:
     """Ray CPUs: one for each worker, one for each engine's replica process, one for all the others."""
     pools = (config.prefill, config.decode)
-    return sum(pool.replicas * (pool.tensor_parallel_size + 1) for pool in pools) + 1
+    return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + 1

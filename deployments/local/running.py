@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -13,8 +15,6 @@ from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, 
 from telemetry.reporting.monitor_client import find_monitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ray.serve.handle import DeploymentHandle
 
 
@@ -35,6 +35,14 @@ class RunningDeployment:
     prefill: DeploymentHandle
     decode: DeploymentHandle | None = None
     find_monitor: Callable[[], Any] | None = None
+
+    async def ask_prefill(self, method: str, replica: str, *arguments: Any) -> Any:
+        """One replica's own answer; None when Serve has it no more and would have another one answer."""
+        question = getattr(self.prefill, method)
+        async with question.choose_replica(pin=replica) as chosen:
+            if chosen.replica_id != replica:
+                return None
+            return await question.dispatch(chosen, *arguments, pin=replica)
 
 
 def connect() -> RunningDeployment:
@@ -63,7 +71,9 @@ def connect() -> RunningDeployment:
                     for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
                 )
                 address = ray.get_runtime_context().gcs_address
-                return RunningDeployment(model, address, router, prefill, decode, find_monitor)
+                return RunningDeployment(
+                    model, address, router, prefill, decode, partial(find_monitor, application)
+                )
     raise NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"

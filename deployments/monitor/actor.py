@@ -8,44 +8,53 @@ dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ray
 
 from deployments.monitor.exporter import Exporter
+from slo.autoscaling.need import FleetDemand
 from slo.monitor.core import MonitorCore, MonitorState
-from telemetry.reporting.monitor_client import MONITOR_NAME, NAMESPACE, find_monitor
-
-if TYPE_CHECKING:
-    from slo.monitor.messages import MonitorAnswer, MonitorReport
-    from slo.monitor.settings import MonitorSettings
+from slo.monitor.messages import MonitorAnswer, MonitorReport
+from slo.monitor.settings import MonitorSettings
+from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitor_prefix
 
 LOOK_S: Final = 1.0
-ABANDONED_AFTER_S: Final = 120.0
+ABANDONED_AFTER_S: Final = 60.0
 _SHOW_RARELY: Final = 50
 """Merging the sketches of many tenants takes a while: a fiftieth of the time at most."""
+_HEAD_NODE: Final = "node:__internal_head__"
+"""The resource that Ray gives its head node."""
+_ANY_AMOUNT: Final = 0.001
 _LOGGER: Final = logging.getLogger("slackserve.monitor")
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorOptions:
-    """What it is started with: settings until an ingress reports others, and where metrics are exported.
+    """What it is started with, and where.
 
-    Port 0 exports none.
+    Attributes:
+        settings: Hold until an ingress reports others.
+        host: The address on which metrics are exported.
+        port: The port of the same; 0 exports none.
+        on_head: Whether it runs on Ray's head node, where a scrape finds it, or on any.
     """
 
     settings: MonitorSettings
     host: str = "127.0.0.1"
     port: int = 0
+    on_head: bool = True
 
 
 class SloMonitor:
     """Hears reports, answers with the policy, and looks at the whole once a second."""
 
-    def __init__(self, options: MonitorOptions) -> None:
+    def __init__(self, options: MonitorOptions, name: str) -> None:
+        self._name = name
         logging.basicConfig(level=logging.INFO)
         self._core = MonitorCore(options.settings, time.monotonic())
         self._exporter = Exporter(options.host, options.port)
@@ -55,6 +64,10 @@ class SloMonitor:
     async def report(self, report: MonitorReport) -> MonitorAnswer:
         """Hear from somebody."""
         return self._core.heard(report, time.monotonic())
+
+    async def demand(self) -> FleetDemand | None:
+        """What there is to do; None when nobody has said."""
+        return self._core.demand(time.monotonic())
 
     async def state(self) -> dict[str, Any]:
         """What there is to know, as plain data for `slackserve top`."""
@@ -66,9 +79,9 @@ class SloMonitor:
                 self._look()
             except Exception:
                 _LOGGER.exception("look_failed")
-            if time.monotonic() - self._core.last_heard_s() > ABANDONED_AFTER_S:
+            if time.monotonic() - self._core.heard_s > ABANDONED_AFTER_S:
                 _LOGGER.info("abandoned")
-                stop_monitor()
+                ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -85,28 +98,31 @@ class SloMonitor:
             self._show_at_s = ended_s + _SHOW_RARELY * (ended_s - started_s)
 
 
-def start_monitor(options: MonitorOptions) -> Any:
-    """The monitor's actor handle; started if there is none.
+def start_monitor(options: MonitorOptions, application: str) -> Any:
+    """The handle of an application's monitor; started if there is none.
 
     It needs no CPU of its own, so that a full cluster still has one.
     """
+    place = {_HEAD_NODE: _ANY_AMOUNT} if options.on_head else {}
+    name = monitor_name(application)
     actor = ray.remote(SloMonitor).options(
-        name=MONITOR_NAME,
+        name=name,
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
         max_restarts=-1,
         num_cpus=0,
+        resources=place,
     )
-    return actor.remote(options)
+    return actor.remote(options, name)
 
 
-def stop_monitor() -> None:
-    """End the monitor for good, if there is one."""
-    try:
-        ray.kill(find_monitor(), no_restart=True)
-    except ValueError:
-        return
+def stop_monitor(application: str) -> None:
+    """End an application's monitors for good, whatever code they run."""
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        if each["namespace"] == NAMESPACE and each["name"].startswith(monitor_prefix(application)):
+            with contextlib.suppress(ValueError):  # it has just ended
+                ray.kill(ray.get_actor(each["name"], namespace=NAMESPACE), no_restart=True)
 
 
 def shown(state: MonitorState, port: int) -> dict[str, Any]:

@@ -7,20 +7,18 @@ server. Scrapes run in a thread of their own and see the series of the last look
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from slo.monitor.attainment import Attainment, Series
+from slo.monitor.core import MonitorCore, MonitorState
 from telemetry import catalogue
 from telemetry.catalogue import Metric, MetricKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slo.monitor.attainment import Attainment, Series
-    from slo.monitor.core import MonitorCore, MonitorState
-
     Sample = tuple[Metric, tuple[str, ...], float]
 
 _LOGGER: Final = logging.getLogger("slackserve.monitor")
@@ -73,6 +71,9 @@ def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
     yield from _tiers(state)
     for series, attainment in state.series.items():
         yield from _series(series, attainment)
+    for judged, count in core.judgements().items():
+        labels = (judged.model, judged.tier, judged.objective, "yes" if judged.met else "no")
+        yield catalogue.SLO_JUDGED, labels, count
     yield from _policy(state)
     for replica, error in core.errors().items():
         yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)

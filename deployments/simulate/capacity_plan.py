@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +14,6 @@ from simulator.planning.files import load_fleet
 from simulator.planning.plan import CapacityPlan, plan
 from simulator.report.plots import capacity_plot, png_bytes, svg_bytes
 from slo.files.strict_yaml import FleetConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PLOT_IN = 9.2
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,10 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.simulate import SimulateError
-
-if TYPE_CHECKING:
-    from simulator.findings import Findings
-    from simulator.study.presets import Preset
+from simulator.findings import Findings
+from simulator.study.presets import Preset
 
 _LEVELS = ("0.90", "0.99")
 

@@ -165,12 +165,7 @@ class Collector:
         return state
 
     async def _ask_prefill(self, replica: str) -> Any:
-        """A replica's own account; None when Serve has it no more and would have another one answer."""
-        snapshot = self._running.prefill.snapshot
-        async with snapshot.choose_replica(pin=replica) as chosen:
-            if chosen.replica_id != replica:
-                return None
-            return await snapshot.dispatch(chosen, pin=replica)
+        return await self._running.ask_prefill("snapshot", replica)
 
     def _seen(self, heard: _Heard, now_s: float, *fields: str) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ Pure: reads no clock and asks nobody; `deployments.top.collect` collects what is
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
@@ -14,11 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from deployments.top.frame import DecodeRow, Frame, PrefillRow
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from deployments.top.frame import DecodeRow, Frame, PrefillRow
-
     _Styles: TypeAlias = Mapping[str, str]
 
 _LONGEST_QUEUE: Final = 20
@@ -150,7 +149,7 @@ def _queue(work: Mapping[str, Any], longest: int, styles: _Styles) -> Table:
 def _suspended(work: Mapping[str, Any], styles: _Styles) -> Table:
     running = [] if work["step"] is None else work["step"]["jobs"]
     tiers = {job["job"]: job["tier"] for job in (*running, *work["queue"])}
-    table = _table("suspended", "done", "tokens", "for", "kept/rank", "made way for")
+    table = _table("suspended", "done", "tokens", "for", "kept/rank", "preempted for")
     for step in work["suspended"]:
         other = step["preempted_by"]
         tier = f"{tiers[other]} " if other in tiers else ""

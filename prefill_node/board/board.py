@@ -11,7 +11,10 @@ Each field has one writer; that means one thread of one process. Each process jo
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -24,12 +27,6 @@ from prefill_node.board.segment import (
     Segment,
     remove_stale_boards,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
 __all__ = ["Board", "BoardUnavailableError", "remove_stale_boards"]
 

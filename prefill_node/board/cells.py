@@ -9,16 +9,13 @@ match, and counts as not yet written.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import msgspec
 
 from prefill_node.board.layout import WORD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from prefill_node.board.segment import Segment
+from prefill_node.board.segment import Segment
 
 _LENGTH_BITS = 32
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1

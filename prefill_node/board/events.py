@@ -22,7 +22,6 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     """A step stopped.
 
     Attributes:
-        step_id: The step.
         jobs: Its members that are still wanted.
         beneficiary: The job that it was preempted for.
         reason: A value of `slo.preemption.types.PreemptReason`.
@@ -34,7 +33,6 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         checkpoint_bytes: What each rank keeps; 0 when the work is wasted.
         ordered_s: When the governor ordered it.
-        stopped_s: When it stopped.
     """
 
     step_id: int
@@ -56,10 +54,7 @@ class Resumed(msgspec.Struct, frozen=True, tag=True):
     """A suspended step was issued again.
 
     Attributes:
-        jobs: Its members.
         boundary: Where it goes on; 0 when it is recomputed.
-        suspended_s: How long it had been suspended.
-        issued_s: When it was issued.
         first_operator_s: When its first layer began to compute.
     """
 
@@ -74,7 +69,6 @@ class Served(msgspec.Struct, frozen=True, tag=True):
     """The job that a step was preempted for began to compute.
 
     Attributes:
-        job: The beneficiary.
         stopped_s: When the step stopped for it.
         first_operator_s: When its first layer began to compute.
     """
@@ -88,7 +82,6 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
     """What a suspended step had computed was wasted.
 
     Attributes:
-        jobs: Of whom.
         reason: A value of `DropReason`.
         done: The fraction of the step's forward pass that it had computed and kept.
         tokens: Prompt tokens of those jobs in the step.
@@ -121,27 +114,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         cached_tokens: Prompt tokens that the prefix cache held.
+        issued_s: When the step was issued.
     """
 
     job: str
     cached_tokens: int
+    issued_s: float
 
 
 Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed | Started
 
-_ENCODER = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.Encoder().encode
+"""Makes one record of the board's event log."""
 _DECODER: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
-
-
-def encode(notice: Notice) -> bytes:
-    """One record of the board's event log."""
-    return _ENCODER.encode(notice)
-
-
-def decode(record: bytes) -> Notice:
-    """Read a record written by `encode`.
-
-    Raises:
-        msgspec.ValidationError: when it is not one.
-    """
-    return _DECODER.decode(record)
+decode = _DECODER.decode
+"""Reads a record written by `encode`."""

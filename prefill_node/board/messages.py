@@ -11,8 +11,8 @@ import math
 
 import msgspec
 
-from slo.queue.prefill import Prefill  # noqa: TC001 - structs are decoded by their annotations
-from slo.queue.shares import FairnessState  # noqa: TC001 - likewise
+from slo.queue.prefill import Prefill
+from slo.queue.shares import FairnessState
 
 
 class StepView(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +25,6 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
         tokens: Prompt tokens that the whole step computes.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         from_boundary: Where it starts: 0, or the boundary of the checkpoint that it resumes.
-        started_s: When the scheduler issued it.
         stoppable: Whether the governor has been told enough about it to stop it.
         guard: Only waiters of a higher weight or of its class may stop it; see
             `slo.preemption.types.RunningStep`.
@@ -52,11 +51,9 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     """A prefill that can start, or go on with its next chunk.
 
     Attributes:
-        prefill: As the decision rules see it.
         tokens: Prompt tokens still to compute.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
-        held_blocks: KV blocks that it holds.
         request: The engine's name for it.
     """
 
@@ -78,7 +75,6 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
         done: The fraction of its forward pass that need not be repeated.
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
-        since_s: When it stopped.
         preempted_by: The job that it was preempted for; while others can run, it does not resume before that
             one has ended or is infeasible.
         protects_until_s: Until when that job is feasible while it waits in the engine.
@@ -129,7 +125,6 @@ class StopOrder(msgspec.Struct, frozen=True, array_like=True):
         step_id: The step to be stopped; a step with another id takes no notice.
         beneficiary: The job that it is preempted for; empty when its own clients are gone.
         reason: A value of `slo.preemption.types.PreemptReason`.
-        ordered_s: When it was ordered.
     """
 
     step_id: int

@@ -17,27 +17,19 @@ import mmap
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 from prefill_node.board.layout import HEADER_BYTES, MAGIC, VERSION, WORD, segment_bytes
-
-if TYPE_CHECKING:
-    from typing import Self
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
 NAME_PREFIX = "slackserve-board-"
 
 
 class BoardUnavailableError(RuntimeError):
-    """A board cannot be made or joined.
-
-    Attributes:
-        where: The board's file, or the directory that it should have been made in.
-    """
+    """A board cannot be made or joined; `where` is its file, or the directory meant for it."""
 
     def __init__(self, where: Path, what: str, remedy: str) -> None:
         super().__init__(f"board {where}: {what}; {remedy}")
-        self.where = where
 
 
 class Segment:

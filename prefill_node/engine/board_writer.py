@@ -10,19 +10,14 @@ import logging
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from prefill_node.board import events as notices
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.board.doorbell import Doorbell
-from prefill_node.board.events import Passed, Resumed, Served, Stopped
-from prefill_node.board.messages import SchedulerView
-
-if TYPE_CHECKING:
-    from prefill_node.board.events import Notice
-    from prefill_node.board.messages import StepView, StopOrder
+from prefill_node.board.events import Notice, Passed, Resumed, Served, Stopped
+from prefill_node.board.messages import SchedulerView, StepView, StopOrder
 
 _log = logging.getLogger(__name__)
 _IDLE = SchedulerView()

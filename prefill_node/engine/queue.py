@@ -7,14 +7,16 @@ prefills, have no deadline and the weight 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from prefill_node.board.messages import Queued, SuspendedView
 from prefill_node.engine.stepping.step_choice import Suspended
-from prefill_node.engine.stepping.stepper import Member
-from slo.predict.prefill_time import attention_pairs
+from prefill_node.engine.stepping.stepper import Member, Stepper
+from prefill_node.engine.stepping.suspension import SuspendedStep
+from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.decide import as_one, must_wait
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
@@ -22,14 +24,8 @@ from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER
 from slo.tiers import SYSTEM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
-
-    from prefill_node.engine.stepping.stepper import Stepper
-    from prefill_node.engine.stepping.suspension import SuspendedStep
-    from slo.predict.prefill_time import PrefillPredictor
 
 
 _NO_ARGUMENTS: Mapping[str, Any] = {}
@@ -48,7 +44,6 @@ class QueueView:
     """Looks at a scheduler's queues.
 
     Args:
-        scheduler: The scheduler.
         stepper: Its predictor, and what each request has been through.
     """
 
@@ -80,11 +75,7 @@ class QueueView:
         return [self._suspended_view(step) for step in self._suspensions.steps]
 
     def members(self, tokens: Mapping[str, int]) -> list[Member]:
-        """The members of a step that has just been issued, so that its tokens count as computed already.
-
-        Args:
-            tokens: Prompt tokens of the step by request.
-        """
+        """The members of a step that has just been issued, so that its tokens count as computed already."""
         return [
             self._member(request, new)
             for name, new in tokens.items()
@@ -98,7 +89,7 @@ class QueueView:
 
     def item(self, request: Request) -> Queued:
         """A request that is not part of a suspended step."""
-        held, missing = self._blocks(request)
+        held, missing = self._scheduler.kv_cache_manager.blocks_of(request)
         tokens, context = _left(request)
         pairs = attention_pairs(tokens, context)
         return Queued(self._alone(request), tokens, pairs, missing, held, request.request_id)
@@ -137,10 +128,11 @@ class QueueView:
         awaits = bool(step.preempted_by) and (
             not self._stepper.has_arrived(step.preempted_by) and now_s < step.arrival_by_s
         )
+        blocks_of = self._scheduler.kv_cache_manager.blocks_of
         return Suspended(
             step,
             as_one(members, now_s),
-            held_blocks=sum([self._blocks(request)[0] for request in stopped.requests]),
+            held_blocks=sum([blocks_of(request)[0] for request in stopped.requests]),
             blocked=awaits or must_wait(self._beneficiary(step), now_s),
             awaits_arrival=awaits,
             overdue=self._suspensions.is_overdue(step, now_s),
@@ -202,13 +194,6 @@ class QueueView:
             0.0 if account is None else account.suspended_s,
             tier=given.get(TIER_XARG) or SYSTEM,
         )
-
-    def _blocks(self, request: Request) -> tuple[int, int]:
-        """(held, missing) KV blocks, prefix cache hits not foreseen."""
-        groups = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        held = sum(map(len, groups))
-        needed = -(-request.num_tokens // self._scheduler.block_size) * len(groups)
-        return held, max(0, needed - held)
 
 
 def argument(request: Request, name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.engine.queue import QueueView, argument
-from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
-from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, StepStop
+from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait
+from prefill_node.engine.stepping.stepper import StartOver, Stepper
+from prefill_node.engine.stepping.suspension import SuspendedStep
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
@@ -31,8 +33,6 @@ from slo.queue.order import QueueOrder
 from slo.request import JOB_XARG, PREDICTOR_XARG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
@@ -49,6 +49,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     running: list[Request]
     waiting: Any
     skipped_waiting: Any
+    max_num_running_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,6 +60,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
         self._memory_refused = False
+        self._holds_slots = bool(self.vllm_config.use_v2_model_runner)
+        """Whether the model runner keeps a place for each request that has started until it ends."""
 
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its job and the replica's latest predictor."""
@@ -73,6 +76,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Issue the next step: waiting prefills in order of slack, or a suspended step exactly as it was."""
         now_s = time.monotonic()
+        self._return_skipped()
         shown: Sequence[str] = ()
         match command := self._next(now_s):
             case Start(requests=shown, drop_steps=steps, drop_requests=requests):
@@ -82,7 +86,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 shown = tuple(step.members)
             case Wait():
                 pass
-        with self._only(shown, exactly=isinstance(command, Resume)):
+        with self._only(shown):
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
@@ -193,30 +197,34 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 return command
             self._start_over(command.requests, now_s)
 
-    @contextmanager
-    def _only(self, shown: Sequence[str], *, exactly: bool) -> Iterator[None]:
-        """Let vLLM see only these requests, in this order, while it composes a step.
+    def _return_skipped(self) -> None:
+        """Queue what vLLM has skipped, for a grammar that was not compiled say, and what could run by now."""
+        for request in list(self.skipped_waiting):
+            blocked = self._is_blocked_waiting_status(request.status)
+            if not blocked or self._try_promote_blocked_waiting_request(request):
+                self.skipped_waiting.remove_request(request)
+                self.waiting.add_request(request)
 
-        Args:
-            shown: Engine request ids.
-            exactly: Hide also those that vLLM has skipped before and would try again.
-        """
+    @contextmanager
+    def _only(self, shown: Sequence[str]) -> Iterator[None]:
+        """Let vLLM see only these requests, in this order, while it composes a step."""
         running = {request.request_id: request for request in self.running}
         waiting = {request.request_id: request for request in self.waiting}
-        skipped = self.skipped_waiting
+        skipped, self.skipped_waiting = self.skipped_waiting, create_request_queue(self.policy)
         self.running = [running.pop(request_id) for request_id in shown if request_id in running]
         self.waiting.clear()
         self.waiting.extend(waiting.pop(request_id) for request_id in shown if request_id in waiting)
-        if exactly:
-            self.skipped_waiting = create_request_queue(self.policy)
+        slots = self.max_num_running_reqs
+        if self._holds_slots:
+            self.max_num_running_reqs = slots - len(running)
         try:
             yield
         finally:
+            self.max_num_running_reqs = slots
             self.running = [*running.values(), *self.running]
             self.waiting.extend(waiting.values())
-            if exactly:
-                skipped.extend(self.skipped_waiting)
-                self.skipped_waiting = skipped
+            skipped.extend(self.skipped_waiting)
+            self.skipped_waiting = skipped
 
     def _start_over(self, request_ids: Sequence[str], now_s: float) -> None:
         """Take the KV blocks of requests that have started."""
@@ -240,7 +248,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
         for new in output.scheduled_new_reqs:
             if job := self._queue.job_of(new.req_id):
-                self._bulletin.notice(Started(job, new.num_computed_tokens))
+                self._bulletin.notice(Started(job, new.num_computed_tokens, now_s))
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""
@@ -251,13 +259,17 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             if (request := self._unfinished(request_id)) is not None:
                 self._roll_back(request, tokens)
                 members[request_id] = tokens
-        step_id = self._stepper.step_id
+        stopped_order = StepOrder.of(scheduled)
+        assert stopped_order is not None
+        step_id = stopped_order.step_id
         order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
-        is_kept, kept_bytes = stopped.checkpoint_bytes > 0, stopped.checkpoint_bytes
-        boundary, done = (stopped.resumes_at, stopped.done) if is_kept else (0, 0.0)
-        stop = StepStop(stopped.stopped_s, boundary, done, kept_bytes, beneficiary)
-        self._stepper.step_preempted(members, pairs, stop, time.monotonic())
+        kept_bytes = stopped.checkpoint_bytes
+        boundary, done = (stopped.resumes_at, stopped.done) if kept_bytes else (0, 0.0)
+        step = SuspendedStep(
+            step_id, members, pairs, boundary, done, kept_bytes, stopped.stopped_s, beneficiary
+        )
+        self._stepper.step_preempted(step, time.monotonic())
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)
         self._bulletin.notice(
@@ -307,12 +319,31 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
         kwargs["delay_cache_blocks"] = True
         return super().allocate_slots(*args, **kwargs)
 
+    def blocks_of(self, request: Request) -> tuple[int, int]:
+        """(held, missing) KV blocks for a whole prompt, prefix cache hits not foreseen.
+
+        Of layers that attend to a window only, no more are missing than they hold at a time: that is how vLLM
+        itself admits a request.
+        """
+        name, tokens = request.request_id, request.num_tokens
+        held = sum([not block.is_null for group in self.get_blocks(name).blocks for block in group])
+        missing = self.coordinator.get_num_blocks_to_allocate(
+            name,
+            tokens,
+            self.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=request.num_computed_tokens,
+            num_local_computed_tokens=0,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+        )
+        return held, missing
+
     @staticmethod
     def adopt(manager: KVCacheManager) -> None:
         """Turn the manager that vLLM's scheduler has made into one of these."""
         if type(manager) is not KVCacheManager:
-            msg = f"expected vLLM's KVCacheManager, found {type(manager).__name__}"
-            raise TypeError(msg)
+            raise TypeError(f"expected vLLM's KVCacheManager, found {type(manager).__name__}")
         manager.__class__ = CommitOnCompletion
 
 
@@ -321,5 +352,4 @@ def _stepper(setup: EngineSetup) -> Stepper:
     rules = ChoiceRules(
         QueueOrder(setup.order), nothing_known, setup.join_tokens, Forecast(), setup.fairness()
     )
-    room = SuspensionRoom(setup.max_suspended_steps, setup.max_suspended_bytes)
-    return Stepper(rules, StepLimits(setup.max_suspended_s, room, setup.arrival_wait_s))
+    return Stepper(rules, setup.limits, setup.arrival_wait_s)

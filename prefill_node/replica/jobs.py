@@ -10,22 +10,31 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ray.serve.llm.openai_api_models import ErrorResponse
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.tracing import extract_trace_headers
 
 from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.ledger import Accepted
+from prefill_node.replica.job_spans import JobSpans
+from prefill_node.replica.preemption_controller import Watch
+from prefill_node.replica.report import ReportBuilder
+from sampling.carried import Prefilled, PrefillRequest
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
     CACHED_XARG,
+    CONTEXT_HEADER,
     DEADLINE_XARG,
     ENGINE_DIED,
     JOB_XARG,
     PREDICTOR_XARG,
-    REPLICA_PARAM,
     TIER_XARG,
     WEIGHT_XARG,
     JobId,
@@ -33,19 +42,15 @@ from slo.request import (
 )
 from telemetry import logs
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
+from telemetry.instruments import Instruments
 from telemetry.reporting.background import Background
+from telemetry.reporting.reporter import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
 
-    from ray.serve.llm.openai_api_models import CompletionRequest
-
-    from prefill_node.replica.governing.governor import Governor
-    from prefill_node.replica.preemption_controller import Watch
     from prefill_node.replica.preemption_metrics import PreemptionRecord
-    from prefill_node.replica.report import ReportBuilder
-    from telemetry.instruments import Instruments
-    from telemetry.reporting.reporter import Reporter
 
 _REMEMBER_RELEASED = 4096
 CLIENT_CLOSED_REQUEST = 499
@@ -55,16 +60,16 @@ class JobTable:
     """The jobs of one replica.
 
     Args:
-        engine: Computes them.
         governor: Learns of each arrival; has the ledger and the weights.
         watch: Decides anew on each change.
         record: Tells the span of a job what happens to it.
         report: What is reported, by whom and of what replica.
         reporter: Sends it on each change.
         instruments: Must have `PREFILL` and `PREFILL_OUTSTANDING`.
+        max_ongoing: How many it has at once; others wait before they are accepted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a job concerns all of them
         self,
         engine: Any,
         governor: Governor,
@@ -73,7 +78,10 @@ class JobTable:
         report: ReportBuilder,
         reporter: Reporter,
         instruments: Instruments,
+        *,
+        max_ongoing: int,
     ) -> None:
+        self._places = asyncio.Semaphore(max_ongoing)
         self._engine = engine
         self._governor = governor
         self._ledger = governor.ledger
@@ -86,83 +94,104 @@ class JobTable:
         self._computing: dict[JobId, asyncio.Task[Any]] = {}
         self._background = Background()
 
-    async def prefill(self, request: CompletionRequest, info: Any) -> AsyncGenerator[Any, None]:
-        """Compute one prompt of token ids; a request without our headers goes straight to the engine."""
-        context = RequestContext.from_headers(info.headers) if info is not None else None
-        if context is None:
-            async for chunk in self._engine.completions(request, info):
-                yield chunk
-            return
-        job_id = context.job_id
-        if job_id in self._released:
-            yield _gone(job_id)
-            return
+    async def prefill(
+        self, request: PrefillRequest, info: Any
+    ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
+        """Compute one prompt and sample a token; the only piece says where the KV blocks wait, or why not."""
+        context = RequestContext.decode(info.headers[CONTEXT_HEADER])
         arrived_s = time.monotonic()
+        async with self._places, aclosing(self._prefill(request, info, context, arrived_s)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _prefill(
+        self, request: PrefillRequest, info: Any, context: RequestContext, arrived_s: float
+    ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
+        attempt_id = context.attempt_id
+        if attempt_id in self._released:
+            yield _gone(attempt_id)
+            return
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
-        self._accept(context, len(request.prompt), deadline_s, arrived_s)
+        self._accept(context, len(request.token_ids), deadline_s, arrived_s)
+        params = self._params(request, context, deadline_s, arrived_s)
+        work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
+        self._computing[attempt_id] = work
+        work.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
+        abandoned = True
+        try:
+            await asyncio.wait([work])
+            abandoned = work.cancelled()
+            yield _gone(attempt_id) if abandoned else self._answer(work)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._background.run("release", self.release(attempt_id), job_id=context.job_id)
+            raise
+        finally:
+            self._end(context, arrived_s, abandoned=abandoned)
+
+    async def release(self, attempt_id: JobId) -> None:
+        """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""
+        self._released[attempt_id] = None
+        while len(self._released) > _REMEMBER_RELEASED:
+            self._released.popitem(last=False)
+        if (work := self._computing.get(attempt_id)) is not None:
+            work.cancel()
+            await asyncio.wait([work])
+        await self._abandon(attempt_id)
+        self._watch.changed()
+
+    def _params(
+        self, request: PrefillRequest, context: RequestContext, deadline_s: float, arrived_s: float
+    ) -> SamplingParams:
+        """As asked for, with what the scheduler has to know of the job."""
         predictor = self._ledger.predictor
-        request.vllm_xargs = {
-            JOB_XARG: job_id,
+        xargs = {
+            **(request.params.extra_args or {}),
+            JOB_XARG: context.attempt_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
             WEIGHT_XARG: self._governor.weights[context.tier],
             TIER_XARG: context.tier,
             ARRIVED_XARG: arrived_s,
         }
         if deadline_s != NO_DEADLINE:
-            request.vllm_xargs[DEADLINE_XARG] = deadline_s
+            xargs[DEADLINE_XARG] = deadline_s
         if context.cached_tokens:
-            request.vllm_xargs[CACHED_XARG] = context.cached_tokens
-        work = asyncio.get_running_loop().create_task(self._compute(request, info))
-        self._computing[job_id] = work
-        work.add_done_callback(lambda _: self._computing.pop(job_id, None))
-        abandoned = True
-        try:
-            await asyncio.wait([work])
-            abandoned = work.cancelled()
-            yield _gone(job_id) if abandoned else self._answer(work)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._background.run("release", self.release(job_id), job_id=job_id)
-            raise
-        finally:
-            self._end(context, arrived_s, abandoned=abandoned)
+            xargs[CACHED_XARG] = context.cached_tokens
+        params = request.params.clone()
+        params.extra_args = xargs
+        return params
 
-    async def release(self, job_id: JobId) -> None:
-        """Release a job wherever it is: not yet here, running, or waiting to be pulled."""
-        self._released[job_id] = None
-        while len(self._released) > _REMEMBER_RELEASED:
-            self._released.popitem(last=False)
-        if (work := self._computing.get(job_id)) is not None:
-            work.cancel()
-            await asyncio.wait([work])
-        await self._abandon(job_id)
-        self._watch.changed()
-
-    def _answer(self, work: asyncio.Task[Any]) -> Any:
+    def _answer(self, work: asyncio.Task[Any]) -> Prefilled | ErrorResponse:
         """What the engine said, with the name of this replica; that it is dead, if so."""
         if self._report.is_dead:
             work.exception()  # it says the same; seen, so that nobody complains that it was not
             message = "the engine of the prefill replica has died"
             error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}
             return ErrorResponse(error=error)
-        answer = work.result()
-        if params := getattr(answer, "kv_transfer_params", None):
-            params[REPLICA_PARAM] = self._report.replica_id
-        return answer
+        try:
+            output = work.result()
+        except (ValueError, VLLMClientError) as error:
+            refused = self._engine._oai_serving_completion.create_error_response(error)  # noqa: SLF001
+            return ErrorResponse(error=refused.error.model_dump())
+        return Prefilled(output.outputs[0], output.kv_transfer_params, self._report.replica_id)
 
-    async def _compute(self, request: CompletionRequest, info: Any) -> Any:
-        """The engine's one answer: a prefill is not streamed."""
-        async with aclosing(self._engine.completions(request, info)) as answers:
-            async for answer in answers:
-                return answer
+    async def _compute(self, request: PrefillRequest, params: SamplingParams, info: Any) -> RequestOutput:
+        """The engine's one output: a prefill is not streamed."""
+        client = self._engine._engine_client  # noqa: SLF001 - no public way in
+        headers = extract_trace_headers(info.headers) if await client.is_tracing_enabled() else None
+        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
+        job_id = params.extra_args[JOB_XARG]
+        async with aclosing(client.generate(prompt, params, job_id, trace_headers=headers)) as outputs:
+            async for output in outputs:
+                return output
         raise RuntimeError("the engine ended a prefill without an answer")
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
         self._governor.arrived(
-            Accepted(context.job_id, context.tier, tokens, deadline_s, now_s, context.cached_tokens)
+            Accepted(context.attempt_id, context.tier, tokens, deadline_s, now_s, context.cached_tokens)
         )
-        self._record.follow(context.job_id)
+        self._record.follow(context.attempt_id, JobSpans(context.traceparent, now_s))
         if context.prompt_bytes > 0:
-            self._report.note_length(context.prompt_bytes, tokens)
+            self._report.note_length(context.tenant, context.prompt_bytes, tokens)
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._watch.changed()
         self._reporter.changed()
@@ -177,9 +206,9 @@ class JobTable:
 
     def _end(self, context: RequestContext, arrived_s: float, *, abandoned: bool) -> None:
         now_s = time.monotonic()
-        self._ledger.ended(context.job_id, abandoned=abandoned)
+        self._ledger.ended(context.attempt_id, abandoned=abandoned)
         self._watch.changed()
-        self._record.leave(context.job_id)
+        self._record.leave(context.attempt_id)
         self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier)
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._reporter.changed()

@@ -1,45 +1,50 @@
 """The replica's side of the cluster-wide monitor: what it reports, and how it follows.
 
-Owns what of a policy changes what on a replica. When reports are sent is
+Owns what of a policy changes what on a replica, and what its predictions are made of: what it has learned
+from its own passes, times the policy's correction. When reports are sent is
 `telemetry.reporting.monitor_client`'s, and whether a directive still makes sense the governor's.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from prefill_node.board.events import Passed
+from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.monitor_view import replica_seen
+from prefill_node.replica.preemption_controller import Watch
 from slo.monitor.messages import PrefillSeen, Role
+from slo.monitor.policy import ClusterPolicy
+from slo.predict.pass_time import LearnedPasses
 from slo.predict.prediction_error import PassMeasured
+from slo.request import ReplicaId
+from telemetry.instruments import Instruments
 from telemetry.reporting.monitor_client import MonitorClient, Participant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from prefill_node.board.events import Passed
-    from prefill_node.replica.governing.governor import Governor
-    from prefill_node.replica.preemption_controller import Watch
-    from slo.monitor.policy import ClusterPolicy
-    from slo.request import ReplicaId
-    from telemetry.instruments import Instruments
 
 
 class Monitored:
     """A prefill replica that reports to the monitor and follows its policy.
 
     Args:
-        replica_id: The replica.
-        governor: Its predictor and rules are those of the configuration, and change with the policy.
+        governor: Its predictor and rules are those of the configuration, and change with passes and policy.
         kv_usage: Fraction of its KV blocks in use.
+        measured_at: Prompt lengths that the predictor was measured at.
     """
 
-    def __init__(self, replica_id: ReplicaId, governor: Governor, kv_usage: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        governor: Governor,
+        kv_usage: Callable[[], float],
+        measured_at: Sequence[int] = (),
+    ) -> None:
         self._replica_id = replica_id
         self._governor = governor
         self._kv_usage = kv_usage
-        self._predictor = governor.ledger.predictor
+        self._passes = LearnedPasses(governor.ledger.predictor, measured_at)
+        self._correction = 1.0
         self._rules = governor.rules
         self._watch: Watch | None = None
         self._client: MonitorClient | None = None
@@ -55,19 +60,23 @@ class Monitored:
 
     def passed(self, notice: Passed) -> None:
         """A forward pass was measured."""
+        measured = self.learn(notice)
         if self._client is not None:
-            self._client.note(self.measured(notice))
+            self._client.note(measured)
 
-    def measured(self, notice: Passed) -> PassMeasured:
-        """A measured pass beside what the configured predictor and the one in force say."""
+    def learn(self, notice: Passed) -> PassMeasured:
+        """Learn from a measured pass; beside it what is predicted now, uncorrected, and what was."""
         shape = notice.tokens, notice.pairs
         corrected_s = self._governor.ledger.predictor.pass_s(*shape)
-        return PassMeasured(self._predictor.pass_s(*shape), corrected_s, notice.seconds)
+        self._passes.add(*shape, notice.seconds)
+        self._governor.follow(self._passes.predictor.times(self._correction), self._governor.rules)
+        return PassMeasured(self._passes.predictor.pass_s(*shape), corrected_s, notice.seconds)
 
     def follow(self, policy: ClusterPolicy) -> None:
         """Correct the predictor and take over policy and margin of preemption; mode and limits stay."""
+        self._correction = policy.correction(self._replica_id)
         self._governor.follow(
-            self._predictor.times(policy.correction(self._replica_id)),
+            self._passes.predictor.times(self._correction),
             replace(
                 self._rules,
                 policy=policy.preemption or self._rules.policy,

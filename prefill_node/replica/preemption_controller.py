@@ -11,34 +11,25 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from prefill_node.board.board import Board
 from prefill_node.board.doorbell import Doorkeeper
-from prefill_node.board.messages import StopOrder
-from slo.preemption.types import Keep, Preempt
+from prefill_node.board.messages import SchedulerView, StopOrder
+from prefill_node.replica.governing.governor import Governor
+from slo.monitor.directives import PreemptDirective
+from slo.preemption.types import Keep, KeepReason, Preempt
 from telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from prefill_node.board.board import Board
-    from prefill_node.board.messages import SchedulerView
-    from prefill_node.replica.governing.governor import Governor
     from prefill_node.replica.preemption_metrics import PreemptionRecord
-    from slo.monitor.directives import PreemptDirective
-    from slo.preemption.types import KeepReason
 
 _FIRST_RANK = 0
 
 
 class Watch:
-    """Lets a governor watch over a replica's engine.
-
-    Args:
-        board: The replica's board.
-        governor: Decides.
-        record: Counts what happens.
-    """
+    """Lets a governor watch over a replica's engine."""
 
     def __init__(self, board: Board, governor: Governor, record: PreemptionRecord) -> None:
         self._board = board
@@ -104,6 +95,15 @@ class Watch:
     def reached(self) -> tuple[int, int]:
         """The step and boundary that the first rank has reached."""
         return self._board.progress(_FIRST_RANK)
+
+    def boundaries_reached(self) -> tuple[int, ...]:
+        """How many boundaries each rank has ever reached."""
+        return tuple(self._board.boundaries_reached(rank) for rank in range(self._board.ranks))
+
+    def pass_s(self) -> float:
+        """Predicted seconds of the forward pass that runs; 0 when none is known to."""
+        view = self.view()
+        return 0.0 if view is None or view.step is None else self._governor.total_s(view.step)
 
     def close(self) -> None:
         """Stop watching."""

@@ -1,4 +1,4 @@
-"""Turns what happened to a replica's steps into metrics, log lines and span events.
+"""Turns what happened to a replica's steps into metrics, log lines, spans and the history of its jobs.
 
 Owns the names under which preemption is observed. Reads what the scheduler has put on the board
 (`prefill_node.board.events`).
@@ -6,59 +6,40 @@ Owns the names under which preemption is observed. Reads what the scheduler has 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, assert_never
 
-from opentelemetry import trace
-
-from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped, decode
+from prefill_node.board.board import Board
+from prefill_node.board.events import Dropped, Notice, Passed, Resumed, Served, Started, Stopped, decode
+from prefill_node.board.messages import SchedulerView
+from prefill_node.replica.governing.ledger import PrefillLedger
+from prefill_node.replica.job_history import JobHistory
+from prefill_node.replica.job_spans import JobSpans
 from slo.preemption.types import KeepReason
-from telemetry import logs
-from telemetry.catalogue import (
-    DIRECTIVES,
-    DROPPED_EVENTS,
-    GOVERNOR_DECISION,
-    PREEMPTION_ARRIVAL_TO_STOP,
-    PREEMPTION_AVAILABLE,
-    PREEMPTION_ORDER_TO_STOP,
-    PREEMPTION_REFUSALS,
-    PREEMPTION_RESUME_OVERHEAD,
-    PREEMPTION_STOP_TO_SERVICE,
-    PREEMPTIONS,
-    SUSPENDED_BYTES,
-    SUSPENDED_SECONDS,
-    SUSPENDED_STEPS,
-    VOTE_TIMEOUTS,
-    VOTES,
-    WORK_WASTED,
-)
+from slo.request import JobId
+from telemetry import catalogue, logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from prefill_node.board.board import Board
-    from prefill_node.board.events import Notice
-    from prefill_node.board.messages import SchedulerView
-    from prefill_node.replica.governing.ledger import PrefillLedger
-    from slo.request import JobId
     from telemetry.instruments import Instruments
 
 METRICS = (
-    DIRECTIVES,
-    DROPPED_EVENTS,
-    GOVERNOR_DECISION,
-    PREEMPTIONS,
-    PREEMPTION_REFUSALS,
-    PREEMPTION_ARRIVAL_TO_STOP,
-    PREEMPTION_ORDER_TO_STOP,
-    PREEMPTION_STOP_TO_SERVICE,
-    PREEMPTION_RESUME_OVERHEAD,
-    PREEMPTION_AVAILABLE,
-    SUSPENDED_BYTES,
-    SUSPENDED_SECONDS,
-    SUSPENDED_STEPS,
-    VOTES,
-    VOTE_TIMEOUTS,
-    WORK_WASTED,
+    catalogue.DIRECTIVES,
+    catalogue.DROPPED_EVENTS,
+    catalogue.GOVERNOR_DECISION,
+    catalogue.PREEMPTIONS,
+    catalogue.PREEMPTION_REFUSALS,
+    catalogue.PREEMPTION_ARRIVAL_TO_STOP,
+    catalogue.PREEMPTION_ORDER_TO_STOP,
+    catalogue.PREEMPTION_STOP_TO_SERVICE,
+    catalogue.PREEMPTION_RESUME_OVERHEAD,
+    catalogue.PREEMPTION_AVAILABLE,
+    catalogue.SUSPENDED_BYTES,
+    catalogue.SUSPENDED_SECONDS,
+    catalogue.SUSPENDED_STEPS,
+    catalogue.VOTES,
+    catalogue.VOTE_TIMEOUTS,
+    catalogue.WORK_WASTED,
 )
 
 
@@ -86,59 +67,63 @@ class PreemptionRecord:
         self._ledger = ledger
         self._passed = passed
         self._started = started
-        self._spans: dict[str, trace.Span] = {}
+        self.history = JobHistory()
+        self._spans: dict[str, JobSpans] = {}
         self._arrived_s: dict[str, float] = {}
         self._votes = 0
         self._timeouts = 0
         self._dropped = 0
 
-    def follow(self, job_id: JobId) -> None:
-        """A job was accepted: what happens to it is added to the span that is current now."""
-        self._spans[job_id] = trace.get_current_span()
+    def follow(self, job_id: JobId, spans: JobSpans) -> None:
+        """A job was accepted: what happens to it is added to these spans."""
+        self._spans[job_id] = spans
         if (job := self._ledger.accepted.get(job_id)) is not None:
             self._arrived_s[job_id] = job.arrived_s
+            self.history.arrived(job)
 
     def leave(self, job_id: JobId) -> None:
         """The job has ended."""
-        self._spans.pop(job_id, None)
+        if (spans := self._spans.pop(job_id, None)) is not None:
+            spans.end()
         self._arrived_s.pop(job_id, None)
+        self.history.ended(job_id, time.monotonic())
 
     def available(self, *, is_available: bool) -> None:
         """Whether running prefills can be stopped here."""
-        self._instruments.set(PREEMPTION_AVAILABLE, float(is_available))
+        self._instruments.set(catalogue.PREEMPTION_AVAILABLE, float(is_available))
 
     def decided(self, seconds: float) -> None:
         """The governor took so long for a decision."""
-        self._instruments.observe(GOVERNOR_DECISION, seconds)
+        self._instruments.observe(catalogue.GOVERNOR_DECISION, seconds)
 
     def kept(self, reason: KeepReason) -> None:
         """The governor let a step go on; not counted when nobody asked it to stop."""
         if reason in _NOBODY_ASKED:
             return
-        self._instruments.count(PREEMPTION_REFUSALS, reason=reason.value)
+        self._instruments.count(catalogue.PREEMPTION_REFUSALS, reason=reason.value)
 
     def directed(self, outcome: str) -> None:
         """An order of the cluster's monitor was carried out, "stopped", or not, and why not."""
-        self._instruments.count(DIRECTIVES, outcome=outcome)
+        self._instruments.count(catalogue.DIRECTIVES, outcome=outcome)
 
     def suspended(self, view: SchedulerView | None) -> None:
         """What is suspended now."""
         steps = () if view is None else view.suspended
-        self._instruments.set(SUSPENDED_STEPS, len(steps))
-        self._instruments.set(SUSPENDED_BYTES, sum(step.checkpoint_bytes for step in steps))
+        self._instruments.set(catalogue.SUSPENDED_STEPS, len(steps))
+        self._instruments.set(catalogue.SUSPENDED_BYTES, sum(step.checkpoint_bytes for step in steps))
 
     def votes(self, board: Board) -> None:
         """Votes and timed-out votes of the ranks since the last call; a vote of all ranks counts once."""
         votes = board.boundaries_reached(0)
         timeouts = sum(board.vote_timeouts(rank) for rank in range(board.ranks))
-        self._instruments.count(VOTES, votes - self._votes)
-        self._instruments.count(VOTE_TIMEOUTS, timeouts - self._timeouts)
+        self._instruments.count(catalogue.VOTES, votes - self._votes)
+        self._instruments.count(catalogue.VOTE_TIMEOUTS, timeouts - self._timeouts)
         self._votes, self._timeouts = votes, timeouts
 
     def dropped(self, board: Board) -> None:
         """Events that found no room on the board since the last call."""
         dropped = board.dropped_events
-        self._instruments.count(DROPPED_EVENTS, dropped - self._dropped)
+        self._instruments.count(catalogue.DROPPED_EVENTS, dropped - self._dropped)
         self._dropped = dropped
 
     def take(self, records: Iterable[bytes]) -> None:
@@ -151,18 +136,22 @@ class PreemptionRecord:
             case Stopped():
                 self._stopped(notice)
             case Resumed():
-                self._instruments.observe(SUSPENDED_SECONDS, notice.suspended_s)
+                self._instruments.observe(catalogue.SUSPENDED_SECONDS, notice.suspended_s)
                 overhead_s = notice.first_operator_s - notice.issued_s
-                self._instruments.observe(PREEMPTION_RESUME_OVERHEAD, overhead_s)
+                self._instruments.observe(catalogue.PREEMPTION_RESUME_OVERHEAD, overhead_s)
                 fields: dict[str, float | str] = {
                     "boundary": notice.boundary,
                     "suspended_s": notice.suspended_s,
                     "overhead_s": overhead_s,
                 }
                 self._tell("prefill_resumed", notice.jobs, fields)
+                for spans in self._spans_of(notice.jobs):
+                    spans.resumed(notice)
+                for job in notice.jobs:
+                    self.history.started(job, notice.issued_s)
             case Served():
                 waited_s = notice.first_operator_s - notice.stopped_s
-                self._instruments.observe(PREEMPTION_STOP_TO_SERVICE, waited_s)
+                self._instruments.observe(catalogue.PREEMPTION_STOP_TO_SERVICE, waited_s)
                 self._tell("prefill_served", (notice.job,), {"after_stop_s": waited_s})
             case Dropped():
                 wasted_s = self._lost(notice, notice.done, notice.reason)
@@ -171,16 +160,19 @@ class PreemptionRecord:
                 self._passed(notice)
             case Started():
                 self._started(notice)
+                for spans in self._spans_of((notice.job,)):
+                    spans.started(notice)
+                self.history.started(notice.job, notice.issued_s)
             case _:
                 assert_never(notice)
 
     def _stopped(self, stop: Stopped) -> None:
         is_kept = stop.checkpoint_bytes or stop.done == 0
         outcome = "abandoned" if not stop.jobs else "kept" if is_kept else "recompute"
-        self._instruments.count(PREEMPTIONS, outcome=outcome, reason=stop.reason)
-        self._instruments.observe(PREEMPTION_ORDER_TO_STOP, stop.stopped_s - stop.ordered_s)
+        self._instruments.count(catalogue.PREEMPTIONS, outcome=outcome, reason=stop.reason)
+        self._instruments.observe(catalogue.PREEMPTION_ORDER_TO_STOP, stop.stopped_s - stop.ordered_s)
         if (arrived_s := self._arrived_s.get(stop.beneficiary)) is not None:
-            self._instruments.observe(PREEMPTION_ARRIVAL_TO_STOP, stop.stopped_s - arrived_s)
+            self._instruments.observe(catalogue.PREEMPTION_ARRIVAL_TO_STOP, stop.stopped_s - arrived_s)
         if outcome != "kept":
             self._lost(stop, stop.computed, outcome)
         elif stop.computed > stop.done:
@@ -195,16 +187,22 @@ class PreemptionRecord:
             "stop_ms": (stop.stopped_s - stop.ordered_s) * 1e3,
         }
         self._tell("prefill_stopped", stop.jobs, fields)
+        for spans in self._spans_of(stop.jobs):
+            spans.stopped(stop, self._spans.get(stop.beneficiary))
+        for job in stop.jobs:
+            self.history.stopped(job, stop.stopped_s, stop.beneficiary, stop.reason, stop.checkpoint_bytes)
 
     def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""
         wasted_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
-        self._instruments.count(WORK_WASTED, wasted_s, reason=reason)
+        self._instruments.count(catalogue.WORK_WASTED, wasted_s, reason=reason)
         return wasted_s
 
     def _tell(self, event: str, jobs: tuple[str, ...], fields: dict[str, float | str]) -> None:
         shown: dict[str, Any] = {"jobs": ",".join(jobs), **fields}
         logs.event(event, **shown)
-        for job in jobs:
-            if (span := self._spans.get(job)) is not None:
-                span.add_event(event, fields)
+        for spans in self._spans_of(jobs):
+            spans.event(event, fields)
+
+    def _spans_of(self, jobs: tuple[str, ...]) -> list[JobSpans]:
+        return [self._spans[job] for job in jobs if job in self._spans]

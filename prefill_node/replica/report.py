@@ -3,72 +3,76 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from prefill_node.board.events import Started
+from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.snapshot import load
-from slo.reports import PrefillReported, ReplicaGone
-from slo.request import JobId, ReplicaId
+from prefill_node.replica.preemption_controller import Watch
+from slo.reports import PrefillReported, ReplicaGone, Report
+from slo.request import JobId, ReplicaId, job_of
 from telemetry.reporting.draining import is_draining
 
 if TYPE_CHECKING:
-    from prefill_node.board.events import Started
-    from prefill_node.replica.governing.governor import Governor
-    from prefill_node.replica.preemption_controller import Watch
-    from slo.reports import Report
     from telemetry.engine_tap import EngineTap
 
 
-class ReportBuilder:
-    """Builds the reports of one replica.
+_MOST_KEPT: Final = 16_384
+"""Of each kind of news while the router does not listen; the oldest go first."""
 
-    Args:
-        replica_id: The replica.
-        engine: Its engine.
-        governor: Knows what it has to do.
-        tap: Knows its KV memory.
-    """
+
+class ReportBuilder:
+    """Builds the reports of one replica; news stays in them until one was `delivered`."""
 
     def __init__(self, replica_id: ReplicaId, engine: Any, governor: Governor, tap: EngineTap) -> None:
         self.replica_id = replica_id
         self._engine = engine
         self._governor = governor
         self._tap = tap
-        self._learned: list[tuple[int, int]] = []
+        self._learned: list[tuple[str, int, int]] = []
         self._hits: list[tuple[JobId, int]] = []
+        self._ended: list[JobId] = []
+        self._news: tuple[list[Any], ...] = self._learned, self._hits, self._ended
+        self._sent = [0, 0, 0]
 
     @property
     def is_dead(self) -> bool:
         """Whether the engine has died."""
         return bool(self._engine._engine_client.errored)  # noqa: SLF001 - no public way in
 
-    def note_length(self, prompt_bytes: int, tokens: int) -> None:
+    def note_length(self, tenant: str, prompt_bytes: int, tokens: int) -> None:
         """The length of a prompt has become known."""
-        self._learned.append((prompt_bytes, tokens))
+        self._learned.append((tenant, prompt_bytes, tokens))
 
     def note_hit(self, started: Started) -> None:
         """What the prefix cache held of a prompt has become known."""
-        self._hits.append((JobId(started.job), started.cached_tokens))
+        self._hits.append((job_of(JobId(started.job)), started.cached_tokens))
 
     def build(self, watch: Watch) -> Report:
         """The next report."""
         if self.is_dead:
             return ReplicaGone(self.replica_id)
         watch.collect()
-        learned, self._learned = tuple(self._learned), []
-        hits, self._hits = tuple(self._hits), []
+        self._ended += map(job_of, self._governor.ledger.take_ended())
+        for news in self._news:
+            del news[:-_MOST_KEPT]
+        self._sent = [len(news) for news in self._news]
         view = watch.view() if watch.is_up else None
         work = load(self._governor, view, watch.reached(), time.monotonic())
         return PrefillReported(
             replica_id=self.replica_id,
             predictor=self._governor.ledger.predictor,
-            jobs=work.jobs,
-            running=work.running,
-            running_for_s=work.running_for_s,
-            preemptible_in_s=work.preemptible_in_s,
+            **work._asdict(),
             kv_usage=self._tap.kv_usage,
-            ended=self._governor.ledger.take_ended(),
-            learned=learned,
-            hits=hits,
+            ended=tuple(self._ended),
+            learned=tuple(self._learned),
+            hits=tuple(self._hits),
             kv_tokens=self._tap.kv_tokens,
             draining=is_draining(),
         )
+
+    def delivered(self) -> None:
+        """The router has heard the report that was built last."""
+        for news, sent in zip(self._news, self._sent, strict=True):
+            del news[:sent]
+        self._sent = [0] * len(self._news)

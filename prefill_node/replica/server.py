@@ -12,6 +12,8 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,44 +21,46 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 
+from kv_transfer.engine import ReplicaEngine
+from kv_transfer.engine_processes import unlink_shared_memory
+from kv_transfer.engine_watchdog import EngineWatchdog
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.board.pass_shape import PassShape
+from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.governing.snapshot import snapshot
+from prefill_node.replica.job_history import ReplicaPast
 from prefill_node.replica.jobs import JobTable
 from prefill_node.replica.monitor_link import Monitored
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from prefill_node.replica.report import ReportBuilder
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
+from sampling.carried import Prefilled, PrefillRequest
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
 from slo.predict.prefill_time import PrefillPredictor, fit
-from slo.preemption.types import PreemptionMode
+from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.reports import ReplicaGone
 from slo.request import (
     JobId,
     ReplicaId,
 )
-from telemetry import logs
+from slo.tiers import Tier
+from telemetry import logs, tracing
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
 from telemetry.reporting.draining import until
 from telemetry.reporting.reporter import Reporter
+from telemetry.tracing import TracingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
-    from ray.serve.llm.openai_api_models import CompletionRequest
-
-    from prefill_node.engine_setup import EngineSetup
-    from slo.preemption.types import PreemptionRules
-    from slo.tiers import Tier
+    from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,13 @@ class PrefillNodeConfig:
         handoff_s: Predicted seconds from the end of prefill to the first token.
         warmup_tokens: Prompt lengths to prefill before reporting ready, each three times.
         weights: Value of a request on time, by tier.
-        rules: When a running prefill is preempted.
         setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
         drain_s: How long a replica that is shut down waits for its KV blocks to be pulled.
+        tracing: Where spans go; None for nowhere.
+        max_ongoing_requests: How many it has at once. Serve's own limit is out of the way: a replica that is
+            full would not say that it is there, nor be told that a job is not wanted any more.
     """
 
     predictor: PrefillPredictor | None
@@ -88,6 +94,8 @@ class PrefillNodeConfig:
     subject: Subject = UNKNOWN
     is_monitored: bool = False
     drain_s: float = 30.0
+    tracing: TracingOptions | None = None
+    max_ongoing_requests: int = 4096
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -98,6 +106,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
     ) -> None:
         context = serve.get_replica_context()
         self._node = node
+        tracing.start(node.tracing, "prefill")  # before vLLM, which would export by itself
         if node.cores:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
         ranks = int(llm_config.engine_kwargs.get("tensor_parallel_size", 1))
@@ -105,11 +114,17 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         extra = llm_config.engine_kwargs.get("additional_config") or {}
         setup = replace(node.setup, board=str(board.path))
         llm_config.update_engine_kwargs(additional_config={**extra, **setup.encode()})
-        await super().__init__(llm_config)
+        await super().__init__(llm_config, engine_cls=ReplicaEngine)
         board.unlink()  # all have attached; without a name nothing is left behind by a crash
+        unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._instruments = Instruments(
-            PREFILL, PREFILL_OUTSTANDING, *EngineTap.METRICS, *METRICS, *monitor_client.METRICS
+            PREFILL,
+            PREFILL_OUTSTANDING,
+            *EngineTap.METRICS,
+            *EngineWatchdog.METRICS,
+            *METRICS,
+            *monitor_client.METRICS,
         )
         self._tap = EngineTap("prefill", self._instruments)
         self._tap.attach(self.engine)
@@ -129,12 +144,25 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             setup.fairness(),
         )
         self._reports = reports = ReportBuilder(self._replica_id, self.engine, self._governor, self._tap)
-        monitored = Monitored(self._replica_id, self._governor, lambda: self._tap.kv_usage)
+        monitored = Monitored(
+            self._replica_id,
+            self._governor,
+            lambda: self._tap.kv_usage,
+            [sample.tokens for sample in samples],
+        )
         record = PreemptionRecord(self._instruments, ledger, monitored.passed, reports.note_hit)
+        self._history = record.history
         self._watch = watch = Watch(board, self._governor, record)
-        self._reporter = Reporter(lambda: reports.build(watch), router.report.remote)
+        self._reporter = Reporter(lambda: reports.build(watch), router.report.remote, reports.delivered)
         self._jobs = JobTable(
-            self.engine, self._governor, watch, record, reports, self._reporter, self._instruments
+            self.engine,
+            self._governor,
+            watch,
+            record,
+            reports,
+            self._reporter,
+            self._instruments,
+            max_ongoing=node.max_ongoing_requests,
         )
         logs.event(
             "prefill_ready",
@@ -145,24 +173,29 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         )
         if node.is_monitored:
             monitored.start(self._watch, self._instruments)
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        self._watchdog = EngineWatchdog("prefill", client, self._progress, watch.pass_s, self._instruments)
+        self._watchdog.start()
 
-    async def completions(
-        self, request: CompletionRequest, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        """Prefill one prompt of token ids; the decode tier's orchestrator is the only caller."""
-        return self._jobs.prefill(request, raw_request_info)
+    async def prefill(
+        self, request: PrefillRequest, info: Any
+    ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
+        """See `JobTable.prefill`; the decode tier's orchestrator is the only caller."""
+        async with aclosing(self._jobs.prefill(request, info)) as answers:
+            async for answer in answers:
+                yield answer
 
-    async def release(self, job_id: JobId, pin: ReplicaId | None = None) -> None:
-        """Release a job wherever it is: not yet here, running, or waiting to be pulled.
+    async def release(self, attempt_id: JobId, pin: ReplicaId | None = None) -> None:
+        """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled.
 
         Args:
-            job_id: The job.
+            attempt_id: See `RequestContext.attempt_id`.
             pin: The replica that has it; read by `router.serve.replica_pinning` on the caller's side. When
                 that one is gone the call gets here, where the job may just have been placed again.
         """
         if pin is not None and pin != self._replica_id:
             return
-        await self._jobs.release(job_id)
+        await self._jobs.release(attempt_id)
 
     async def measure_prefill(self, tokens: int, context_tokens: int = 0) -> float:
         """See `Probe.prefill_s`."""
@@ -185,18 +218,29 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
         """Who answers, for those who wait for it; None from a replica whose engine is dead.
 
-        Args:
-            pin: The replica that is asked; read by `router.serve.replica_pinning` on the caller's side.
+        `pin` is read by `router.serve.replica_pinning` on the caller's side.
         """
         return None if self._reports.is_dead else self._replica_id
 
     async def snapshot(self, pin: ReplicaId | None = None) -> dict[str, Any]:  # noqa: ARG002
         """What runs, waits and is suspended here, as plain data for `slackserve top`.
 
-        Args:
-            pin: The replica that is asked; read by `router.serve.replica_pinning` on the caller's side.
+        `pin` is read by `router.serve.replica_pinning` on the caller's side.
         """
         return snapshot(self._governor, self._watch.view(), self._watch.reached(), time.monotonic())
+
+    async def _start_engine(self) -> None:
+        """Start it, without the report of what is used, for which Ray starts an actor."""
+        await self.engine.start()
+
+    async def past(self, last_s: float, pin: ReplicaId | None = None) -> ReplicaPast:  # noqa: ARG002
+        """What its jobs did in the last seconds, for `slackserve timeline`; `pin` as in `snapshot`."""
+        self._watch.collect()
+        return self._history.recent(last_s, time.monotonic())
+
+    def _progress(self) -> tuple[int, ...]:
+        """Steps that have ended, and boundaries that each rank has reached within them."""
+        return self._tap.steps, *self._watch.boundaries_reached()
 
     async def _profile_forward(self) -> ForwardProfile:
         """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""

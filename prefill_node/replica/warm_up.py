@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from slo.predict.measured_on import Measurable, Subject
 from slo.predict.prefill_time import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vllm.config import VllmConfig
 
 
@@ -39,7 +38,6 @@ class Probe:
     """Prefills random tokens.
 
     Attributes:
-        engine: The replica's started engine.
         model: What requests call the model.
     """
 

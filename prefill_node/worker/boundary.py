@@ -3,26 +3,23 @@
 Owns how decoder layers are found and wrapped. A model's forward hands what a layer returns to the next
 layer, so a pass goes on at layer k when every layer before k returns what layer k - 1 had returned. Within
 a layer, likewise, the submodules that had run return what they had returned; a submodule that was left in the
-middle runs again. Nothing is assumed of a model but that it calls a list of equal decoder layers in order and
-computes nothing between two of them.
+middle runs again. It is assumed that a model calls a list of equal decoder layers in order and computes
+nothing between two of them; `prefill_node.worker.rehearsal` sees whether that is so.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from prefill_node.board.pass_shape import PassShape
+from prefill_node.worker.forward import Forward
 from prefill_node.worker.operator_work import work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from prefill_node.worker.forward import Forward
 
 
 class BoundaryLevel(enum.StrEnum):
@@ -112,8 +109,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     ]
     if len(found) != 1:
         problem = "no list of equal decoder layers" if not found else f"{len(found)} lists of decoder layers"
-        msg = f"{type(model).__name__} has {problem}"
-        raise NoBoundariesError(msg)
+        raise NoBoundariesError(f"{type(model).__name__} has {problem}")
     return list(found[0])
 
 

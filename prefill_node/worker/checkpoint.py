@@ -5,14 +5,12 @@ Owns the rows of a checkpoint and its size. Does not decide when one is taken or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Rows: TypeAlias = "tuple[tuple[str, int], ...]"
 """(request id, tokens) of each request of a step, in the order of the batch; its rows are contiguous."""

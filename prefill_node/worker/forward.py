@@ -10,39 +10,40 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from prefill_node.board.board import Board
 from prefill_node.worker.checkpoint import Checkpoint, Rows, hollow, map_tensors
+from prefill_node.worker.launch_ahead import LaunchAhead
+from prefill_node.worker.vote import VoteTransport
 from prefill_node.worker.vote_errors import VoteTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
-
-    from prefill_node.worker.launch_ahead import LaunchAhead
-    from prefill_node.worker.vote import VoteTransport
 
 
 class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
     """Leaves the decoder layer in which the pass stopped; never leaves the layer's wrapper."""
 
 
-class Signal(Protocol):
-    """The board as a worker sees it."""
+class NoBoard:
+    """For ranks on other hosts than the board: they learn of a stop from the vote."""
 
-    def is_target(self, step_id: int) -> bool:
+    def is_target(self, step_id: int) -> bool:  # noqa: ARG002 - nobody tells this rank
         """Whether this very step shall stop."""
-        ...
+        return False
 
     def reach(self, rank: int, step_id: int, boundary: int) -> None:
         """Publish the boundary that this rank has reached."""
-        ...
 
     def vote_timed_out(self, rank: int) -> None:
         """Publish that a vote of this rank has timed out."""
-        ...
+
+
+Signal: TypeAlias = "Board | NoBoard"
+"""The board as a worker sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Stop:
 
     Attributes:
         boundary: Where it stopped: where its checkpoint goes on, or at an operator behind that.
-        checkpoint: What is kept.
         stopped_s: When, CLOCK_MONOTONIC.
     """
 

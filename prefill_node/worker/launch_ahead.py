@@ -7,22 +7,11 @@ k - depth. Nothing else waits for the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class DeviceEvent(Protocol):
-    """A mark in the device's stream of work, such as `torch.cuda.Event`."""
-
-    def record(self) -> None:
-        """Put the mark behind everything launched so far."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached the mark."""
-        ...
+    import torch
 
 
 class LaunchAhead(Protocol):
@@ -54,16 +43,15 @@ class EventBound:
 
     Args:
         depth: Boundaries that may be launched and not finished, at least 1.
-        new_event: Makes an event of the device.
+        new_event: Makes a mark in the device's stream of work.
 
     Raises:
         ValueError: for a depth below 1.
     """
 
-    def __init__(self, depth: int, new_event: Callable[[], DeviceEvent]) -> None:
+    def __init__(self, depth: int, new_event: Callable[[], torch.cuda.Event]) -> None:
         if depth < 1:
-            msg = f"launch_ahead must be at least 1, not {depth}"
-            raise ValueError(msg)
+            raise ValueError(f"launch_ahead must be at least 1, not {depth}")
         self._events = [new_event() for _ in range(depth)]
         self._reached = 0
 

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
+from prefill_node.board.board import Board
 from prefill_node.board.layout import BOUNDARY_BITS, STEP_BITS, vote_words
 from prefill_node.board.segment import BoardUnavailableError
 from prefill_node.worker.vote_errors import VoteMismatchError, VoteTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.distributed import ProcessGroup
 
-    from prefill_node.board.board import Board
 
 _WISH_BITS = 1
 _STEP_AT = _WISH_BITS + BOUNDARY_BITS
@@ -80,9 +79,6 @@ class BoardVote:
     cell read in round r holds r's word or the one of r-2, and the lap tells them apart. As one word says
     everything, and the next is written only after a branch on those read before, no order between words is
     asked of the memory.
-
-    Attributes:
-        timeout_s: Limit of one vote.
     """
 
     def __init__(self, board: Board, rank: int, timeout_s: float) -> None:
@@ -157,13 +153,8 @@ def choose_transport(
 ) -> VoteTransport:
     """The cheapest transport that reaches all ranks.
 
-    Args:
-        rank: This rank in its tensor-parallel group.
-        ranks: How many there are.
-        timeout_s: Limit of one vote.
-        same_host: Whether all of them have attached to `board`.
-        board: The replica's board; needed on one host only.
-        group: The tensor-parallel group for CPU tensors; needed across hosts only.
+    `same_host` says whether all ranks have attached to `board`, which is needed on one host only. `group` is
+    the one for CPU tensors, needed across hosts only.
     """
     if ranks == 1:
         return SoleVote()

@@ -8,9 +8,7 @@ class VoteTimeoutError(RuntimeError):
 
     Attributes:
         absent: The ranks that did not come; empty when they have come after all, too late for this vote.
-        step_id: The step that was voted on.
         boundary: The boundary that this rank voted at.
-        waited_s: How long it waited.
     """
 
     def __init__(self, absent: tuple[int, ...], step_id: int, boundary: int, waited_s: float) -> None:

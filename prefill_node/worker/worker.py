@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm import envs
 from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
+from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
-from prefill_node.worker.forward import Forward
-from prefill_node.worker.launch_ahead import EventBound, HostOnly
+from prefill_node.worker.checkpoint import Checkpoint, Rows
+from prefill_node.worker.forward import Forward, NoBoard, Stop
+from prefill_node.worker.launch_ahead import EventBound, HostOnly, LaunchAhead
 from prefill_node.worker.vote import choose_transport
 
 if TYPE_CHECKING:
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
-    from prefill_node.worker.checkpoint import Checkpoint, Rows
-    from prefill_node.worker.forward import Signal, Stop
-    from prefill_node.worker.launch_ahead import LaunchAhead
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,17 @@ class PreemptibleWorker:
         except NotPreemptibleError as error:
             self._refusal = str(error)
             _log.warning("prefills of this replica cannot be preempted: %s", error)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up, then see whether a stopped pass resumes exactly; one that does not is never stopped."""
+        times = super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
+        if self._preemption is not None:
+            try:
+                rehearse(self._preemption, self.model_runner)
+            except NotPreemptibleError as error:
+                self._preemption, self._refusal = None, str(error)
+                _log.warning("prefills of this replica cannot be preempted: %s", error)
+        return times
 
     def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
         """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
@@ -142,12 +153,39 @@ def prepare(vllm_config: VllmConfig, runner: Any) -> Preemption | None:
         preemption = _prepare_rank(vllm_config, setup, runner, one_host=one_host)
     except (NotPreemptibleError, NoBoundariesError, BoardUnavailableError) as error:
         refusal = str(error)
-    failed = torch.tensor([0 if preemption is not None else 1])
-    if group.world_size > 1:
-        torch.distributed.all_reduce(failed, group=group.cpu_group)
-    if preemption is None or failed.item():
-        raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
+    _agree(refusal)
     return preemption
+
+
+def rehearse(preemption: Preemption, runner: Any) -> None:
+    """Stop and resume a dummy pass at every boundary. All ranks call it, once KV caches are there.
+
+    Raises:
+        NotPreemptibleError: on every rank, when the result differs on one.
+    """
+    tokens = min(rehearsal.TOKENS, runner.max_num_tokens)
+    forward, boundaries = preemption.forward, preemption.boundaries.count
+    try:
+        refusal = rehearsal.why_inexact(
+            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens)
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
+        refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
+    _agree(refusal and f"{type(runner.get_model()).__name__}: {refusal}")
+
+
+def _agree(refusal: str) -> None:
+    """Have all ranks do the same.
+
+    Raises:
+        NotPreemptibleError: on every rank, when one refuses.
+    """
+    group = get_tp_group()
+    refused = torch.tensor([int(bool(refusal))])
+    if group.world_size > 1:
+        torch.distributed.all_reduce(refused, group=group.cpu_group)
+    if refused.item():
+        raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
 
 
 def why_not(vllm_config: VllmConfig) -> str | None:
@@ -161,6 +199,9 @@ def why_not(vllm_config: VllmConfig) -> str | None:
         ),
         "the model is compiled; set enforce_eager": (
             vllm_config.compilation_config.mode != CompilationMode.NONE
+        ),
+        "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
+            parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
         ),
         "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
         "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
@@ -182,37 +223,33 @@ def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, o
         raise NotPreemptibleError(reason)
     group = get_tp_group()
     rank, ranks = group.rank_in_group, group.world_size
-    board = Board.attach(Path(setup.board)) if one_host else _board_if_here(Path(setup.board))
+    board = Board.attach(Path(setup.board)) if one_host else _board_if_here(Path(setup.board), group)
     votes = choose_transport(
         rank, ranks, setup.vote_timeout_s, same_host=one_host, board=board, group=group.cpu_group
     )
-    signal: Signal = _NoBoard() if board is None else board
     launch_ahead: LaunchAhead = HostOnly()
     if vllm_config.device_config.device_type == "cuda":
         launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
-    forward = Forward(rank, signal, votes, launch_ahead)
+    forward = Forward(rank, board or NoBoard(), votes, launch_ahead)
     boundaries = install(runner.get_model(), BoundaryLevel(setup.granularity), forward)
     return Preemption(forward, boundaries, keep=setup.mode == "resume")
 
 
-class _NoBoard:
-    """For ranks on other hosts than the board: they learn of a stop from the vote."""
+def _board_if_here(path: Path, group: Any) -> Board | None:
+    """The board on the ranks of its host, None on the others, which learn of a stop from the vote.
 
-    def is_target(self, step_id: int) -> bool:  # noqa: ARG002 - nobody tells this rank
-        return False
-
-    def reach(self, rank: int, step_id: int, boundary: int) -> None:
-        pass
-
-    def vote_timed_out(self, rank: int) -> None:
-        pass
-
-
-def _board_if_here(path: Path) -> Board | None:
+    Raises:
+        NotPreemptibleError: on every rank, when it is on nobody's host: no order would ever be heard.
+    """
     try:
-        return Board.attach(path)
+        board = Board.attach(path)
     except BoardUnavailableError:
-        return None
+        board = None
+    held = torch.tensor([int(board is not None)])
+    torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    if not held.item():
+        raise NotPreemptibleError("no rank is on the host of the replica; set prefill.across_nodes: false")
+    return board
 
 
 def _rows(runner: Any, scheduler_output: SchedulerOutput) -> Rows:

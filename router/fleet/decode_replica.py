@@ -7,14 +7,12 @@ vLLM's own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.reports import DecodeReported
-    from slo.request import ReplicaId
+from slo.reports import DecodeReported
+from slo.request import ReplicaId
 
 MAX_KV_USAGE: Final = 0.95
 """A decode replica whose KV use would exceed this has no headroom: requests that outgrow it are
@@ -30,8 +28,6 @@ class KvLink:
     """What KV cache moves over from prefill to decode.
 
     Attributes:
-        bytes_per_token: KV bytes of one token.
-        bytes_ps: Bytes per second.
         latency_s: Of a transfer, however small.
     """
 
@@ -86,6 +82,7 @@ class DecodeView:
         placed_since_report: Requests sent to it that its report does not show yet.
         placed_tokens: Their prompt tokens.
         draining: Whether it is being shut down; nothing is placed there any more.
+        local_prefills: Prompts that it is to compute itself, those sent there since its report included.
     """
 
     replica_id: ReplicaId
@@ -97,12 +94,14 @@ class DecodeView:
     placed_since_report: int = 0
     placed_tokens: int = 0
     draining: bool = False
+    local_prefills: int = 0
     pace: PaceModel = field(default_factory=PaceModel)
 
     def reported(self, event: DecodeReported, now_s: float) -> None:
         """Take its word."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
         self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
+        self.local_prefills = event.local_prefills
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
         if event.tpot_s is not None:
@@ -126,13 +125,8 @@ def choose_decode(
     """The replica that takes a request, None of none.
 
     In order: one with KV headroom; one that is predicted to keep the pace; the one over whose link the KV
-    comes soonest, in steps of a tenth of a second; the emptiest, in steps; the fewest requests.
-
-    Args:
-        replicas: Those that can be used.
-        tokens: Prompt tokens of the request.
-        tpot_s: Its objective per output token; None for none.
-        link: What KV moves over, for replicas without a link of their own; None leaves transfers out.
+    comes soonest, in steps of a tenth of a second; the emptiest, in steps; the fewest requests. `link` is
+    what KV moves over, for replicas without a link of their own; None leaves transfers out.
     """
 
     def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:

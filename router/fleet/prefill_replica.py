@@ -6,20 +6,16 @@ Owns the bookkeeping of outstanding prefills; what the replica makes of them is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from router.fleet.queue_forecast import OutstandingWork
+from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.prefill import Prefill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
 
 
 class PlacedJob(msgspec.Struct, frozen=True):

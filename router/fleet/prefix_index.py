@@ -7,14 +7,12 @@ all of a prompt up to the end of its block, so that equal hashes are equal prefi
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.request import ReplicaId
+from slo.request import ReplicaId
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
 """Of a replica that has not said how much its KV memory holds."""
@@ -42,7 +40,7 @@ class PrefixIndex:
     """Blocks by replica, and replicas by block."""
 
     def __init__(self) -> None:
-        self._accounts: dict[ReplicaId, _Account] = {}
+        self._accounts: defaultdict[ReplicaId, _Account] = defaultdict(_Account)
         self._holders: dict[int, set[ReplicaId]] = {}
 
     def __len__(self) -> int:
@@ -73,7 +71,7 @@ class PrefixIndex:
 
     def placed(self, replica_id: ReplicaId, hashes: Sequence[int], block_tokens: float) -> None:
         """A prompt will be computed on a replica, which then holds its blocks."""
-        account = self._account(replica_id)
+        account = self._accounts[replica_id]
         for block in reversed(hashes):  # the first blocks are used by most, and go last
             self._add(replica_id, account, block, block_tokens)
         self._trim(replica_id, account)
@@ -84,7 +82,7 @@ class PrefixIndex:
         A replica that has less than was expected evicts sooner than its account: it is then held to a smaller
         part of its capacity, which grows back slowly.
         """
-        account = self._account(replica_id)
+        account = self._accounts[replica_id]
         if cached_tokens < expected_tokens:
             account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
@@ -93,7 +91,7 @@ class PrefixIndex:
 
     def resize(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
         """A replica says how much its KV memory holds."""
-        account = self._account(replica_id)
+        account = self._accounts[replica_id]
         if account.capacity_tokens != capacity_tokens:
             account.capacity_tokens = capacity_tokens
             self._trim(replica_id, account)
@@ -104,11 +102,6 @@ class PrefixIndex:
         if account is not None:
             for block in [*account.blocks]:
                 self._drop(replica_id, account, block)
-
-    def _account(self, replica_id: ReplicaId) -> _Account:
-        if replica_id not in self._accounts:
-            self._accounts[replica_id] = _Account()
-        return self._accounts[replica_id]
 
     def _add(self, replica_id: ReplicaId, account: _Account, block: int, tokens: float) -> None:
         account.tokens += tokens - account.blocks.get(block, 0.0)

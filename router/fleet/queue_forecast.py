@@ -10,16 +10,12 @@ pass, and the margin by which it stops a pass earlier than it would have to.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.prefill import Prefill
+from slo.queue.prefill import Prefill
 
 _EPSILON_S = 1e-9
 
@@ -93,12 +89,8 @@ def plan(work: OutstandingWork) -> QueuePlan:
     """Predict which prefills the replica keeps on time."""
     runner = work.runner
     total_s = sum(prefill.remaining_s for prefill in work.waiting)
-    direct = feasible_set(work.waiting, work.free_at_s)
-    best_value, chosen, waits = _value(direct) + _runner_value(work), direct, True
-    if runner is not None and work.stops_at_s is not None and (direct.tardy or direct.rest):
-        stopped = feasible_set([runner, *work.waiting], work.stops_at_s)
-        if (stopped_value := _value(stopped)) > best_value:
-            best_value, chosen, waits = stopped_value, stopped, False
+    best_value, chosen, stops_at_s = _best(work, work.waiting)
+    waits = stops_at_s is None
     kept = [prefill for prefill in chosen.feasible if prefill is not runner]
     is_runner_kept = _runner_value(work) > 0 if waits else len(kept) < len(chosen.feasible)
     deadlines_s = [prefill.deadline_s for prefill in kept]
@@ -120,17 +112,10 @@ def plan(work: OutstandingWork) -> QueuePlan:
 def prospect(work: OutstandingWork, new: Prefill, value_before: float) -> Prospect:
     """Predict in full what the replica makes of one more.
 
-    Args:
-        work: What the replica has.
-        new: The one more; none of those it has.
-        value_before: `QueuePlan.value` without it.
+    `value_before` is `QueuePlan.value` without it.
     """
-    direct = feasible_set([*work.waiting, new], work.free_at_s)
-    best_value, chosen, start_s = _value(direct) + _runner_value(work), direct, work.free_at_s
-    if work.runner is not None and work.stops_at_s is not None and (direct.tardy or direct.rest):
-        stopped = feasible_set([work.runner, *work.waiting, new], work.stops_at_s)
-        if (stopped_value := _value(stopped)) > best_value:
-            best_value, chosen, start_s = stopped_value, stopped, work.stops_at_s
+    best_value, chosen, stops_at_s = _best(work, [*work.waiting, new])
+    start_s = work.free_at_s if stops_at_s is None else stops_at_s
     gain = best_value - value_before
     for prefill in chosen.feasible:
         if prefill is new:
@@ -140,6 +125,17 @@ def prospect(work: OutstandingWork, new: Prefill, value_before: float) -> Prospe
     if new.deadline_s < math.inf:  # before those without a deadline
         start_s -= sum(prefill.remaining_s for prefill in chosen.rest if prefill.deadline_s == math.inf)
     return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=new.deadline_s == math.inf)
+
+
+def _best(work: OutstandingWork, waiting: Sequence[Prefill]) -> tuple[float, FeasibleSet, float | None]:
+    """The value on time, who is, and when the running pass is stopped for it, None if it ends first."""
+    direct = feasible_set(waiting, work.free_at_s)
+    best_value = _value(direct) + _runner_value(work)
+    if work.runner is not None and work.stops_at_s is not None and (direct.tardy or direct.rest):
+        stopped = feasible_set([work.runner, *waiting], work.stops_at_s)
+        if (stopped_value := _value(stopped)) > best_value:
+            return stopped_value, stopped, work.stops_at_s
+    return best_value, direct, None
 
 
 def _value(chosen: FeasibleSet) -> float:

@@ -10,57 +10,60 @@ of each replica. All times are seconds on the router's monotonic clock.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from router.fleet.decode_replica import DecodeView
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.prefix_index import PrefixIndex
+from router.messages import PlacementRequested
 from slo.predict.prompt_length import PromptLengthEstimator
 from slo.queue.slack import NO_DEADLINE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from router.messages import PlacementRequested
-    from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
-    from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
 
 _FORGET_AFTER: Final = 3
 """A replica that has been silent for this many times the limit of staleness is forgotten."""
 
-
-class _Reporting(Protocol):
-    @property
-    def replica_id(self) -> ReplicaId: ...
-    @property
-    def reported_at_s(self) -> float: ...
-    @property
-    def draining(self) -> bool: ...
+_UNLEARNED: Final = PromptLengthEstimator()
+"""Of a tenant of whom nothing is known yet; never learns."""
+_Replica = TypeVar("_Replica", PrefillView, DecodeView)
 
 
-_Replica = TypeVar("_Replica", bound=_Reporting)
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """How the router treats what it is told.
+
+    Attributes:
+        stale_after_s: A replica that has not reported for this long is not used.
+        settle_s: For so long after its start the router may not have heard of every replica.
+        in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
+        silent_after_s: One that has not reported for this long is used only if all others have not, either.
+        stretch: A budget that the client did not ask for itself is not held against it below this
+            multiple of what the request takes on an idle replica.
+        max_local_prefills: How many prompts one decode replica may have to compute itself when there is no
+            prefill replica; 0 for none.
+    """
+
+    stale_after_s: float = 10.0
+    settle_s: float = 3.0
+    in_transit_s: float = 5.0
+    silent_after_s: float = math.inf
+    stretch: float = 2.0
+    max_local_prefills: int = 0
 
 
 def usable(
-    replicas: Iterable[_Replica],
-    now_s: float,
-    silent_after_s: float,
-    stale_after_s: float,
-    failed: Collection[ReplicaId] = (),
+    replicas: Iterable[_Replica], now_s: float, limits: RouterLimits, failed: Collection[ReplicaId] = ()
 ) -> list[_Replica]:
-    """The replicas that work can be given to.
+    """The replicas that work can be given to, without those that have failed.
 
     Those that reported lately; if there are none, those that reported at all within the longer limit: when
     everybody seems silent, it is rather the listener that was delayed.
-
-    Args:
-        replicas: All that are known.
-        now_s: The time.
-        silent_after_s: A replica reports more often than this.
-        stale_after_s: One that has not reported for this long is not used.
-        failed: Replicas that are not used either.
     """
+    stale_after_s, silent_after_s = limits.stale_after_s, limits.silent_after_s
     known = [
         one
         for one in replicas
@@ -74,28 +77,17 @@ class FleetView:
 
     Args:
         weights: Weight of a request on time, by tier.
-        stale_after_s: A replica that has not reported for this long is not used.
-        in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
-        started_s: When the router starts.
-        silent_after_s: A replica that has not reported for this long is used only if the others have not.
+        limits: How it treats what it is told.
     """
 
-    def __init__(
-        self,
-        weights: dict[Tier, float],
-        stale_after_s: float,
-        in_transit_s: float,
-        started_s: float,
-        silent_after_s: float = math.inf,
-    ) -> None:
+    def __init__(self, weights: dict[Tier, float], limits: RouterLimits, started_s: float) -> None:
         self.prefill: dict[ReplicaId, PrefillView] = {}
         self.decode: dict[ReplicaId, DecodeView] = {}
         self.prefixes = PrefixIndex()
         self.prompt_length = PromptLengthEstimator()
+        self._prompt_lengths: dict[str, PromptLengthEstimator] = {}
         self._weights = weights
-        self._stale_after_s = stale_after_s
-        self._silent_after_s = silent_after_s
-        self._in_transit_s = in_transit_s
+        self._limits = limits
         self._swept_at_s = started_s
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
@@ -104,7 +96,7 @@ class FleetView:
         Returns:
             The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
         """
-        if now_s - self._swept_at_s >= self._stale_after_s:
+        if now_s - self._swept_at_s >= self._limits.stale_after_s:
             self._forget_silent(now_s)
         replica = self.prefill.get(event.replica_id)
         if replica is None:
@@ -123,13 +115,13 @@ class FleetView:
             for job in replica.jobs.values()
             if job.job_id not in known
             and job.job_id not in gone
-            and now_s - job.placed_at_s < self._in_transit_s
+            and now_s - job.placed_at_s < self._limits.in_transit_s
             and job.job_id not in replica.confirmed
         ]
         replica.confirmed = known
         replica.preemptible_in_s = event.preemptible_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
-        return tuple(self.prompt_length.observe(size, tokens) for size, tokens in event.learned)
+        return tuple(self._learn(*learned) for learned in event.learned)
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full and how fast a decode replica is."""
@@ -151,23 +143,23 @@ class FleetView:
 
     def usable_prefill(self, now_s: float, failed: Collection[ReplicaId] = ()) -> list[PrefillView]:
         """Prefill replicas that work can be given to, without those that failed it before."""
-        return usable(self.prefill.values(), now_s, self._silent_after_s, self._stale_after_s, failed)
+        return usable(self.prefill.values(), now_s, self._limits, failed)
 
-    def usable_decode(self, now_s: float) -> list[DecodeView]:
-        """Decode replicas that work can be given to."""
-        return usable(self.decode.values(), now_s, self._silent_after_s, self._stale_after_s)
+    def usable_decode(self, now_s: float, failed: Collection[ReplicaId] = ()) -> list[DecodeView]:
+        """Decode replicas that work can be given to, without those that failed it before."""
+        return usable(self.decode.values(), now_s, self._limits, failed)
 
     def tokens(self, request: PlacementRequested) -> int:
         """Length of a request's prompt, estimated when it came as text."""
         if request.prompt_tokens is not None:
             return request.prompt_tokens
-        return self.prompt_length.tokens(request.prompt_bytes)
+        return self._prompt_length_of(request.tenant).tokens(request.prompt_bytes)
 
     def block_tokens(self, request: PlacementRequested) -> float:
         """Tokens that one of a request's prefix hashes stands for, estimated when it came as text."""
         if request.prompt_tokens is not None:
             return request.hash_block
-        return request.hash_block / self.prompt_length.bytes_per_token
+        return request.hash_block / self._prompt_length_of(request.tenant).bytes_per_token
 
     def cached_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
         """Of a prompt's tokens, those that each replica is expected to have; one is always computed."""
@@ -176,6 +168,16 @@ class FleetView:
         block_tokens = self.block_tokens(request)
         found = self.prefixes.cached_blocks(request.prefix_hashes)
         return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
+
+    def _prompt_length_of(self, tenant: str) -> PromptLengthEstimator:
+        """One for each tenant: what one sends does not change what another is refused."""
+        return self._prompt_lengths.get(tenant) or _UNLEARNED
+
+    def _learn(self, tenant: str, size_bytes: int, tokens: int) -> float:
+        """The relative error of the estimate; all tenants' together are what is shown."""
+        self.prompt_length.observe(size_bytes, tokens)
+        estimator = self._prompt_lengths.setdefault(tenant, PromptLengthEstimator())
+        return estimator.observe(size_bytes, tokens)
 
     def _hear_of_prefixes(self, replica: PrefillView, event: PrefillReported) -> None:
         if event.kv_tokens:
@@ -187,7 +189,7 @@ class FleetView:
     def _forget_silent(self, now_s: float) -> None:
         """Forget replicas that were killed: nobody says goodbye for them."""
         self._swept_at_s = now_s
-        limit_s = _FORGET_AFTER * self._stale_after_s
+        limit_s = _FORGET_AFTER * self._limits.stale_after_s
         for fleet in (self.prefill, self.decode):
             for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:
                 del fleet[replica_id]

@@ -7,18 +7,15 @@ mean is `router.fleet.queue_forecast`'s.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from router.fleet.prefill_replica import PrefillView
 from router.fleet.queue_forecast import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from router.fleet.prefill_replica import PrefillView
-    from router.placement.policies import NewPrefill
+from router.placement.policies import NewPrefill
 
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Flags: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
+from router.fleet.prefill_replica import PrefillView
 from router.fleet.queue_forecast import prospect
 from router.messages import PlacementReason
-from router.placement.fleet_table import FleetTable
-from router.placement.policies import Choice, queued
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from router.fleet.prefill_replica import PrefillView
-    from router.placement.fleet_table import Trial
-    from router.placement.policies import NewPrefill
+from router.placement.fleet_table import FleetTable, Trial
+from router.placement.policies import Choice, NewPrefill, queued
 
 CANDIDATES: Final = 8
 CANDIDATES_OF_MANY: Final = 4

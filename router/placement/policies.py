@@ -7,21 +7,18 @@ and changes nothing. Here are the plain ones and their terms; `router.placement.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeAlias
 
+from router.fleet.prefill_replica import PrefillView
 from router.fleet.queue_forecast import plan, prospect
 from router.messages import PlacementReason
 from slo.queue.prefill import Prefill
-from slo.request import JobId
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from router.fleet.prefill_replica import PrefillView
-    from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
 
 _NEW = JobId("")
+Draw: TypeAlias = "Callable[[int], int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class NewPrefill:
     """The prefill to be placed.
 
     Attributes:
-        tokens: Its length.
         deadline_s: When it must end; infinite for never.
         weight: Value of its being on time.
         cached_tokens: Of its leading tokens, those that a replica's prefix cache is expected to hold;
@@ -94,30 +90,22 @@ class LeastOutstandingTokens:
         return _choice(replica, prefill, now_s, PlacementReason.LEAST_TOKENS)
 
 
-class Drawing(Protocol):
-    """Draws numbers: a `random.Random`."""
-
-    def randrange(self, stop: int, /) -> int:
-        """A whole number from 0 to below `stop`."""
-        ...
-
-
 class PowerOfTwoChoices:
     """Of two replicas drawn at random, the one with fewer prompt tokens still to do (Mitzenmacher, 2001).
 
     Args:
-        drawing: What draws.
+        draw: Draws a whole number from 0 to below its argument.
     """
 
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
 
     def choose(self, prefill: NewPrefill, replicas: Sequence[PrefillView], now_s: float) -> Choice:
         """See `PlacementPolicy`."""
         if len(replicas) == 1:
             return _choice(replicas[0], prefill, now_s, PlacementReason.ONLY_REPLICA)
-        first = self._drawing.randrange(len(replicas))
-        second = self._drawing.randrange(len(replicas) - 1)
+        first = self._draw(len(replicas))
+        second = self._draw(len(replicas) - 1)
         pair = replicas[first], replicas[second + (second >= first)]
         replica = min(pair, key=lambda candidate: candidate.outstanding_tokens)
         return _choice(replica, prefill, now_s, PlacementReason.TWO_CHOICES)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
 
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import (
+    Draw,
     LeastOutstandingTokens,
+    PlacementPolicy,
     PowerOfTwoChoices,
     PrefixAffinity,
     RoundRobin,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from router.placement.policies import Drawing, PlacementPolicy
 
 PlacementName: TypeAlias = Literal[
     "least_harm",
@@ -24,7 +22,7 @@ PlacementName: TypeAlias = Literal[
     "power_of_two_choices",
     "prefix_affinity",
 ]
-POLICIES: Final[Mapping[str, Callable[[Drawing], PlacementPolicy]]] = {
+POLICIES: Final[Mapping[str, Callable[[Draw], PlacementPolicy]]] = {
     "least_harm": lambda _: LeastHarm(),
     "round_robin": lambda _: RoundRobin(),
     "least_outstanding_tokens": lambda _: LeastOutstandingTokens(),

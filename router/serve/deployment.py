@@ -6,48 +6,35 @@ question about a request and never sees the request's text or its tokens.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from router.admission import Gate
-from router.core import RouterCore, RouterLimits
-from router.messages import Placed, PlacementRequested
+from router.core import RouterCore
+from router.fleet.decode_replica import DecodeView, KvLink
+from router.fleet.prefill_replica import PrefillView
+from router.fleet.view import RouterLimits
+from router.messages import LiveJobs, Placed, PlacementDecision, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
-from slo.admission.tenant_limits import NO_LIMIT, TenantGates, TenantLimit
+from slo.admission.tenant_limits import TenantGates, Usage
+from slo.autoscaling.need import FleetDemand, PrefillDemand
 from slo.errors import Rejected
 from slo.monitor.messages import Role, RouterSeen
-from slo.replacement import Replaced
-from slo.reports import DecodeReported, PrefillReported, ReplicaGone
-from telemetry import logs
-from telemetry.catalogue import (
-    BYTES_PER_TOKEN,
-    DECISION,
-    FLEET_BACKLOG,
-    FLEET_LOAD,
-    PLACEMENTS,
-    PROMPT_LENGTH_ERROR,
-    SLACK_AT_DISPATCH,
-)
+from slo.monitor.policy import ClusterPolicy
+from slo.replacement import Replaced, ReplacementDecision, ReplacementRequested
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone, Report, unsound
+from slo.request import JobId
+from slo.tiers import Tier, TierSet
+from telemetry import catalogue, logs
 from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
 from telemetry.reporting.monitor_client import MonitorClient, Participant
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from router.fleet.decode_replica import DecodeView, KvLink
-    from router.fleet.prefill_replica import PrefillView
-    from router.messages import PlacementDecision
-    from slo.monitor.policy import ClusterPolicy
-    from slo.replacement import ReplacementDecision, ReplacementRequested
-    from slo.reports import Report
-    from slo.request import JobId
-    from slo.tiers import Tier, TierSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +46,6 @@ class RouterConfig:
         placement: A key of `router.placement.registry.POLICIES`.
         limits: How the router treats what it is told.
         admission: When the fleet is under pressure, and what is done about it.
-        tenants: Limits by tenant.
-        default_limit: That of the tenants that are not among them.
         link: What KV moves over; None for a handoff that does not depend on the prompt's length.
         is_monitored: Whether the cluster has an SLO monitor.
     """
@@ -69,15 +54,13 @@ class RouterConfig:
     placement: str
     limits: RouterLimits
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    tenants: Mapping[str, TenantLimit] = field(default_factory=dict)
-    default_limit: TenantLimit = NO_LIMIT
     link: KvLink | None = None
     is_monitored: bool = False
 
     def controller(self) -> AdmissionController:
         """Admission with nothing admitted yet."""
-        gates = TenantGates(self.tenants, self.default_limit)
-        return AdmissionController(self.tiers, self.admission, gates, random.Random())  # noqa: S311 - no secret
+        draw = random.Random().random  # noqa: S311 - no secret
+        return AdmissionController(self.tiers, self.admission, TenantGates({}), draw)
 
 
 class SlackRouter:
@@ -88,74 +71,101 @@ class SlackRouter:
         self._tier_names = config.tiers.names
         self._core = RouterCore(
             config.tiers,
-            POLICIES[config.placement](random.Random()),  # noqa: S311 - no secret
+            POLICIES[config.placement](random.Random().randrange),  # noqa: S311 - no secret
             config.limits,
             time.monotonic(),
             config.link,
             Gate(self._admission),
         )
         self._instruments = Instruments(
-            PLACEMENTS,
-            DECISION,
-            SLACK_AT_DISPATCH,
-            PROMPT_LENGTH_ERROR,
-            BYTES_PER_TOKEN,
-            FLEET_LOAD,
-            FLEET_BACKLOG,
+            catalogue.PLACEMENTS,
+            catalogue.DECISION,
+            catalogue.SLACK_AT_DISPATCH,
+            catalogue.PROMPT_LENGTH_ERROR,
+            catalogue.BYTES_PER_TOKEN,
+            catalogue.FLEET_LOAD,
+            catalogue.FLEET_BACKLOG,
             *monitor_client.METRICS,
         )
         self._monitor: MonitorClient | None = None
         if config.is_monitored:
-            participant = Participant(_reporter(), Role.ROUTER, _seen, self.follow)
+            participant = Participant(_reporter(), Role.ROUTER, self._seen, self.follow)
             self._monitor = MonitorClient(participant, self._instruments)
 
     async def place(self, request: PlacementRequested) -> PlacementDecision:
-        """Decide on one request."""
+        """Decide on one request, and place nothing any more on a replica that was lost with it.
+
+        A replica that has not failed after all says so with its next report.
+        """
         started_s = time.monotonic()
+        if request.lost_replica is not None:
+            self._core.view.replica_gone(ReplicaGone(request.lost_replica))
         decision = self._core.place(request, started_s)
-        self._instruments.observe(DECISION, time.monotonic() - started_s)
+        self._instruments.observe(catalogue.DECISION, time.monotonic() - started_s)
         self._show_load(request.objective.tier, started_s)
         self._record(request.job_id, request.objective.tier, decision)
         return decision
 
+    def _seen(self, events: tuple[tuple[Tier, PlacementDecision], ...]) -> RouterSeen:
+        placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
+        for tier, decision in events:
+            counts = placed if isinstance(decision, Placed) else refused
+            counts[tier, decision.reason.value] += 1
+        now_s = time.monotonic()
+        prefill = PrefillDemand(*self._admission.demand(now_s))
+        return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
+
     def _show_load(self, tier: Tier, now_s: float) -> None:
-        self._instruments.set(FLEET_LOAD, self._admission.load(now_s))
-        self._instruments.set(FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier)
+        self._instruments.set(catalogue.FLEET_LOAD, self._admission.load(now_s))
+        self._instruments.set(catalogue.FLEET_BACKLOG, self._admission.backlog_s(tier), tier=tier)
 
     def follow(self, policy: ClusterPolicy) -> None:
         """Shed and reserve by the cluster's policy from now on."""
         self._admission.follow(policy.shed, policy.reserved)
 
     async def replace(self, request: ReplacementRequested) -> ReplacementDecision:
-        """Find another place for a prefill whose replica failed, and place nothing there any more.
-
-        A replica that has not failed after all says so with its next report.
-        """
-        for replica_id in request.failed_replicas:
-            self._core.replica_gone(ReplicaGone(replica_id))
+        """Find another place for a prefill."""
         decision = await self.place(PlacementRequested.again(request))
         if isinstance(decision, Placed):
             return Replaced(decision.prefill_replica, decision.handoff_s)
         return decision
 
-    async def job_ended(self, job_id: JobId) -> None:
-        """Forget a request whose client is gone."""
-        self._core.job_ended(job_id, time.monotonic())
+    async def job_ended(self, job_id: JobId, ttft_s: float | None = None, used: Usage | None = None) -> None:
+        """Forget a request that is over.
+
+        `ttft_s` is its measured time to first token, if it had one; `used` what it took of its tenant's
+        tokens, None when unknown.
+        """
+        self._core.job_ended(job_id, time.monotonic(), ttft_s, used)
+
+    async def not_for_prefill(self, job_id: JobId) -> None:
+        """Hear from a decode replica that it computes a prompt itself."""
+        self._core.not_for_prefill(job_id)
+
+    async def reconcile(self, live: LiveJobs) -> None:
+        """Hear from an ingress which of its requests have not ended."""
+        self._core.reconcile(live, time.monotonic())
 
     async def report(self, report: Report) -> None:
         """Hear from a replica."""
         if self._monitor is not None:
             self._monitor.start()
+        if (why := unsound(report)) is not None:
+            # Its replica falls silent to the router, and is not used: better than decisions by such numbers.
+            logs.event("report_refused", level=logging.ERROR, replica=report.replica_id, why=why)
+            return
         match report:
             case PrefillReported():
                 for error in self._core.prefill_reported(report, time.monotonic()):
-                    self._instruments.observe(PROMPT_LENGTH_ERROR, error)
+                    self._instruments.observe(catalogue.PROMPT_LENGTH_ERROR, error)
                 if report.learned:
-                    self._instruments.set(BYTES_PER_TOKEN, self._core.prompt_length.bytes_per_token)
+                    self._instruments.set(
+                        catalogue.BYTES_PER_TOKEN, self._core.view.prompt_length.bytes_per_token
+                    )
             case DecodeReported():
-                self._core.decode_reported(report, time.monotonic())
+                self._core.view.decode_reported(report, time.monotonic())
             case ReplicaGone():
-                self._core.replica_gone(report)
+                self._core.view.replica_gone(report)
             case _:
                 assert_never(report)
 
@@ -163,9 +173,9 @@ class SlackRouter:
         match decision:
             case Placed():
                 event = "request_placed"
-                self._instruments.count(PLACEMENTS, tier=tier, reason=decision.reason.value)
-                if decision.ttft_budget_s is not None:
-                    self._instruments.observe(SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
+                self._instruments.count(catalogue.PLACEMENTS, tier=tier, reason=decision.reason.value)
+                if decision.ttft_budget_s is not None and decision.predicted_ttft_s is not None:
+                    self._instruments.observe(catalogue.SLACK_AT_DISPATCH, decision.slack_s, tier=tier)
             case Rejected():
                 event = "request_rejected"
             case _:
@@ -181,24 +191,16 @@ class SlackRouter:
             "ready": self._core.is_ready(now_s),
             "monitored": self._monitor is not None,
             "tiers": list(self._tier_names),
-            "bytes_per_token": self._core.prompt_length.bytes_per_token,
-            "prompt_length_error": self._core.prompt_length.error,
-            "prefill": [_prefill_state(replica, now_s) for replica in self._core.prefill.values()],
-            "decode": [_decode_state(replica, now_s) for replica in self._core.decode.values()],
+            "bytes_per_token": self._core.view.prompt_length.bytes_per_token,
+            "prompt_length_error": self._core.view.prompt_length.error,
+            "prefill": [_prefill_state(replica, now_s) for replica in self._core.view.prefill.values()],
+            "decode": [_decode_state(replica, now_s) for replica in self._core.view.decode.values()],
         }
 
 
 def _reporter() -> str:
     """A name of this router's own; the one that replaces it has another."""
     return f"router-{uuid.uuid4().hex[:8]}"
-
-
-def _seen(events: tuple[tuple[Tier, PlacementDecision], ...]) -> RouterSeen:
-    placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
-    for tier, decision in events:
-        counts = placed if isinstance(decision, Placed) else refused
-        counts[tier, decision.reason.value] += 1
-    return RouterSeen(placed, refused)
 
 
 def _prefill_state(replica: PrefillView, now_s: float) -> dict[str, Any]:

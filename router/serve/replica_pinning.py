@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ray.serve.request_router import RequestRouter
 
-from slo.request import RequestContext
+from slo.request import ReplicaId, RequestContext
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, RunningReplica
-
-    from slo.request import ReplicaId
 
 
 _ROUTING_TASKS = 4096

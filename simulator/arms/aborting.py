@@ -7,21 +7,16 @@ budget with whole prompts, and looks for an order to abort at each layer. Its co
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simulator.arms.peers import ComparedReplica
+from simulator.cost.passes import CostModel, PassTimes
 from simulator.findings import State
-from slo.queue.slack import sedf_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simulator.cost.passes import CostModel, PassTimes
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.queue.slack import SlackRank
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from slo.predict.prefill_time import PrefillPredictor
+from slo.queue.slack import SlackRank, sedf_rank
 
 
 class AbortPolicy(enum.StrEnum):

@@ -7,20 +7,16 @@ Stands in for the router where an arm is a single replica. Who is admitted is de
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from simulator.arms.arm import Arm
+from simulator.replica.hardware import Hardware, ReplicaModel
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
 from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
-from slo.admission.tenant_limits import TenantGates
+from slo.admission.tenant_limits import TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
-from slo.errors import Rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware, ReplicaModel
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
 
 _SEED: Final = 20260216
 
@@ -50,15 +46,11 @@ class AdmittingReplica:
             hardware.tiers,
             AdmissionRules(),
             TenantGates({}),
-            random.Random(_SEED),  # noqa: S311 - reproducible, not secret
+            random.Random(_SEED).random,  # noqa: S311 - reproducible, not secret
         )
         self._admission.has_capacity(1.0)
         self._replica: ReplicaModel = arm.build(loop, hardware, setting, self._done)
-
-    @property
-    def blocking_s(self) -> list[float]:
-        """Of each stop, from the decision to standstill."""
-        return self._replica.blocking_s
+        self.blocking_s = self._replica.blocking_s
 
     @property
     def busy_s(self) -> float:
@@ -68,10 +60,9 @@ class AdmittingReplica:
     def arrive(self, job: Job) -> None:
         """Take a request, or refuse it."""
         work_s = self._predictor.prefill_s(job.num_tokens)
-        asked = AdmissionRequest(job.job_id, job.arrival.tier, ANONYMOUS.name, job.num_tokens, work_s)
-        decision = self._admission.decide(asked, self._loop.now_s)
-        if isinstance(decision, Rejected):
-            job.refused = decision.reason.value
+        asked = AdmissionRequest(job.job_id, job.arrival.tier, ANONYMOUS.name, Usage(job.num_tokens), work_s)
+        if (refused := self._admission.decide(asked, self._loop.now_s)) is not None:
+            job.refused = refused.reason.value
         else:
             self._replica.arrive(job)
 

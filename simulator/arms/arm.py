@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from simulator.replica.hardware import Hardware, ReplicaModel
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
-
+from simulator.replica.hardware import Hardware, ReplicaModel
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
 
 Build: TypeAlias = "Callable[[EventLoop, Hardware, Mapping[str, float], Callable[[Job], None]], ReplicaModel]"
 """Makes a replica in a loop, on hardware, with a setting; the last is called with each prefilled request."""

@@ -6,11 +6,12 @@ nothing that they check costs them time, and what can be tuned for a rate is tun
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from prefill_node.engine.stepping.step_choice import ChoiceRules, SuspensionRoom
+from prefill_node.engine.stepping.step_choice import ChoiceRules
 from prefill_node.worker.operator_work import REFERENCE_TOKENS
 from simulator.arms.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.arms.admitting import AdmittingReplica
@@ -18,19 +19,15 @@ from simulator.arms.arm import Arm, Build
 from simulator.arms.peers import PeerOrder, PeerReplica, PeerRules
 from simulator.cost.passes import Granularity
 from simulator.replica.engine import EngineLimits, VirtualEngine
+from simulator.replica.hardware import Hardware, ReplicaModel
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
 from simulator.replica.replica import ReplicaRules, VirtualReplica
 from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import STEP_TOKENS
 from slo.queue.fairness import Fairness
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from simulator.replica.hardware import Hardware, ReplicaModel
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
 
 CHUNKS: Final = (512, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
@@ -70,12 +67,10 @@ class Scheduling:
     ) -> ReplicaModel:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
-        held = self.preemption.limits
         limits = EngineLimits(
             budget_tokens=self.step_tokens,
             kv_tokens=hardware.kv_tokens,
-            max_suspended_s=held.max_suspended_s,
-            suspended=SuspensionRoom(held.max_suspended_steps, held.max_suspended_bytes),
+            suspension=self.preemption.limits,
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
         forecast = Forecast() if self.foresees else None

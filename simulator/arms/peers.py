@@ -7,21 +7,18 @@ the queue, up to a budget of tokens, the last prompt cut where it ends.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import assert_never
 
+from simulator.cost.passes import CostModel
 from simulator.findings import State
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
 from simulator.replica.prefix_cache import PrefixCache
+from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import SlackRank, sedf_rank
 from slo.tiers import DEFAULT_TIERS, TierSet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.cost.passes import CostModel
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
-    from slo.predict.prefill_time import PrefillPredictor
 
 
 class PeerOrder(enum.StrEnum):
@@ -56,7 +53,6 @@ class ComparedReplica:
 
     Attributes:
         blocking_s: Of each stop, from the decision to standstill.
-        busy_s: Device time spent so far.
     """
 
     def __init__(self, loop: EventLoop, cost: CostModel, prefilled: Callable[[Job], None]) -> None:
@@ -133,11 +129,18 @@ class PeerReplica(ComparedReplica):
         return step
 
     def _ordered(self) -> list[Job]:
-        if self._rules.order is PeerOrder.FCFS:
-            return self._queue
-        if self._rules.order is PeerOrder.TIER:
-            rank_of = self._rules.tiers.rank
-            return sorted(self._queue, key=lambda job: (-rank_of(job.arrival.tier), job.arrival.at_s))
+        match self._rules.order:
+            case PeerOrder.FCFS:
+                return self._queue
+            case PeerOrder.TIER:
+                rank_of = self._rules.tiers.rank
+                return sorted(self._queue, key=lambda job: (-rank_of(job.arrival.tier), job.arrival.at_s))
+            case PeerOrder.SEDF:
+                return self._by_slack()
+            case _:
+                assert_never(self._rules.order)
+
+    def _by_slack(self) -> list[Job]:
         now_s, predict = self._loop.now_s, self._rules.predictor.prefill_s
 
         def rank(job: Job) -> SlackRank:

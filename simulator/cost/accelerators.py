@@ -7,8 +7,9 @@ fractions of its peak and of its memory bandwidth as the measured A100.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import (
@@ -24,11 +25,7 @@ from simulator.cost.operators import (
     scaled,
 )
 from simulator.cost.passes import Accelerator, CostModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.predict.prefill_time import PrefillPredictor
+from slo.predict.prefill_time import PrefillPredictor
 
 MATRICES: Final = frozenset({"attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"})
 """Operators that compute; the others move memory."""

@@ -9,19 +9,22 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from prefill_node.board.pass_shape import PassShape
-from simulator.cost.operators import AFTER_ATTENTION, BEFORE_ATTENTION, MLP, OPERATORS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.cost.operators import ModelShape, OperatorTimes
+from simulator.cost.operators import (
+    AFTER_ATTENTION,
+    BEFORE_ATTENTION,
+    MLP,
+    OPERATORS,
+    ModelShape,
+    OperatorTimes,
+)
 
 
 class Granularity(enum.StrEnum):

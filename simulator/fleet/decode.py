@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.cost.decode_steps import DecodeModel
-    from simulator.replica.loop import EventLoop
+from simulator.cost.decode_steps import DecodeModel
+from simulator.replica.loop import EventLoop
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +26,6 @@ class Decoding:
         output_tokens: Tokens that it wants, at least one.
         admitted: Called when its KV memory is reserved; only then may its KV come.
         ended: Called after its last token.
-        first_token_s: When its first token was there.
-        last_token_s: When its last token was there.
     """
 
     prompt_tokens: int
@@ -74,11 +69,9 @@ class VirtualDecodeReplica:
     again. vLLM reserves as it goes, and recomputes when it runs out.
 
     Args:
-        loop: The time.
         model: How fast and how large it is.
 
     Attributes:
-        tokens: Tokens given so far.
         waited: Requests that had to wait for memory.
         reserved_token_s: Tokens of memory reserved times the seconds for which they were.
     """
@@ -97,11 +90,6 @@ class VirtualDecodeReplica:
         self._batch = _Batch()
         self._number = 0
         self._appointment = 0
-
-    @property
-    def steps(self) -> int:
-        """Steps done so far."""
-        return self._batch.steps
 
     @property
     def kv_tokens(self) -> int:

@@ -6,22 +6,18 @@ tells it (steps 9 to 11).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from simulator.cost.decode_steps import DecodeModel
 from simulator.fleet.decode import Decoding, VirtualDecodeReplica
 from simulator.fleet.link import Ingest, Transfer
 from simulator.fleet.reporting import VirtualReporter
+from simulator.replica.loop import EventLoop
+from slo.predict.handoff import Link
 from slo.reports import DecodeReported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.cost.decode_steps import DecodeModel
-    from simulator.replica.loop import EventLoop
-    from slo.predict.handoff import Link
-    from slo.request import ReplicaId
+from slo.request import ReplicaId
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +34,6 @@ class DecodeSite:
     """One decode replica.
 
     Args:
-        loop: The time.
-        replica_id: Its name.
         model: How fast and how large it is.
         link: What KV comes over.
     """
@@ -47,18 +41,10 @@ class DecodeSite:
     def __init__(self, loop: EventLoop, replica_id: ReplicaId, model: DecodeModel, link: Link) -> None:
         self.replica_id = replica_id
         self.replica = VirtualDecodeReplica(loop, model)
-        self._loop = loop
         self._ingest = Ingest(loop, link)
         self._handovers: dict[str, _Handover] = {}
         self._ongoing = 0
-        self._reporter: VirtualReporter | None = None
-
-    def report_to(
-        self, deliver: Callable[[DecodeReported], None], answer_s: float, is_over: Callable[[], bool]
-    ) -> None:
-        """Report on every change from now on."""
-        self._reporter = VirtualReporter(self._loop, lambda: deliver(self.report()), answer_s, is_over)
-        self._reporter.report()
+        self.reporter = VirtualReporter(loop, self.report)
 
     def report(self) -> DecodeReported:
         """How full it is; requests whose prefill still runs count as its own, as on a server."""
@@ -69,12 +55,12 @@ class DecodeSite:
     def began(self) -> None:
         """A request was placed here; its prefill comes first."""
         self._ongoing += 1
-        self._changed()
+        self.reporter.changed()
 
     def over(self) -> None:
         """One of its requests is over, or its prefill replica has failed."""
         self._ongoing -= 1
-        self._changed()
+        self.reporter.changed()
 
     def take(
         self,
@@ -112,7 +98,3 @@ class DecodeSite:
         handover = self._handovers.pop(request_id)
         handover.pulled()
         self.replica.join(handover.decoding)
-
-    def _changed(self) -> None:
-        if self._reporter is not None:
-            self._reporter.changed()

@@ -9,21 +9,19 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from router.admission import Gate
-from router.core import RouterCore, RouterLimits
-from router.messages import PlacementRequested
+from router.core import RouterCore
+from router.fleet.view import RouterLimits
+from router.messages import PlacementDecision, PlacementRequested
 from router.placement.registry import POLICIES
+from simulator.fleet.setup import FleetSetup
+from simulator.replica.loop import EventLoop
+from simulator.workload.arrivals import Arrival
 from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
-
-if TYPE_CHECKING:
-    from router.messages import PlacementDecision
-    from simulator.fleet.setup import FleetSetup
-    from simulator.replica.loop import EventLoop
-    from simulator.workload.arrivals import Arrival
-    from slo.request import JobId, ReplicaId
+from slo.request import JobId, ReplicaId
 
 INFORMED: Final = "least_harm"
 """How our replicas' requests are placed unless said otherwise."""
@@ -36,8 +34,6 @@ class Dispatch:
     """Asks the router's core.
 
     Args:
-        loop: The time.
-        setup: The fleet.
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
             and rejects nothing, as it cannot know what could be in time.
     """
@@ -52,11 +48,12 @@ class Dispatch:
         limits = setup.limits if informs else _WITHOUT_REPORTS
         self._core = RouterCore(
             tiers,
-            POLICIES[chosen](random.Random(setup.seed)),  # noqa: S311 - reproducible
+            POLICIES[chosen](random.Random(setup.seed).randrange),  # noqa: S311 - reproducible
             limits,
             link=setup.kv_link(),
-            gate=Gate(setup.controller()),
+            gate=Gate(admission := setup.controller()),
         )
+        self._admission = admission
         self._loop = loop
         self._tiers = tiers
         self._informs = informs
@@ -90,7 +87,7 @@ class Dispatch:
         if isinstance(report, PrefillReported):
             self._core.prefill_reported(report, self._loop.now_s)
         else:
-            self._core.decode_reported(report, self._loop.now_s)
+            self._core.view.decode_reported(report, self._loop.now_s)
 
     def prefilled(self, job_id: JobId) -> None:
         """A prefill has ended; replicas that report say so themselves."""
@@ -99,7 +96,12 @@ class Dispatch:
 
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""
-        self._core.replica_gone(ReplicaGone(replica_id))
+        self._core.view.replica_gone(ReplicaGone(replica_id))
+
+    def demand(self) -> tuple[float, float]:
+        """As `AdmissionController.demand`."""
+        assert self._admission is not None
+        return self._admission.demand(self._loop.now_s)
 
     @staticmethod
     def _block(arrival: Arrival, prompt_bytes: int) -> int:

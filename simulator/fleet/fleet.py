@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from router.messages import Placed
+from simulator.fleet.decode import Decoding
 from simulator.fleet.decode_site import DecodeSite
 from simulator.fleet.dispatch import Dispatch
 from simulator.fleet.outcome import FleetRun, Passage
 from simulator.fleet.prefill_site import PrefillSite, ReplicaLifetime
+from simulator.fleet.scaling import Elasticity, FleetSeen, Payroll
+from simulator.fleet.setup import Failure, FleetSetup
+from simulator.replica.hardware import ReplicaModel
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
+from simulator.workload.arrivals import Arrival
 from slo.errors import Rejected
 from slo.outcomes import Outcome
 from slo.request import JobId, ReplicaId, RequestContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simulator.fleet.decode import Decoding
-    from simulator.fleet.setup import Failure, FleetSetup
-    from simulator.replica.hardware import ReplicaModel
-    from simulator.workload.arrivals import Arrival
 
 TOO_LONG: Final = "too_long"
 """Why a request is refused that the memory of no replica could ever hold."""
@@ -36,29 +34,37 @@ _BYTES_PER_TOKEN: Final = 4.2
 
 
 def simulate(
-    setup: FleetSetup, arrivals: Sequence[Arrival], failures: Sequence[Failure] = (), *, traced: bool = False
+    setup: FleetSetup,
+    arrivals: Sequence[Arrival],
+    failures: Sequence[Failure] = (),
+    *,
+    elasticity: Elasticity | None = None,
+    traced: bool = False,
 ) -> FleetRun:
     """Serve a stream until every request has ended; the same arguments give the same result.
 
-    Args:
-        setup: The fleet.
-        arrivals: The stream.
-        failures: Which prefill replicas die when. While there is none, requests are refused.
-        traced: Keep each request's history.
+    While no prefill replica lives, requests are refused. `elasticity` has the prefill tier grow and shrink
+    from the number of the setup, whose `admission` tells the demand. `traced` keeps each request's history.
 
     Raises:
         ValueError: when a failure is of a replica that there is not.
     """
-    return _Fleet(setup, arrivals, traced=traced).run(failures)
+    return _Fleet(setup, arrivals, elasticity, traced=traced).run(failures)
 
 
 class _Fleet:
     """One simulation."""
 
-    def __init__(self, setup: FleetSetup, arrivals: Sequence[Arrival], *, traced: bool) -> None:
+    def __init__(
+        self, setup: FleetSetup, arrivals: Sequence[Arrival], elasticity: Elasticity | None, *, traced: bool
+    ) -> None:
         self._setup = setup
+        self._elasticity = elasticity
+        self._payroll = Payroll(setup.weighted_tiers())
+        self._target = setup.prefill_replicas
+        self._starting = 0
+        self._sizes = [(0.0, self._target)]
         self._traced = traced
-        self._handoff_s = setup.usual_handoff_s(arrivals) if setup.handoff_s is None else setup.handoff_s
         self._loop = EventLoop()
         self._passages = {str(arrival.number): Passage(arrival) for arrival in arrivals}
         self._left = len(arrivals)
@@ -76,10 +82,11 @@ class _Fleet:
         for site in self._places:
             self._dispatch.hear(site.first_report(self._setup.hardware.predictor()))
             self._start_reports(site)
+            self._payroll.hired(site.replica_id, 0.0)
         answer_s = 2 * self._setup.delays.report_s
         for decode in self._decode.values():
             self._dispatch.hear(decode.report())
-            decode.report_to(self._dispatch.report, answer_s, self._is_over)
+            decode.reporter.start(self._dispatch.report, answer_s, self._is_over)
         for passage in self._passages.values():
             self._loop.call_at(passage.arrival.at_s, self._place, passage)
         for failure in failures:
@@ -89,13 +96,16 @@ class _Fleet:
                 )
             self._loop.call_at(failure.at_s, self._die, failure.replica)
             self._loop.call_at(failure.back_s, self._come_back, failure.replica)
+        if self._elasticity is not None:
+            self._loop.call_at(self._elasticity.every_s, self._resize, self._elasticity)
         self._loop.run()
         return FleetRun(
             [*self._passages.values()],
             [site.replica for site in self._sites.values()],
             [site.replica for site in self._decode.values()],
             self._setup.prefill_replicas,
-            self._handoff_s,
+            self._sizes if self._elasticity is not None else (),
+            self._payroll.total_s(self._loop.now_s),
         )
 
     def _is_over(self) -> bool:
@@ -127,7 +137,10 @@ class _Fleet:
                 self._send(passage, decision)
 
     def _send(self, passage: Passage, decision: Placed) -> None:
+        assert decision.prefill_replica is not None
+        assert decision.predicted_ttft_s is not None
         passage.placements += 1
+        self._sites[decision.prefill_replica].expected += 1
         passage.prefill_replica = decision.prefill_replica
         passage.decode_replica = decision.decode_replica
         passage.predicted_ttft_s = decision.predicted_ttft_s
@@ -155,6 +168,7 @@ class _Fleet:
         """A request reaches its prefill replica, dead or alive."""
         assert context.prefill_replica is not None
         site = self._sites[context.prefill_replica]
+        site.expected -= 1
         budget_s = context.ttft_budget_s
         deadline_s = math.inf if budget_s is None else self._loop.now_s + budget_s
         job = Job(
@@ -166,6 +180,7 @@ class _Fleet:
         )
         if (before := passage.job) is not None:
             job.preemptions, job.wasted_s = before.preemptions, before.wasted_s
+            job.first_token_s = before.first_token_s
         passage.job = job
         if site.is_alive:
             site.arrive(job, passage.prompt_bytes)
@@ -177,19 +192,28 @@ class _Fleet:
         passage = self._passages[job.request_id]
         assert passage.decode_replica is not None
         arrival = job.arrival
+        if job.first_token_s == math.inf:
+            job.first_token_s = self._loop.now_s + self._setup.handoff_s
+        if arrival.output_tokens == 1:  # that was all
+            site.release(job)
+            self._over(passage)
+            return
         size_bytes = arrival.tokens * self._setup.hardware.cost.shape.kv_bytes_per_token
         self._decode[passage.decode_replica].take(
             job.request_id,
-            (arrival.tokens, arrival.output_tokens, size_bytes),
+            (arrival.tokens, arrival.output_tokens - 1, size_bytes),
             pulled=partial(site.release, job),
             ended=partial(self._finish, passage),
         )
 
     def _finish(self, passage: Passage, decoding: Decoding) -> None:
         assert passage.job is not None
+        lasted_s = decoding.last_token_s - passage.job.first_token_s
+        passage.tpot_s = max(0.0, lasted_s) / (passage.arrival.output_tokens - 1)
+        self._over(passage)
+
+    def _over(self, passage: Passage) -> None:
         assert passage.decode_replica is not None
-        passage.job.first_token_s = decoding.first_token_s
-        passage.tpot_s = decoding.tpot_s
         self._decode[passage.decode_replica].over()
         self._end(passage, Outcome.FINISHED)
 
@@ -198,12 +222,15 @@ class _Fleet:
             weight = self._setup.hardware.weights[passage.arrival.tier]
             passage.job = Job(passage.arrival, weight, math.inf)
         passage.job.refused = reason
+        passage.job.first_token_s = math.inf
         self._end(passage, outcome)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:
         assert passage.outcome is None, "a request has ended twice"
         passage.outcome = outcome
         self._left -= 1
+        if self._elasticity is not None:
+            self._payroll.judge(passage, self._loop.now_s)
 
     def _can_ever_hold(self, arrival: Arrival) -> bool:
         fits_prefill = arrival.tokens <= self._setup.hardware.kv_tokens
@@ -219,13 +246,13 @@ class _Fleet:
             return setup.arm.build(life, setup.hardware, setting, prefilled)
 
         replica_id = ReplicaId(f"prefill-{place}.{len(self._sites)}")
-        site = PrefillSite(replica_id, ReplicaLifetime(self._loop), build, self._prefilled, self._handoff_s)
+        site = PrefillSite(replica_id, ReplicaLifetime(self._loop), build, self._prefilled, setup.handoff_s)
         self._sites[replica_id] = site
         return site
 
     def _start_reports(self, site: PrefillSite) -> None:
         if site.informs:
-            site.report_to(self._dispatch.report, 2 * self._setup.delays.report_s, self._is_over)
+            site.reporter.start(self._dispatch.report, 2 * self._setup.delays.report_s, self._is_over)
 
     def _die(self, place: int) -> None:
         site = self._places[place]
@@ -263,3 +290,47 @@ class _Fleet:
         if not site.informs:
             self._dispatch.report(site.first_report(self._setup.hardware.predictor()))
         self._start_reports(site)
+
+    # Growing and shrinking.
+
+    def _resize(self, elasticity: Elasticity) -> None:
+        """Ask how many replicas there shall be, and see to it."""
+        now_s = self._loop.now_s
+        self._let_go()
+        if self._is_over():
+            return
+        staying = [site for site in self._places if site.is_alive and not site.is_draining]
+        work, backlog_s = self._dispatch.demand()
+        ongoing = sum(site.outstanding for site in self._places if site.is_alive)
+        at_risk = self._payroll.is_at_risk(now_s)
+        seen = FleetSeen(work, backlog_s, ongoing, len(staying), self._target, at_risk)
+        target = elasticity.sizer(seen, now_s)
+        if target != self._target:
+            self._target = target
+            self._sizes.append((now_s, target))
+        for _ in range(target - len(staying) - self._starting):
+            self._starting += 1
+            self._loop.call_at(now_s + elasticity.start_s, self._join, now_s)
+        for site in staying[max(target, 1) :]:
+            site.drain()
+        self._loop.call_at(now_s + elasticity.every_s, self._resize, elasticity)
+
+    def _join(self, ordered_s: float) -> None:
+        """A replica that was ordered is up; one that is not wanted any more was ended before that."""
+        self._starting -= 1
+        staying = sum(site.is_alive and not site.is_draining for site in self._places)
+        if staying >= self._target or self._is_over():
+            self._payroll.paid(self._loop.now_s - ordered_s)
+            return
+        site = self._new_site(len(self._places))
+        self._payroll.hired(site.replica_id, ordered_s)
+        self._places.append(site)
+        self._start_reports(site)
+
+    def _let_go(self) -> None:
+        """End the replicas that have drained."""
+        for site in self._places:
+            if site.is_alive and site.is_draining and not site.here and not site.expected:
+                site.die()
+                self._notice(site)
+                self._payroll.left(site.replica_id, self._loop.now_s)

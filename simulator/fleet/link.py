@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.replica.loop import EventLoop
-    from slo.predict.handoff import Link
+from simulator.replica.loop import EventLoop
+from slo.predict.handoff import Link
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +25,6 @@ class Transfer:
 
 class Ingest:
     """The link into one decode replica; transfers share it first come, first served.
-
-    Args:
-        loop: The time.
-        link: How fast it is.
 
     Attributes:
         busy_s: Time for which bytes have been moving, transfers that were cancelled included.

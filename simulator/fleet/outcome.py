@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simulator.fleet.decode import VirtualDecodeReplica
+from simulator.replica.hardware import ReplicaModel
+from simulator.replica.job import Job
+from simulator.workload.arrivals import Arrival
 from slo.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from simulator.fleet.decode import VirtualDecodeReplica
-    from simulator.replica.hardware import ReplicaModel
-    from simulator.replica.job import Job
-    from simulator.workload.arrivals import Arrival
-    from slo.request import ReplicaId
-    from slo.tiers import Tier, TierPolicy
+from slo.request import ReplicaId
+from slo.tiers import Tier, TierPolicy
 
 
 @dataclass(slots=True, eq=False)
@@ -53,14 +49,16 @@ class FleetRun:
         passages: In the order of arrival.
         prefill: Every prefill replica that lived, in the order of their starts.
         prefill_places: How many of them live at a time.
-        handoff_s: What prefill replicas told the router to expect after a prefill.
+        sizes: If the tier is scaled, (time, prefill replicas ordered) whenever that changed.
+        replica_s: Seconds of prefill replicas that were paid for, starting and draining ones included.
     """
 
     passages: Sequence[Passage]
     prefill: Sequence[ReplicaModel]
     decode: Sequence[VirtualDecodeReplica]
     prefill_places: int
-    handoff_s: float
+    sizes: Sequence[tuple[float, int]] = ()
+    replica_s: float = math.nan
 
     @property
     def jobs(self) -> list[Job]:
@@ -93,18 +91,20 @@ class FleetRun:
         return share(passage.outcome is not Outcome.FINISHED for passage in self.passages)
 
     @property
+    def _ended_s(self) -> float:
+        return max((job.prefilled_s for job in self.jobs if job.is_finished()), default=0.0)
+
+    @property
     def prefill_utilisation(self) -> float:
         """Device time of prefill steps, work done again included, per replica and second of its use."""
-        ended_s = max((job.prefilled_s for job in self.jobs if job.is_finished()), default=0.0)
         busy_s = sum(replica.busy_s for replica in self.prefill)
-        return busy_s / (self.prefill_places * ended_s) if ended_s else 0.0
+        return busy_s / (self.prefill_places * self._ended_s) if self._ended_s else 0.0
 
     @property
     def decode_kv_usage(self) -> float:
         """Fraction of the decode replicas' KV memory in use, on average until the last prefill ended."""
-        ended_s = max((job.prefilled_s for job in self.jobs if job.is_finished()), default=0.0)
         held = sum(replica.reserved_token_s for replica in self.decode)
-        room = sum(replica.kv_tokens for replica in self.decode) * ended_s
+        room = sum(replica.kv_tokens for replica in self.decode) * self._ended_s
         return min(1.0, held / room) if room else 0.0
 
     @property
@@ -112,12 +112,6 @@ class FleetRun:
         """Fraction of the requests that came to decode and found no room in its memory at once."""
         came = self.outcomes.get(Outcome.FINISHED, 0)
         return min(1.0, sum(replica.waited for replica in self.decode) / came) if came else 0.0
-
-    @property
-    def decode_batch(self) -> float:
-        """Requests in a decode step, on average over the steps."""
-        steps = sum(replica.steps for replica in self.decode)
-        return sum(replica.tokens for replica in self.decode) / steps if steps else 0.0
 
     def tpot_by_tier(self, policies: Mapping[Tier, TierPolicy]) -> dict[str, float]:
         """By tier with a TPOT objective, the fraction of its finished requests that met it."""
@@ -127,14 +121,6 @@ class FleetRun:
             if objective_s is not None and passage.tpot_s is not None:
                 met[passage.arrival.tier].append(passage.tpot_s <= objective_s)
         return {name: share(flags) for name, flags in sorted(met.items())}
-
-    def prediction_errors_s(self) -> list[float]:
-        """Predicted minus actual time to first token of all requests that were placed once and finished."""
-        return [
-            passage.predicted_ttft_s - passage.job.ttft_s
-            for passage in self.passages
-            if passage.job is not None and passage.outcome is Outcome.FINISHED and passage.placements == 1
-        ]
 
 
 def attainment_by(jobs: Iterable[Job], attribute: str) -> dict[str, float]:

@@ -6,22 +6,19 @@ the router, and keeps the KV of what it has prefilled until somebody has pulled 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from prefill_node.replica.governing.snapshot import load
 from simulator.fleet.reporting import VirtualReporter
+from simulator.replica.hardware import ReplicaModel
+from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from simulator.replica.replica import VirtualReplica
+from slo.admission.tenants import ANONYMOUS
+from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import PrefillReported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.replica.hardware import ReplicaModel
-    from simulator.replica.job import Job
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.request import JobId, ReplicaId
+from slo.request import JobId, ReplicaId
 
 
 class ReplicaLifetime(EventLoop):
@@ -52,14 +49,14 @@ class PrefillSite:
 
     Args:
         replica_id: Its name; another life has another.
-        life: Its time.
         build: Makes the replica, given what to call for every request whose prefill is done.
         prefilled: Called for every such request; its KV stays here until `release`.
         handoff_s: What it tells the router to expect between the end of prefill and the first token.
 
     Attributes:
         here: Requests that it has accepted and whose KV has not left, by request id.
-        is_noticed: Whether its death has been noticed.
+        expected: Requests that are on their way here.
+        is_draining: Whether it takes no more, and says so.
         stranded: Requests that were on it when it died, or have come since, and were not placed again yet.
     """
 
@@ -74,12 +71,14 @@ class PrefillSite:
         self.replica_id = replica_id
         self.here: dict[str, Job] = {}
         self.is_noticed = False
+        self.is_draining = False
+        self.expected = 0
         self.stranded: list[Job] = []
         self.replica = build(life, self._done)
         self._life = life
         self._prefilled = prefilled
         self._handoff_s = handoff_s
-        self._reporter: VirtualReporter | None = None
+        self.reporter = VirtualReporter(life, self.report)
         self._learned: list[tuple[int, int]] = []
         self._hits: list[tuple[JobId, int]] = []
 
@@ -93,13 +92,6 @@ class PrefillSite:
         """Whether it can say what it has to do: it runs our code."""
         return isinstance(self.replica, VirtualReplica)
 
-    def report_to(
-        self, deliver: Callable[[PrefillReported], None], answer_s: float, is_over: Callable[[], bool]
-    ) -> None:
-        """Report on every change from now on."""
-        self._reporter = VirtualReporter(self._life, lambda: deliver(self.report()), answer_s, is_over)
-        self._reporter.report()
-
     def arrive(self, job: Job, prompt_bytes: int = 0) -> None:
         """Take a request; `prompt_bytes` is the size of its text, 0 when it came as tokens."""
         self._life.catch_up()
@@ -107,7 +99,18 @@ class PrefillSite:
         if prompt_bytes:
             self._learned.append((prompt_bytes, job.num_tokens))
         self.replica.arrive(job)
-        self._changed()
+        self.reporter.changed()
+
+    @property
+    def outstanding(self) -> int:
+        """Prefills that it has accepted and not finished."""
+        assert isinstance(self.replica, VirtualReplica)
+        return len(self.replica.ledger.accepted)
+
+    def drain(self) -> None:
+        """Finish what is here, and say that no more is wanted."""
+        self.is_draining = True
+        self.reporter.changed()
 
     def release(self, job: Job) -> None:
         """The KV of a prefilled request has left."""
@@ -132,15 +135,13 @@ class PrefillSite:
         return PrefillReported(
             replica_id=self.replica_id,
             predictor=replace(replica.ledger.predictor, handoff_s=self._handoff_s),
-            jobs=work.jobs,
-            running=work.running,
-            running_for_s=work.running_for_s,
-            preemptible_in_s=work.preemptible_in_s,
+            **work._asdict(),
             kv_usage=replica.engine.kv_usage,
             ended=replica.ledger.take_ended(),
-            learned=learned,
+            learned=tuple((ANONYMOUS.name, *prompt) for prompt in learned),
             kv_tokens=replica.engine.kv_tokens,
             hits=hits,
+            draining=self.is_draining,
         )
 
     def first_report(self, predictor: PrefillPredictor) -> PrefillReported:
@@ -150,8 +151,4 @@ class PrefillSite:
     def _done(self, job: Job) -> None:
         self._hits.append((job.job_id, job.hit_tokens))
         self._prefilled(self, job)
-        self._changed()
-
-    def _changed(self) -> None:
-        if self._reporter is not None:
-            self._reporter.changed()
+        self.reporter.changed()

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from router.core import RouterLimits
 from router.fleet.decode_replica import KvLink
+from router.fleet.view import RouterLimits
+from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
-from slo.admission.controller import AdmissionController
+from simulator.replica.hardware import Hardware
+from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.predict.handoff import Link
 from slo.tiers import DEFAULT_TIERS, TierSet
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware
-    from simulator.workload.arrivals import Arrival
-    from slo.admission.controller import AdmissionRules
-
-_USUAL_BATCH: Final = 32
+HANDOFF_S: Final = 0.002
+"""A first token's way when nobody says how long it is: that of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +76,7 @@ class FleetSetup:
         placement: A key of `router.placement.registry.POLICIES`; None takes `least_harm` for replicas that
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
-        handoff_s: What prefill replicas expect between the end of a prefill and its first token; None
-            derives it from the stream (`usual_handoff_s`) and the link.
+        handoff_s: From the end of a prefill to its first token at the client, which the router knows.
         explicit_deadlines: Whether clients name their objectives; the router stretches others for long
             prompts.
         length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
@@ -101,23 +96,14 @@ class FleetSetup:
     placement: str | None = None
     limits: RouterLimits = field(default_factory=RouterLimits)
     delays: Delays = field(default_factory=Delays)
-    handoff_s: float | None = None
+    handoff_s: float = HANDOFF_S
     explicit_deadlines: bool = True
     length_sigma: float | None = None
     admission: AdmissionRules | None = None
     seed: int = 0
 
-    def usual_handoff_s(self, arrivals: Sequence[Arrival]) -> float:
-        """What follows a prefill besides the transfer of its KV: 1.5 decode steps of a usual batch."""
-        if not arrivals:
-            return 0.0
-        tokens = sum(arrival.tokens for arrival in arrivals) / len(arrivals)
-        return 1.5 * self.decode.step_s(_USUAL_BATCH, int(_USUAL_BATCH * tokens))
-
-    def kv_link(self) -> KvLink | None:
-        """What the router is told of the link, unless it is given one number for all lengths."""
-        if self.handoff_s is not None:
-            return None
+    def kv_link(self) -> KvLink:
+        """What the router is told of the link."""
         size = self.hardware.cost.shape.kv_bytes_per_token
         return KvLink(size, self.link.bytes_ps, self.link.latency_s)
 
@@ -125,8 +111,8 @@ class FleetSetup:
         """Admission with nothing admitted yet."""
         if self.admission is None:
             return None
-        dice = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
-        return AdmissionController(self.weighted_tiers(), self.admission, TenantGates({}), dice)
+        draw = random.Random(self.seed).random  # noqa: S311 - reproducible, not secret
+        return AdmissionController(self.weighted_tiers(), self.admission, TenantGates({}), draw)
 
     def weighted_tiers(self) -> TierSet:
         """The tiers with the weights that the replicas reckon with."""

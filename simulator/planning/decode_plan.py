@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from simulator.fleet.outcome import FleetRun
-    from simulator.fleet.setup import FleetSetup
-    from simulator.replica.hardware import Hardware
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
-    from simulator.workload.arrivals import Arrival
-
+from simulator.fleet.outcome import FleetRun
+from simulator.fleet.setup import FleetSetup
+from simulator.replica.hardware import Hardware
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from simulator.workload.arrivals import Arrival
 
 _IDLE: Final = 16
 """More replicas than this many times the work that is offered would only idle: the target is out of reach."""
@@ -63,7 +59,7 @@ def min_decode_replicas(
     """The fewest decode replicas that are enough if every prefill takes what it takes alone."""
     if setup.decode == INSTANT_DECODE:
         return 1
-    alone = replace(setup, arm=_ALONE, setting={}, prefill_replicas=1, placement="round_robin", handoff_s=0.0)
+    alone = replace(setup, arm=_ALONE, setting={}, prefill_replicas=1, placement="round_robin")
 
     def is_enough(replicas: int) -> bool:
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)

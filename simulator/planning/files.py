@@ -25,12 +25,12 @@ from simulator.cost.accelerators import (
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import ModelShape
 from simulator.cost.passes import CostModel
-from simulator.fleet.setup import FleetSetup
+from simulator.fleet.setup import HANDOFF_S, FleetSetup
 from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
-from slo.files.profile import read_profile, read_whole_profile
+from slo.files.profile import read_profile
 from slo.files.strict_yaml import (
     FleetConfigError,
     Positive,
@@ -126,8 +126,8 @@ class FleetConfig(Section):
     placement: PlacementName | None = None
     link: LinkConfig = LinkConfig()
     decode: DecodePoolConfig = DecodePoolConfig()
-    handoff_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="What the router is told of the time after a prefill; by default it is derived."
+    handoff_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        HANDOFF_S * 1e3, description="From the end of a prefill to its first token at the client."
     )
     tiers: dict[TierName, TierSection] = Field(
         default_factory=dict, description="As in a deployment; the workload gives objectives of first tokens."
@@ -168,7 +168,7 @@ class FleetConfig(Section):
             link=self._link(),
             tiers=tiers,
             placement=self.placement,
-            handoff_s=None if self.handoff_ms is None else self.handoff_ms / 1e3,
+            handoff_s=self.handoff_ms / 1e3,
             seed=self.seed,
         )
 
@@ -186,13 +186,15 @@ class FleetConfig(Section):
 
     def _cost(self) -> CostModel:
         if self.profile is not None:
-            return calibrated_cost_model(self._shape(), read_profile(self.profile, FleetConfigError))
+            return calibrated_cost_model(
+                self._shape(), read_profile(self.profile, FleetConfigError).predictor
+            )
         return cost_model(self._shape(), _chip(self.accelerator), self.tensor_parallel)
 
     def _link(self) -> Link:
         """What the file says; else what a profile has measured; else the default."""
         if self.profile is not None and "link" not in self.model_fields_set:
-            profile = read_whole_profile(self.profile, FleetConfigError)
+            profile = read_profile(self.profile, FleetConfigError)
             return profile.link(self._shape().kv_bytes_per_token) or self.link.link()
         return self.link.link()
 

@@ -5,11 +5,13 @@ Owns the search. Attainment is taken to rise with the number of replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from simulator.fleet.fleet import simulate
+from simulator.fleet.outcome import FleetRun
+from simulator.fleet.setup import FleetSetup
 from simulator.planning.decode_plan import (
     decode_load,
     decodes,
@@ -17,13 +19,7 @@ from simulator.planning.decode_plan import (
     min_decode_replicas,
     min_replicas,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simulator.fleet.outcome import FleetRun
-    from simulator.fleet.setup import FleetSetup
-    from simulator.workload.arrivals import Arrival, Workload
+from simulator.workload.arrivals import Arrival, Workload
 
 Tried: TypeAlias = Callable[[int], None]
 """Called with every number of replicas that has been simulated."""
@@ -82,7 +78,6 @@ class CapacityPlan:
         load: Prefill work that is offered, seconds per second on one replica, one prompt after the other.
         tpot_by_tier: With the chosen numbers, the fraction of requests that keep their TPOT objective.
         decode_kv_usage: With them, the part of the decode replicas' KV memory in use on average.
-        handoff_s: From the end of a prefill to the first token, as the router is told.
     """
 
     arm: str
@@ -96,7 +91,6 @@ class CapacityPlan:
     load: float
     tpot_by_tier: Mapping[str, float]
     decode_kv_usage: float
-    handoff_s: float
 
     @property
     def best(self) -> PlanPoint:
@@ -154,7 +148,6 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
         load,
         run.tpot_by_tier(setup.tiers),
         run.decode_kv_usage,
-        run.handoff_s,
     )
 
 

@@ -8,29 +8,26 @@ only what vLLM and `prefill_node.engine.scheduler` do to carry it out.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.engine.queue import QueueView
-from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, SuspensionRoom, Wait
-from prefill_node.engine.stepping.stepper import StartOver, StepLimits, Stepper, StepStop
+from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait
+from prefill_node.engine.stepping.stepper import StartOver, Stepper
+from prefill_node.engine.stepping.suspension import SuspendedStep
+from simulator.cost.passes import CostModel, PassTimes
 from simulator.findings import State
+from simulator.replica.job import Job
 from simulator.replica.prefix_cache import PrefixCache
 from slo.preemption.types import Limits
 from slo.queue.batching import STEP_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from prefill_node.board.messages import SchedulerView, StepView
-    from simulator.cost.passes import CostModel, PassTimes
-    from simulator.replica.job import Job
-    from slo.queue.fairness import FairnessRule
+from slo.queue.fairness import FairnessRule
 
 BLOCK_TOKENS = 16
-_ROOM = SuspensionRoom(Limits().max_suspended_steps, Limits().max_suspended_bytes)
+_SUSPENSION = Limits(max_suspended_s=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +36,13 @@ class EngineLimits:
 
     Attributes:
         budget_tokens: Most tokens of one step; a longer prompt is prefilled in chunks.
-        kv_tokens: Tokens that its KV memory holds.
-        max_suspended_s: A request that has been suspended for so long in total goes first.
-        suspended: How much may be suspended at a time.
+        suspension: How long and how much may be suspended.
         checkpoint_bytes_per_token: What stopping a step keeps.
     """
 
     budget_tokens: int = STEP_TOKENS
     kv_tokens: int = 400_000
-    max_suspended_s: float = 30.0
-    suspended: SuspensionRoom = _ROOM
+    suspension: Limits = _SUSPENSION
     checkpoint_bytes_per_token: int = 16_384
 
 
@@ -84,12 +78,9 @@ class Issued(msgspec.Struct, frozen=True):
 class _KvBlocks:
     """vLLM's KV cache manager, as far as `QueueView` asks it."""
 
-    def __init__(self, requests: dict[str, Job]) -> None:
-        self._requests = requests
-
-    def get_block_ids(self, request_id: str) -> tuple[range]:
-        """The blocks that a request holds, one group."""
-        return (range(self._requests[request_id].blocks),)
+    def blocks_of(self, request: Job) -> tuple[int, int]:
+        """(held, missing) blocks for its whole prompt."""
+        return request.blocks, max(0, -(-request.num_tokens // BLOCK_TOKENS) - request.blocks)
 
 
 class VirtualEngine:
@@ -99,22 +90,19 @@ class VirtualEngine:
         requests: Everything that has not ended.
         running: Requests that have started, between chunks or suspended or in the running step.
         waiting: Requests that have not started.
-        issued: The step that runs.
     """
-
-    block_size = BLOCK_TOKENS
 
     def __init__(self, cost: CostModel, rules: ChoiceRules, limits: EngineLimits) -> None:
         self.requests: dict[str, Job] = {}
         self.running: list[Job] = []
         self.waiting: list[Job] = []
-        self.kv_cache_manager = _KvBlocks(self.requests)
+        self.kv_cache_manager = _KvBlocks()
         self.issued: Issued | None = None
         self._cost = cost
         self._limits = limits
         self._blocks = max(1, limits.kv_tokens // BLOCK_TOKENS)
         self._free_blocks = self._blocks
-        self._stepper = Stepper(rules, StepLimits(limits.max_suspended_s, limits.suspended))
+        self._stepper = Stepper(rules, limits.suspension)
         self._suspensions = self._stepper.suspensions
         self._queues = QueueView(self, self._stepper)
         self._times: dict[int, PassTimes] = {}
@@ -211,9 +199,12 @@ class VirtualEngine:
             members[job.request_id] = new
             job.wasted_s += (times.at_s(boundary) - lost_from_s) * new / issued.view.tokens
         kept_bytes = issued.view.tokens * self._limits.checkpoint_bytes_per_token if keep else 0
-        stopped = StepStop(now_s, resumes_at, times.done(resumes_at), kept_bytes, beneficiary)
-        self._stepper.step_preempted(members, issued.view.pairs, stopped, now_s)
-        self._times[issued.view.step_id] = times
+        view, done = issued.view, times.done(resumes_at)
+        stopped = SuspendedStep(
+            view.step_id, members, view.pairs, resumes_at, done, kept_bytes, now_s, beneficiary
+        )
+        self._stepper.step_preempted(stopped, now_s)
+        self._times[view.step_id] = times
 
     def release(self, job: Job) -> None:
         """A request's KV blocks are needed no longer: they have been pulled, or nobody wants them."""

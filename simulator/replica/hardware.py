@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from slo.predict.prefill_time import Sample, fit
+from simulator.cost.passes import CostModel, Granularity
+from simulator.replica.job import Job
+from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.tiers import DEFAULT_TIERS, Tier, TierSet
-
-if TYPE_CHECKING:
-    from simulator.cost.passes import CostModel, Granularity
-    from simulator.replica.job import Job
-    from slo.predict.prefill_time import PrefillPredictor
-
 
 _CALIBRATION: Final = (
     *((tokens, 0) for tokens in (32, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)),
@@ -49,7 +45,6 @@ class Hardware:
 
     Attributes:
         cost: Times of its passes; each arm has its own granularity.
-        kv_tokens: Tokens that its KV memory holds.
         tiers: Whose requests it serves.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
     """

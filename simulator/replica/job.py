@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from simulator.findings import State
+from simulator.workload.arrivals import Arrival
 from slo.queue.slack import NO_DEADLINE
 from slo.request import ARRIVED_XARG, CACHED_XARG, DEADLINE_XARG, JOB_XARG, TIER_XARG, WEIGHT_XARG, JobId
-
-if TYPE_CHECKING:
-    from simulator.findings import State
-    from simulator.workload.arrivals import Arrival
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -28,12 +26,11 @@ class Job:
 
     Attributes:
         deadline_s: When its prefill must end; infinite for never.
-        handoff_s: From the end of prefill to the first token, as predicted.
+        handoff_s: From the end of prefill to the first token.
         cached_tokens: Prompt tokens that the prefix cache is expected to hold when it starts.
         hit_tokens: Prompt tokens that it held.
         num_tokens: Prompt tokens, and so are `num_prompt_tokens`.
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
-        blocks: KV blocks that it holds.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
         wasted_s: Device time of work that had to be done again.
         history: State changes and their times, kept for timelines only.

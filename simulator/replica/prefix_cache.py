@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from itertools import takewhile
 
-if TYPE_CHECKING:
-    from simulator.workload.arrivals import Arrival
+from simulator.workload.arrivals import Arrival
 
 
 class PrefixCache:
-    """Blocks by hash, the least recently used evicted first.
-
-    Args:
-        capacity_tokens: Tokens that fit.
-    """
+    """Blocks by hash, the least recently used evicted first."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity_tokens = capacity_tokens
@@ -40,12 +35,7 @@ class PrefixCache:
             self._blocks.popitem(last=False)
 
     def _held_blocks(self, arrival: Arrival) -> int:
-        count = 0
-        for block in arrival.blocks:
-            if block not in self._blocks:
-                break
-            count += 1
-        return count
+        return sum(1 for _ in takewhile(self._blocks.__contains__, arrival.blocks))
 
     @staticmethod
     def _tokens(arrival: Arrival, blocks: int) -> int:

@@ -8,25 +8,20 @@ does.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from simulator.findings import State
-from slo.preemption.types import Keep, Preempt, PreemptionMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from prefill_node.board.pass_shape import PassShape
-    from simulator.replica.engine import Issued, VirtualEngine
-    from simulator.replica.job import Job
-    from simulator.replica.loop import EventLoop
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.preemption.types import PreemptionRules
-    from slo.queue.order import QueueOrder
-    from slo.tiers import Tier
+from simulator.replica.engine import Issued, VirtualEngine
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Keep, Preempt, PreemptionMode, PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +46,6 @@ class VirtualReplica:
     """One prefill replica.
 
     Args:
-        loop: The time.
-        engine: Its engine.
-        rules: How it decides.
         shape: Where a pass of its model can stop.
         prefilled: Called with every request whose prefill is done; `release` must be called for it later.
 

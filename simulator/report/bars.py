@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from simulator.findings import ArmFindings, Blocking
 from simulator.report.canvas import (
     GRID,
     HALO,
@@ -30,13 +32,10 @@ from simulator.report.tables import goodput, goodput_levels
 from simulator.report.wording import level, number, ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.findings import ArmFindings, Blocking
 
 _BAR_IN: Final = 0.26
 _NAME_IN: Final = 0.34

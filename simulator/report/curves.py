@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from simulator.findings import ArmFindings
 from simulator.report.canvas import (
     HALO,
     INK,
@@ -30,12 +31,9 @@ from simulator.report.tables import goodput, goodput_levels
 from simulator.report.wording import is_finite, level, milliseconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.findings import ArmFindings
 
 _FROM: Final = 0.5
 """Lines leave the plot where half of the requests are late."""

@@ -7,12 +7,14 @@ screens; nothing is loaded from elsewhere, and no script runs.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from simulator.findings import Findings
 from simulator.report.canvas import NARROW_IN, WIDE_IN
-from simulator.report.plots import plots, svg_bytes
+from simulator.report.plots import Plot, plots, svg_bytes
 from simulator.report.tables import (
     MAIN_LEVEL,
     blocking_table,
@@ -22,13 +24,6 @@ from simulator.report.tables import (
     work_table,
 )
 from simulator.report.wording import level, rate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from simulator.findings import Findings
-    from simulator.report.plots import Plot
 
 
 def html(findings: Findings, more: Sequence[Plot] = ()) -> str:
@@ -44,8 +39,8 @@ def html(findings: Findings, more: Sequence[Plot] = ()) -> str:
     return environment.get_template("report.html").render(
         findings=findings,
         takeaway=takeaway(findings),
-        pictures={plot.name: _picture(plot) for plot in plots(findings)},
-        more=[_picture(plot) for plot in more],
+        pictures={plot.name: picture(plot) for plot in plots(findings)},
+        more=[picture(plot) for plot in more],
         goodput=goodput_table(findings),
         kinds=kinds,
         kinds_rate=rate(at_rps),
@@ -64,8 +59,8 @@ def write_report(findings: Findings, directory: Path, more: Sequence[Plot] = ())
     return path
 
 
-def _picture(plot: Plot) -> dict[str, str]:
-    """A plot with addresses that hold the images themselves."""
+def picture(plot: Plot) -> dict[str, str]:
+    """A plot with addresses that hold the images themselves, as `picture.html` takes it."""
     images = {
         name: f"data:image/svg+xml;base64,{b64encode(svg_bytes(plot.draw(width_in))).decode()}"
         for name, width_in in (("wide", WIDE_IN), ("narrow", NARROW_IN))

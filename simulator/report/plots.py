@@ -5,27 +5,23 @@ Owns their order, names, headings and captions. The same values give the same by
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.report.bars import blocking_figure, goodput_figure, granularity_figure
+from simulator.findings import Findings
+from simulator.report.bars import GranularityPoint, blocking_figure, goodput_figure, granularity_figure
 from simulator.report.canvas import PNG_DPI, WIDE_IN, theme
-from simulator.report.curves import attainment_figure, capacity_figure, ttft_figure
+from simulator.report.curves import CapacityPoint, attainment_figure, capacity_figure, ttft_figure
 from simulator.report.tables import goodput_levels
 from simulator.report.timeline import timeline_figure
 from simulator.report.wording import level, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from matplotlib.figure import Figure
-
-    from simulator.findings import Findings
-    from simulator.report.bars import GranularityPoint
-    from simulator.report.curves import CapacityPoint
 
 
 @dataclass(frozen=True, slots=True)

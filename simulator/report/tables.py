@@ -5,9 +5,11 @@ Owns which columns there are; the template owns their look.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from simulator.findings import ArmFindings, Findings, Point
 from simulator.report.canvas import LEAD, REFERENCE, arm_styles
 from simulator.report.wording import (
     MISSING,
@@ -21,12 +23,6 @@ from simulator.report.wording import (
     rate,
     ratio,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simulator.findings import ArmFindings, Findings, Point
-
 
 MAIN_LEVEL: Final = "0.90"
 

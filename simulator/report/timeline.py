@@ -1,17 +1,18 @@
-"""What a prefill replica does for a few seconds, under some arms.
+"""What prefill replicas do for a few seconds: under some arms, or in the past of a server.
 
-Owns which requests and seconds are shown, and the figure.
+Owns which requests and seconds of arms are shown, and the figure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from simulator.findings import State
+from simulator.findings import ArmFindings, Life, State
 from simulator.report.canvas import (
     HALO,
     INK,
@@ -31,13 +32,9 @@ from simulator.report.canvas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from simulator.findings import ArmFindings, Life
 
 
 _SHOWN: Final = (REFERENCE, "sedf", LEAD)
@@ -91,17 +88,23 @@ def common_window(arms: Sequence[ArmFindings]) -> Window:
     return Window(window.start_s, end_s)
 
 
-def shown_rows(item: ArmFindings, window: Window) -> tuple[list[Life], int]:
-    """Requests in order of arrival, and how many more there are that found no room.
+@dataclass(frozen=True, slots=True)
+class LifeRows:
+    """The rows of one replica, from the top, and how many more requests found no room."""
 
-    Those that are worked on go before those that only wait.
-    """
+    title: str
+    lives: Sequence[Life]
+    left_out: int = 0
+
+
+def shown_rows(item: ArmFindings, window: Window) -> LifeRows:
+    """Requests in order of arrival; those that are worked on go before those that only wait."""
     begun = sorted(item.timeline, key=lambda life: life.arrived_s)
     lives = [life for life in begun if life.ended_s > window.start_s and life.arrived_s < window.end_s]
     first = sorted(lives, key=lambda life: not window.is_worked_on(life))[:_MOST_ROWS]
     chosen = {life.number for life in first}
     rows = [life for life in lives if life.number in chosen]
-    return rows, len(lives) - len(rows)
+    return LifeRows(item.title, rows, len(lives) - len(rows))
 
 
 _ROW_IN: Final = 0.135
@@ -115,11 +118,10 @@ _FADED: Final = 0.45
 _SLACK: Final = "#b8c2cc"
 
 
-@theme()
 def timeline_figure(
     arms: Sequence[ArmFindings], kinds: Sequence[str] = (), width_in: float = WIDE_IN
 ) -> Figure:
-    """Arms above each other on one time axis, each request a row: waiting, running, suspended, late.
+    """Arms above each other on one time axis.
 
     Kinds get their colours in the order given; others that occur follow.
     """
@@ -127,24 +129,38 @@ def timeline_figure(
     if not shown:
         return blank(width_in, 1)
     window = common_window(shown)
-    colours = kind_colours([*kinds, *(life.kind for item in shown for life in item.timeline)])
-    rows = {item.arm: shown_rows(item, window) for item in shown}
-    seen = {life.kind for lives, _ in rows.values() for life in lives}
+    occurring = [life.kind for item in shown for life in item.timeline]
+    return lives_figure([shown_rows(item, window) for item in shown], window, [*kinds, *occurring], width_in)
+
+
+@theme()
+def lives_figure(
+    rows: Sequence[LifeRows],
+    window: Window,
+    kinds: Sequence[str],
+    width_in: float,
+    time_label: str = "time, s",
+) -> Figure:
+    """Panels above each other on one time axis, each request a row: waiting, running, suspended, late.
+
+    `kinds` are all that occur; they get their colours in this order.
+    """
+    colours = kind_colours(kinds)
+    seen = {life.kind for panel in rows for life in panel.lives}
     handles, labels = _legend({kind: colours[kind] for kind in colours if kind in seen})
-    heights = [max(len(lives), 4) * _ROW_IN for lives, _ in rows.values()]
-    around_in = len(shown) * (_PANEL_IN if width_in >= WIDE_IN else _TALL_PANEL_IN) + 0.5
+    heights = [max(len(panel.lives), 4) * _ROW_IN for panel in rows]
+    around_in = len(rows) * (_PANEL_IN if width_in >= WIDE_IN else _TALL_PANEL_IN) + 0.5
     canvas = blank(width_in, sum(heights) + around_in + legend_height_in(labels, width_in))
-    panels = canvas.subplots(len(shown), squeeze=False, sharex=True, height_ratios=heights).flatten()
-    for axes, item in zip(panels, shown, strict=True):
-        lives, left_out = rows[item.arm]
-        for row, life in enumerate(lives):
+    panels = canvas.subplots(len(rows), squeeze=False, sharex=True, height_ratios=heights).flatten()
+    for axes, panel in zip(panels, rows, strict=True):
+        for row, life in enumerate(panel.lives):
             _life(axes, life, row, window, colours[life.kind])
         # The note is beside the name, or below it where there is little room.
         is_wide = width_in >= WIDE_IN
-        name = fitted(item.title, width_in - _NOTE_IN) if is_wide else f"{fitted(item.title, width_in)}\n"
-        _frame(axes, name, lives, left_out)
+        name = fitted(panel.title, width_in - _NOTE_IN) if is_wide else f"{fitted(panel.title, width_in)}\n"
+        _frame(axes, name, panel.lives, panel.left_out)
     panels[-1].set_xlim(0, window.end_s - window.start_s)
-    panels[-1].set_xlabel("time, s")
+    panels[-1].set_xlabel(time_label)
     legend_below(canvas, handles, labels)
     return canvas
 

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from simulator.arms.arm import Arm
 from simulator.findings import Blocking, Point
 from simulator.fleet.outcome import attainment_by, share
+from simulator.replica.hardware import Hardware
+from simulator.replica.job import Job
 from simulator.study.run import Run, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware
-    from simulator.replica.job import Job
-    from simulator.workload.arrivals import Workload
+from simulator.workload.arrivals import Workload
 
 LOWEST_LOAD: Final = 0.02
 HIGHEST_LOAD: Final = 4.0

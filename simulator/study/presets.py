@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from simulator.arms.arms import ABORT_ARMS, PAPER_ARMS, TIER_ARMS
 from simulator.cost.operators import (
@@ -13,6 +15,8 @@ from simulator.cost.operators import (
     LLAMA_3_70B,
     LLAMA_3_70B_A100_TP4,
     QWEN_2_5_14B,
+    ModelShape,
+    OperatorTimes,
     measured_device,
     read_attention_flops_ps,
     read_operator_times,
@@ -20,15 +24,8 @@ from simulator.cost.operators import (
 )
 from simulator.cost.passes import CostModel
 from simulator.replica.hardware import Hardware
-from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, read_trace
+from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from simulator.cost.operators import ModelShape, OperatorTimes
-    from simulator.workload.arrivals import Workload
 
 _OPERATORS: Final = (
     "Operator times are lines through Vidur's medians on an A100; attention runs at 50 % of the peak of 312 "

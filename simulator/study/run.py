@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from simulator.arms.arm import Arm
+from simulator.replica.hardware import Hardware, ReplicaModel
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simulator.arms.arm import Arm
-    from simulator.replica.hardware import Hardware, ReplicaModel
-    from simulator.workload.arrivals import Arrival
-
+from simulator.workload.arrivals import Arrival
 
 _AFTER_S: Final = 1e-9
 _MARGIN_S: Final = 1e-6

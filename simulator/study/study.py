@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from simulator.arms.arms import ARMS
-from simulator.findings import ArmFindings, Findings, Life, Span, State
+from simulator.findings import ArmFindings, Findings, Life, Point, Span, State
+from simulator.replica.job import Job
 from simulator.study.goodput import Experiment, blocking, percentiles_ms, point
+from simulator.study.presets import Preset
 from simulator.study.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from simulator.findings import Point
-    from simulator.replica.job import Job
-    from simulator.study.presets import Preset
 
 LEVELS: Final = (0.9, 0.99)
 LOADS: Final = (0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 2.0)

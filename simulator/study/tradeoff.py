@@ -7,17 +7,14 @@ pays with more passes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from simulator.cost.passes import Granularity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.replica.hardware import Hardware
+from simulator.replica.hardware import Hardware
 
 CHUNKS: Final = (512, 1024, 2048, 4096)
 _MOMENTS: Final = 20_000

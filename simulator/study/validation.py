@@ -6,8 +6,9 @@ token, is taken from the recording; what several do to each other is what is com
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +21,6 @@ from simulator.replica.hardware import Hardware
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
 from slo.tiers import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EMBEDDED = MODELS["smollm2-135m"]
 

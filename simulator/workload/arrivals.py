@@ -11,17 +11,14 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from slo.tiers import DEFAULT_TIERS, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
 """Prompt tokens that one of the trace's block hashes stands for."""
@@ -178,6 +175,17 @@ class Trace:
 
 Workload: TypeAlias = Mix | Trace
 """A stream of requests that can be offered at any rate."""
+
+
+def varying(
+    workload: Workload, rate_rps: Callable[[float], float], most_rps: float, seconds: float, seed: int
+) -> list[Arrival]:
+    """The requests of some seconds at a rate that changes with time and is never above `most_rps`."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    count = math.ceil(1.2 * most_rps * seconds) + 100
+    offered = (arrival for arrival in workload.stream(most_rps, count, seed) if arrival.at_s < seconds)
+    kept = [arrival for arrival in offered if rng.random() * most_rps < rate_rps(arrival.at_s)]
+    return [replace(arrival, number=number) for number, arrival in enumerate(kept)]
 
 
 def read_mooncake(path: Path) -> list[Record]:

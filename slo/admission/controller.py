@@ -9,33 +9,23 @@ Reads no clock and has no randomness of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple
 
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
+from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
-from slo.tiers import SYSTEM, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.admission.tenant_limits import TenantGates
-    from slo.request import JobId
-    from slo.tiers import TierSet
+from slo.request import JobId
+from slo.tiers import SYSTEM, Tier, TierSet
 
 _REFRESH_S: Final = 0.1
 """Probabilities are as old as this at most."""
 _FORGET_AFTER_S: Final = 3600.0
 """A request whose end is not reported for so long counts as ended."""
+_ASKER_GONE_S: Final = 30.0
+"""Who has said for so long nothing of its requests is gone, and they with it."""
 _LEAST: Final = 1e-9
-
-
-class Dice(Protocol):
-    """The part of `random.Random` that is needed."""
-
-    def random(self) -> float:
-        """A number from 0 up to, but not including, 1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +40,7 @@ class AdmissionRules:
         calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
             one client that waits for each answer may keep an idle fleet busy.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
-            until it is shorter.
+            until it is shorter; the part of one that may not be shed is all of it.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
         max_retry_s: Nor later.
@@ -71,25 +61,21 @@ class AdmissionRequest:
     """What matters of a request.
 
     Attributes:
-        tenant: Who sends it.
-        tokens: Prompt tokens.
+        usage: The most that it may take of its tenant's tokens: its prompts times `n`, and its output.
         work_s: Predicted seconds of its prefill on an idle replica.
+        asker: Who asks, and will say which of its requests live; empty for one who says nothing.
+        number: Its place among the requests of that asker.
+        limit: Of its tenant; None when it is known already.
     """
 
     job_id: JobId
     tier: Tier
     tenant: str
-    tokens: int
+    usage: Usage
     work_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The request may be placed."""
-
-
-AdmissionDecision: TypeAlias = Admitted | Rejected
-ADMITTED: Final = Admitted()
+    asker: str = ""
+    number: int = 0
+    limit: TenantLimit | None = None
 
 
 class _Job(NamedTuple):
@@ -97,6 +83,9 @@ class _Job(NamedTuple):
     tenant: str
     work_s: float
     admitted_s: float
+    usage: Usage
+    asker: str
+    number: int
 
 
 class _Odds(NamedTuple):
@@ -115,10 +104,9 @@ class AdmissionController:
 
     Args:
         tiers: Share of each tier, and whether it may be shed. The top tier, and one that may not be shed, is
-            not refused for lack of capacity; tenants' limits hold for every tier but the server's own.
-        rules: See `AdmissionRules`.
-        tenants: Limits of each tenant.
-        dice: For refusals with a probability; seeded by its owner.
+            refused for lack of capacity only when its queue is too long; that limit and the tenants' hold for
+            every tier but the server's own.
+        draw: Draws a number from 0 to below 1, for refusals with a probability.
     """
 
     def __init__(
@@ -126,18 +114,24 @@ class AdmissionController:
         tiers: TierSet,
         rules: AdmissionRules,
         tenants: TenantGates,
-        dice: Dice,
+        draw: Callable[[], float],
     ) -> None:
         self._rules = rules
         self._tenants = tenants
-        self._dice = dice
+        self._draw = draw
         self._shares = {tier: max(policy.share, _LEAST) for tier, policy in tiers.items()}
         self._sheddable = frozenset(tiers.sheddable)
+        self._due = frozenset(
+            tier
+            for tier, policy in tiers.items()
+            if policy.ttft_s is not None or policy.ttft_scale is not None
+        )
         self._capacity = 0.0
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
         self._backlog_s = dict.fromkeys(tiers, 0.0)
         self._waiting: set[JobId] = set()
+        self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
         self._refreshed_s = -math.inf
@@ -145,31 +139,32 @@ class AdmissionController:
         self._odds: dict[Tier, _Odds] = {}
         self._parts: dict[Tier, float] = {}
 
-    def decide(self, request: AdmissionRequest, now_s: float) -> AdmissionDecision:
-        """Whether a request is admitted; if so it counts as admitted until it has `ended`.
+    def decide(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
+        """The refusal of a request; None when it is admitted, and then counts as such until it has `ended`.
 
-        One that has been admitted before, and is placed again, is admitted without counting anew.
-
-        Args:
-            request: The request.
-            now_s: The time; never earlier than in the call before.
+        One that has been admitted before, and is placed again, is admitted without counting anew. Times never
+        go back.
         """
         if request.job_id in self._jobs:
-            return ADMITTED
+            return None
         tier = request.tier
         if tier != SYSTEM:
-            gate = self._tenants.of(request.tenant)
-            if (limit := gate.refusal(request.tokens, now_s)) is not None:
+            gate = self._tenants.of(request.tenant, request.limit)
+            if (limit := gate.refusal(request.usage, now_s)) is not None:
                 return self._refused(*limit)
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
             if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
                 return refused
-            gate.began(request.tokens, now_s)
+            if (excess_s := self._excess_backlog_s(tier)) > 0:
+                return self._refused(RejectionReason.BACKLOG, excess_s)
+            gate.began(request.usage, now_s)
         self._forget_old(now_s)
-        self._jobs[request.job_id] = _Job(tier, request.tenant, request.work_s, now_s)
+        self._jobs[request.job_id] = _Job(
+            tier, request.tenant, request.work_s, now_s, request.usage, request.asker, request.number
+        )
         self._waiting.add(request.job_id)
         self._backlog_s[tier] += request.work_s
-        return ADMITTED
+        return None
 
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
@@ -178,11 +173,43 @@ class AdmissionController:
             job = self._jobs[job_id]
             self._backlog_s[job.tier] = max(0.0, self._backlog_s[job.tier] - job.work_s)
 
-    def ended(self, job_id: JobId, now_s: float) -> None:
-        """A request has ended, however it did; one that is not known is ignored."""
+    def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
+        """A request has ended, however it did; one that is not known is ignored.
+
+        `used` is what it took of its tenant's tokens; None when nobody knows.
+        """
         self.served(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None and job.tier != SYSTEM:
-            self._tenants.of(job.tenant).ended(now_s - job.admitted_s)
+            self._tenants.of(job.tenant).ended(now_s - job.admitted_s, job.usage, used, now_s)
+
+    def withdrawn(self, job_id: JobId, now_s: float) -> None:
+        """A request that was admitted is not run after all."""
+        self.ended(job_id, now_s, NO_USAGE)
+
+    def reconcile(self, asker: str, asked: int, live: Collection[JobId], now_s: float) -> list[JobId]:
+        """End what an asker has no more, and all of those askers that are gone; returns what was ended.
+
+        Args:
+            asker: Who says so.
+            asked: How many requests it had asked for when it said so; later ones are left alone.
+            live: Those of its requests that have not ended.
+            now_s: Now.
+        """
+        if self._heard and now_s - max(self._heard.values()) > _ASKER_GONE_S:
+            self._heard = {}  # the listener was away, not all who speak
+        self._heard[asker] = now_s
+        gone = {name for name, heard_s in self._heard.items() if now_s - heard_s > _ASKER_GONE_S}
+        kept = set(live)
+        ended = [
+            job_id
+            for job_id, job in self._jobs.items()
+            if job.asker in gone or (job.asker == asker and job.number <= asked and job_id not in kept)
+        ]
+        for job_id in ended:
+            self.ended(job_id, now_s)
+        for name in gone:
+            del self._heard[name]
+        return ended
 
     def has_capacity(self, replicas: float) -> None:
         """The fleet can do so many seconds of prefill work in a second."""
@@ -206,9 +233,23 @@ class AdmissionController:
         self._refresh(now_s)
         return self._load
 
+    def demand(self, now_s: float) -> tuple[float, float]:
+        """What there is to do for replicas to come.
+
+        Returns:
+            Work that arrives, what is refused included, in seconds per second of the fastest replica; and the
+            predicted seconds of what waits in tiers with an objective for the first token.
+        """
+        return self.load(now_s) * self._capacity, math.fsum(self._backlog_s[tier] for tier in self._due)
+
     def backlog_s(self, tier: Tier) -> float:
         """Predicted prefill seconds of a class that were admitted and have not been served."""
         return self._backlog_s[tier]
+
+    def _excess_backlog_s(self, tier: Tier) -> float:
+        """How much longer than it may the class' queue would take; negative when it may be longer."""
+        per_s = self._capacity * self._parts.get(tier, 1.0)
+        return self._backlog_s[tier] / per_s - self._rules.max_backlog_s if per_s > 0 else -math.inf
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
@@ -216,12 +257,12 @@ class AdmissionController:
         tier, load = request.tier, self._load
         falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
         shed = self._shed.get(tier, 0.0)
-        if shed > 0 and self._dice.random() < shed:
+        if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
         is_calm = self._backlog_s[tier] <= self._rules.calm_s * self._capacity
         odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
         chance = odds.by_tenant.get(request.tenant, odds.with_reserve)
-        if chance > 0 and (drawn := self._dice.random()) < chance:
+        if chance > 0 and (drawn := self._draw()) < chance:
             if drawn < odds.over_share:
                 reason = RejectionReason.OVER_SHARE
             elif drawn < odds.with_reserve:
@@ -229,9 +270,6 @@ class AdmissionController:
             else:
                 reason = RejectionReason.TENANT_SHARE
             return self._refused(reason, falls_s)
-        per_s = self._capacity * self._parts.get(tier, 1.0)
-        if per_s > 0 and (excess_s := self._backlog_s[tier] / per_s - self._rules.max_backlog_s) > 0:
-            return self._refused(RejectionReason.BACKLOG, excess_s)
         return None
 
     def _refused(self, reason: RejectionReason, retry_after_s: float) -> Rejected:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from slo.queue.decay import ExponentialDecay
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 MEMORY_S: Final = 20.0
 """What arrived this long ago counts 1/e of what arrives now."""
@@ -65,11 +62,6 @@ def divide(
 
     Nobody gets more than they ask for; what one leaves goes to the others in proportion to their weights. So
     each gets at least the lesser of its demand and its weighted part of the whole.
-
-    Args:
-        capacity: What there is.
-        demands: What each asks for, in the same unit.
-        weights: Of each, above 0.
     """
     parts: dict[_Key, float] = {}
     left, weight = max(0.0, capacity), math.fsum(weights[key] for key in demands)

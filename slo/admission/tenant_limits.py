@@ -1,4 +1,4 @@
-"""What one tenant may ask for: requests and tokens per second, requests at a time.
+"""What one tenant may ask for: requests, prompt and output tokens per second, requests at a time.
 
 Owns the limits and their state. Keys and tenants are `slo.admission.tenants`'s; what a class or a tenant gets
 of a busy fleet is decided in `slo.admission.controller`.
@@ -6,13 +6,11 @@ of a busy fleet is decided in `slo.admission.controller`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from slo.errors import RejectionReason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MEAN_OVER: Final = 16
 """The mean time of a tenant's requests is taken over about so many."""
@@ -28,6 +26,8 @@ class TenantLimit:
         burst_requests: How many may come at once after a pause; by default those of a second, at least one.
         tokens_per_s: Prompt tokens per second in the long run.
         burst_tokens: How many may come at once after a pause; by default those of ten seconds.
+        output_tokens_per_s: Generated tokens per second in the long run.
+        burst_output_tokens: How many may be asked for at once after a pause; by default those of ten seconds.
         max_concurrent: Requests that have been admitted and have not ended.
         weight: Part of a busy class, relative to its other tenants.
 
@@ -39,8 +39,15 @@ class TenantLimit:
     burst_requests: float | None = None
     tokens_per_s: float | None = None
     burst_tokens: float | None = None
+    output_tokens_per_s: float | None = None
+    burst_output_tokens: float | None = None
     max_concurrent: int | None = None
     weight: float = 1.0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what a request takes is of interest."""
+        return self.tokens_per_s is not None or self.output_tokens_per_s is not None
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         for name in self.__slots__:
@@ -50,6 +57,16 @@ class TenantLimit:
 
 
 NO_LIMIT: Final = TenantLimit()
+
+
+class Usage(NamedTuple):
+    """Tokens that a request takes: what it may take when it is admitted, what it took when it has ended."""
+
+    prompt_tokens: int
+    output_tokens: int = 0
+
+
+NO_USAGE: Final = Usage(0, 0)
 
 
 class TokenBucket:
@@ -89,19 +106,26 @@ class TenantGate:
     """One tenant's limits and how much of them is used."""
 
     def __init__(self, limit: TenantLimit) -> None:
-        self.limit = limit
         self._running = 0
         self._mean_s = _FIRST_GUESS_S
+        self.holds(limit)
+
+    def holds(self, limit: TenantLimit) -> None:
+        """Hold the tenant to `limit` from now on; what is under way still counts, buckets are full."""
+        self.limit = limit
         self._buckets: list[tuple[TokenBucket, RejectionReason]] = []
         if (rate := limit.requests_per_s) is not None:
             size = max(1.0, rate if limit.burst_requests is None else limit.burst_requests)
             self._buckets.append((TokenBucket(rate, size), RejectionReason.REQUEST_RATE))
-        if (rate := limit.tokens_per_s) is not None:
-            size = 10 * rate if limit.burst_tokens is None else limit.burst_tokens
-            self._buckets.append((TokenBucket(rate, size), RejectionReason.TOKEN_RATE))
+        for rate, burst, reason in (
+            (limit.tokens_per_s, limit.burst_tokens, RejectionReason.TOKEN_RATE),
+            (limit.output_tokens_per_s, limit.burst_output_tokens, RejectionReason.OUTPUT_TOKEN_RATE),
+        ):
+            if rate is not None:
+                self._buckets.append((TokenBucket(rate, 10 * rate if burst is None else burst), reason))
 
-    def refusal(self, tokens: int, now_s: float) -> tuple[RejectionReason, float] | None:
-        """Why a request of `tokens` must wait, and for how long; None when it need not.
+    def refusal(self, asked: Usage, now_s: float) -> tuple[RejectionReason, float] | None:
+        """Why a request that may take `asked` must wait, and for how long; None when it need not.
 
         How long it takes until one of the tenant's requests ends is estimated by their mean time.
         """
@@ -109,29 +133,39 @@ class TenantGate:
         if limit is not None and self._running >= limit:
             return RejectionReason.CONCURRENCY, self._mean_s / limit
         for bucket, reason in self._buckets:
-            wait_s = bucket.wait_s(_amount(reason, tokens), now_s)
+            wait_s = bucket.wait_s(_amount(reason, asked), now_s)
             if wait_s > 0:
                 return reason, wait_s
         return None
 
-    def began(self, tokens: int, now_s: float) -> None:
-        """A request of the tenant is admitted."""
+    def began(self, asked: Usage, now_s: float) -> None:
+        """A request of the tenant is admitted: all that it may take counts as taken."""
         self._running += 1
         for bucket, reason in self._buckets:
-            bucket.take(_amount(reason, tokens), now_s)
+            bucket.take(_amount(reason, asked), now_s)
 
-    def ended(self, lasted_s: float) -> None:
-        """A request of the tenant has ended, however it did."""
+    def ended(self, lasted_s: float, asked: Usage, used: Usage | None, now_s: float) -> None:
+        """A request of the tenant has ended, however it did; what it did not take is given back.
+
+        Args:
+            lasted_s: Since it was admitted.
+            asked: What it was admitted with.
+            used: What it took; None when nobody knows, and nothing is given back.
+            now_s: Now.
+        """
         self._running -= 1
         self._mean_s += (lasted_s - self._mean_s) / _MEAN_OVER
+        for bucket, reason in self._buckets:
+            if used is not None and reason is not RejectionReason.REQUEST_RATE:
+                bucket.take(_amount(reason, used) - _amount(reason, asked), now_s)
 
 
 class TenantGates:
     """The gates of all tenants.
 
     Args:
-        limits: By tenant.
-        default: Of a tenant without an entry.
+        limits: Of the tenants whose requests bring none with them.
+        default: Of such a tenant without an entry.
     """
 
     def __init__(self, limits: Mapping[str, TenantLimit], default: TenantLimit = NO_LIMIT) -> None:
@@ -139,10 +173,13 @@ class TenantGates:
         self._default = default
         self._gates: dict[str, TenantGate] = {}
 
-    def of(self, tenant: str) -> TenantGate:
-        """The gate of one tenant."""
+    def of(self, tenant: str, limit: TenantLimit | None = None) -> TenantGate:
+        """The gate of one tenant; a `limit` that differs from the last one holds from now on."""
         if (gate := self._gates.get(tenant)) is None:
-            self._gates[tenant] = gate = TenantGate(self._limits.get(tenant, self._default))
+            given = self._limits.get(tenant, self._default) if limit is None else limit
+            self._gates[tenant] = gate = TenantGate(given)
+        elif limit is not None and limit != gate.limit:
+            gate.holds(limit)
         return gate
 
     def weight(self, tenant: str) -> float:
@@ -150,5 +187,11 @@ class TenantGates:
         return self.of(tenant).limit.weight
 
 
-def _amount(reason: RejectionReason, tokens: int) -> float:
-    return float(tokens) if reason is RejectionReason.TOKEN_RATE else 1.0
+def _amount(reason: RejectionReason, usage: Usage) -> float:
+    match reason:
+        case RejectionReason.TOKEN_RATE:
+            return float(usage.prompt_tokens)
+        case RejectionReason.OUTPUT_TOKEN_RATE:
+            return float(usage.output_tokens)
+        case _:
+            return 1.0

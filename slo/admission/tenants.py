@@ -6,60 +6,92 @@ Owns the comparison of keys. Does not know where keys are configured or how they
 from __future__ import annotations
 
 import hmac
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
 from slo.errors import AuthenticationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who sends a request, and the highest tier that they may use; None for any."""
+    """Who sends a request.
+
+    Attributes:
+        name: Stands in metrics and logs.
+        highest_tier: The highest that they may use; None for any.
+        cache_salt: Cached prefixes are shared among those with the same; None where all share all.
+        limit: What it may ask for in a time.
+    """
 
     name: str
     highest_tier: Tier | None = None
+    cache_salt: str | None = None
+    limit: TenantLimit = NO_LIMIT
 
 
 ANONYMOUS = Tenant("anonymous")
 """The tenant of every request when no keys are configured."""
 
 
+class ApiKey(NamedTuple):
+    """A key by its digest; `expires_s` is in seconds since 1970."""
+
+    digest: bytes
+    tenant: Tenant
+    expires_s: float = math.inf
+
+
 class KeyRing:
     """Maps an API key to its tenant in a time that does not depend on how much of a key is right.
 
-    Only digests are kept. With no keys at all every request is `ANONYMOUS`.
+    Only digests are kept. With no keys at all every request is `anonymous`.
     """
 
-    def __init__(self, keys: Iterable[tuple[str, Tenant]]) -> None:
-        self._tenants = [(_digest(key), tenant) for key, tenant in keys]
+    def __init__(self, keys: Iterable[ApiKey], anonymous: Tenant = ANONYMOUS) -> None:
+        self._keys = list(keys)
+        self._anonymous = anonymous
 
-    def tenant(self, key: str | None) -> Tenant:
-        """The tenant that owns `key`.
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
+
+    def tenant(self, key: str | None, now_s: float) -> Tenant:
+        """The tenant that owns `key` at `now_s`, in seconds since 1970.
 
         Raises:
-            AuthenticationError: when keys are configured and `key` is absent or unknown.
+            AuthenticationError: when keys are configured and `key` is absent, unknown or expired.
         """
-        if not self._tenants:
-            return ANONYMOUS
+        if not self._keys:
+            return self._anonymous
         if key is None:
-            msg = "no API key given; send it as 'Authorization: Bearer <key>'"
-            raise AuthenticationError(msg)
-        digest = _digest(key)
-        found: Tenant | None = None
-        for known, tenant in self._tenants:
-            if hmac.compare_digest(known, digest):
-                found = tenant
+            raise AuthenticationError("no API key given; send it as 'Authorization: Bearer <key>'")
+        given = digest(key)
+        found: ApiKey | None = None
+        for known in self._keys:
+            if hmac.compare_digest(known.digest, given):
+                found = known
         if found is None:
-            msg = "the API key is not known"
-            raise AuthenticationError(msg)
-        return found
+            raise AuthenticationError("the API key is not known")
+        if now_s >= found.expires_s:
+            raise AuthenticationError(f"the API key has expired; tenant {found.tenant.name} needs a new one")
+        return found.tenant
 
 
-def _digest(key: str) -> bytes:
+def server_secret(digests: Iterable[bytes]) -> bytes:
+    """A secret that nobody who lacks one of the keys can guess, and that all processes with them share."""
+    return sha256(b"".join(sorted(digests))).digest()
+
+
+def cache_salt(secret: bytes, group: str) -> str:
+    """What a group's cached prefixes are kept apart with."""
+    return hmac.new(secret, group.encode(), sha256).hexdigest()
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
     return sha256(key.encode()).digest()

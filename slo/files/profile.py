@@ -7,20 +7,20 @@ measured and written, is `deployments.calibrate.profile`'s.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
 
-from slo.predict.handoff import HandoffFit, Link
+from slo.predict.handoff import Link, TransferFit
 from slo.predict.measured_on import UNKNOWN, Subject
 from slo.predict.prefill_time import PrefillPredictor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-PROFILE_FORMAT: Final = 2
-READABLE: Final = (1, PROFILE_FORMAT)
-"""Format 1 has prefill times only, without their subject."""
+PROFILE_FORMAT: Final = 3
+READABLE: Final = (1, 2, PROFILE_FORMAT)
+"""Format 1 has prefill times only, without their subject. The handoff of formats 1 and 2 is not used: it has
+a transfer and a decode step in it, for which first tokens waited then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,14 @@ class Profile:
     """The measured times of one subject.
 
     Attributes:
-        predictor: The curve through prefill times; its handoff is the part that does not depend on length.
-        subject: What was measured.
-        handoff: From the end of a prefill to its first token; None when it was not measured.
-        kv_bytes_per_token: KV bytes of one token on the subject; 0 when the handoff was not measured.
+        predictor: The curve through prefill times; its handoff is 0 when it was not measured.
+        transfer: Of KV cache; None when it was not measured.
+        kv_bytes_per_token: KV bytes of one token on the subject; 0 when the transfer was not measured.
     """
 
     predictor: PrefillPredictor
     subject: Subject = UNKNOWN
-    handoff: HandoffFit | None = None
+    transfer: TransferFit | None = None
     kv_bytes_per_token: int = 0
 
     def link(self, kv_bytes_per_token: int) -> Link | None:
@@ -44,13 +43,13 @@ class Profile:
 
         The measured seconds per token are kept, even when the subject's tokens had another number of bytes.
         """
-        if (handoff := self.handoff) is None:
+        if (transfer := self.transfer) is None:
             return None
-        per_token_s = handoff.transfer_per_token_s
-        return Link(kv_bytes_per_token / per_token_s if per_token_s > 0 else float("inf"), handoff.latency_s)
+        per_token_s = transfer.per_token_s
+        return Link(kv_bytes_per_token / per_token_s if per_token_s > 0 else float("inf"), transfer.latency_s)
 
 
-def read_whole_profile(path: Path, refusal: type[Exception]) -> Profile:
+def read_profile(path: Path, refusal: type[Exception]) -> Profile:
     """Read the parts of a profile that predict.
 
     Raises:
@@ -69,21 +68,22 @@ def read_whole_profile(path: Path, refusal: type[Exception]) -> Profile:
     raise refusal(f"profile: {path} {why}; `slackserve calibrate` writes one")
 
 
-def read_profile(path: Path, refusal: type[Exception]) -> PrefillPredictor:
-    """Read the curve through the measured prefill times.
-
-    Raises:
-        refusal: when the file cannot be read or is something else.
-    """
-    return read_whole_profile(path, refusal).predictor
-
-
 def _profile(values: Mapping[str, Any]) -> Profile:
     predictor = PrefillPredictor(**_numbers(values["predictor"]))
-    if values["format"] == 1 or (handoff := values.get("handoff")) is None:
-        return Profile(predictor, _subject(values))
-    fit = HandoffFit(**_numbers({part.name: handoff[part.name] for part in fields(HandoffFit)}))
-    return Profile(predictor, _subject(values), fit, int(handoff["kv_bytes_per_token"]))
+    if values["format"] != PROFILE_FORMAT:
+        predictor = replace(predictor, handoff_s=0.0)
+    return Profile(predictor, _subject(values), *_transfer(values))
+
+
+def _transfer(values: Mapping[str, Any]) -> tuple[TransferFit | None, int]:
+    """The profile's transfer, and KV bytes of a token."""
+    found, per_token = values.get("transfer"), "per_token_s"
+    if values["format"] == 2:  # noqa: PLR2004 - one of the formats
+        found, per_token = values.get("handoff"), "transfer_per_token_s"
+    if values["format"] == 1 or found is None:
+        return None, 0
+    numbers = _numbers({name: found[name] for name in ("latency_s", per_token)})
+    return TransferFit(*numbers.values()), int(found["kv_bytes_per_token"])
 
 
 def _subject(values: Mapping[str, Any]) -> Subject:
@@ -93,4 +93,8 @@ def _subject(values: Mapping[str, Any]) -> Subject:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
+    numbers = {name: float(value) for name, value in values.items()}
+    for name, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name} is {number}: times are finite and not negative")
+    return numbers

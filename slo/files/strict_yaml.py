@@ -16,6 +16,8 @@ from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
 from slo.tiers import Tier, check_tier_name
 
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
+SECRET = "key"  # noqa: S105 - the key of a file
+"""The key of a file whose value is nobody's business."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -104,11 +106,15 @@ def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
 
 
 def explain(error: ValidationError, source: str) -> str:
-    """All of a validation error's complaints, one a line, each with its key."""
+    """All of a validation error's complaints, one a line, each with its key and what was given.
+
+    What a key named `SECRET` was given is not told: such messages go to logs.
+    """
     lines = []
     for item in error.errors(include_url=False):
         key = ".".join(str(part) for part in item["loc"]) or "top level"
         given = item.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        is_shown = isinstance(given, str | int | float | bool) and item["loc"][-1:] != (SECRET,)
+        shown = f" (given: {given!r})" if is_shown else ""
         lines.append(f"{source}: {key}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return "\n".join(lines)

@@ -7,16 +7,13 @@ Owns the windows. Which request counts as met is `slo.outcomes`'; nothing is dec
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from slo.monitor.latency_sketch import LatencySketch, Spread
 from slo.outcomes import Outcome, RequestEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 LONG_PER_SHORT: Final = 12
 """The short window is a twelfth of the long one (Site Reliability Workbook, chapter 5, alert 6)."""
@@ -140,11 +137,11 @@ class RollingAttainment:
 
     def series(self, now_s: float) -> list[Series]:
         """The keys of all requests of the long window."""
-        return sorted({series for _, series, _ in self._window(self.long_s, now_s)})
+        return sorted({series for series, _ in self._window(self.long_s, now_s)})
 
     def burn(self, tier: Tier, target: float, window_s: float, now_s: float) -> Burn:
         """How fast a tier uses up the misses that `target`, a fraction below 1, allows."""
-        tallies = [tally for _, series, tally in self._window(window_s, now_s) if series.tier == tier]
+        tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
         judged = sum(tally.judged for tally in tallies)
         missed = judged - sum(tally.met for tally in tallies)
         return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)
@@ -169,7 +166,7 @@ class RollingAttainment:
         """
         tallies = [
             tally
-            for _, each, tally in self._window(window_s, now_s)
+            for each, tally in self._window(window_s, now_s)
             if (tier is None or tier == each.tier) and (series is None or series == each)
         ]
         used = LatencySketch.merged(tally.budget_used for tally in tallies).quantile(target)
@@ -186,12 +183,11 @@ class RollingAttainment:
             e2e=LatencySketch.merged(tally.e2e for tally in tallies).spread(),
         )
 
-    def _window(self, window_s: float, now_s: float) -> Iterator[tuple[int, Series, _Tally]]:
+    def _window(self, window_s: float, now_s: float) -> Iterator[tuple[Series, _Tally]]:
         first = self._index(now_s - window_s)
         for index, tallies in self._slices.items():
             if index >= first:
-                for series, tally in tallies.items():
-                    yield index, series, tally
+                yield from tallies.items()
 
     def _index(self, at_s: float) -> int:
         return int(at_s // self._slice_s)

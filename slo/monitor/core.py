@@ -7,15 +7,29 @@ and exports nothing; the actor around it is `deployments.monitor.actor`. The rul
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, assert_never
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, assert_never
 
+from slo.autoscaling.need import FleetDemand
 from slo.monitor.attainment import Attainment, RollingAttainment, Series
 from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
-from slo.monitor.messages import DecodeSeen, IngressSeen, MonitorAnswer, PrefillSeen, RouterSeen
+from slo.monitor.messages import (
+    DecodeSeen,
+    IngressSeen,
+    MonitorAnswer,
+    MonitorReport,
+    PrefillSeen,
+    Role,
+    RouterSeen,
+    Seen,
+)
 from slo.monitor.policy import UNSTEERED, ClusterPolicy
+from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason, TierBurn, steer
+from slo.outcomes import ObjectiveName, RequestEnded
 from slo.predict.prediction_error import (
     PredictionError,
     Residuals,
@@ -23,21 +37,18 @@ from slo.predict.prediction_error import (
     overrun,
     prediction_error,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.monitor.messages import MonitorReport, Role, Seen
-    from slo.monitor.settings import MonitorSettings
-    from slo.request import ReplicaId
-    from slo.tiers import Tier
+from slo.request import ReplicaId
+from slo.tiers import Tier
 
 SETTLE_S: Final = 3.0
 """For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
 FORGET_AFTER_S: Final = 60.0
 """Serve replaces a failed replica within a minute."""
+ALL_OBJECTIVES: Final = "all"
+"""Stands for all objectives of a request together."""
 _MIN_CORRECTION_CHANGE: Final = 0.03
 """Corrections that differ by less make no new version."""
+_DEMAND_HOLDS_S: Final = 5.0
 _MIN_MARGIN_CHANGE: Final = 0.5
 _MARGIN_SAMPLES: Final = 32
 _FIRST_TOKENS: Final = 512
@@ -60,6 +71,15 @@ class Subscriber:
     seen: Seen | None = None
 
 
+class Judged(NamedTuple):
+    """By what requests that were judged are counted; `objective` is a name of one, or `ALL_OBJECTIVES`."""
+
+    model: str
+    tier: Tier
+    objective: str
+    met: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TierState:
     """One tier's attainment and burn rates."""
@@ -76,9 +96,7 @@ class MonitorState:
     """Everything that the monitor knows, to be shown.
 
     Attributes:
-        policy: The policy.
         reason: Why it is that one, by the last look.
-        tiers: By tier.
         series: By model, tier and tenant, over the long window.
         error: How far predicted forward passes are off; None when none has been measured.
         ttft_error: The same of predicted times to first token.
@@ -104,6 +122,9 @@ class MonitorCore:
     Args:
         settings: Hold until an ingress reports other ones.
         now_s: The time of its start.
+
+    Attributes:
+        heard_s: When the last report came; the time of the start before the first.
     """
 
     def __init__(self, settings: MonitorSettings, now_s: float) -> None:
@@ -114,11 +135,12 @@ class MonitorCore:
         self.refused: Counter[tuple[Tier, str]] = Counter()
         self.directed: Counter[DirectiveReason] = Counter()
         self.steered: Counter[SteerReason] = Counter()
+        self.judged: Counter[Judged] = Counter()
         self.dropped = 0
         self.reason = SteerReason.NOTHING_TO_DO
         self._started_s = now_s
         self._changed_s = now_s
-        self._heard_s = now_s
+        self.heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
         self._residuals: dict[ReplicaId, Residuals] = {}
         self._first_tokens = RollingError(_FIRST_TOKENS)
@@ -126,6 +148,7 @@ class MonitorCore:
         self._ordered: dict[ReplicaId, int] = {}
         self._settled_at_s = now_s + SETTLE_S
         self._is_wanted = False
+        self._demand: tuple[FleetDemand | None, float] = None, now_s
 
     def heard(self, report: MonitorReport, now_s: float) -> MonitorAnswer:
         """Take a report in and answer it."""
@@ -133,7 +156,7 @@ class MonitorCore:
             self._resettle(report.settings)
         self._adopt(report, now_s)
         self.dropped += report.dropped
-        self._heard_s = now_s
+        self.heard_s = now_s
         self.subscribers[report.reporter] = Subscriber(report.role, report.follows, now_s, report.seen)
         directives = () if report.seen is None else self._take(report.seen, now_s)
         if self._is_wanted:
@@ -160,10 +183,6 @@ class MonitorCore:
                 self.policy, self._changed_s = steered.policy, now_s
                 self.steered[steered.reason] += 1
         return self.reason
-
-    def last_heard_s(self) -> float:
-        """When the last report came; the time of the start before the first."""
-        return self._heard_s
 
     def state(self, now_s: float) -> MonitorState:
         """What there is to show."""
@@ -194,6 +213,20 @@ class MonitorCore:
             behind=sum(it.follows < self.policy.version for it in self.subscribers.values()),
             uptime_s=now_s - self._started_s,
         )
+
+    def demand(self, now_s: float) -> FleetDemand | None:
+        """What there is to do, for whoever sizes the tiers of replicas; None when the router does not say."""
+        demand, heard_s = self._demand
+        if demand is None or now_s - heard_s > _DEMAND_HOLDS_S:
+            return None
+        return replace(demand, prefill=replace(demand.prefill, at_risk=bool(self._at_risk)))
+
+    def judgements(self) -> dict[Judged, int]:
+        """Requests that were judged since this monitor started; 0 for what has not occurred yet."""
+        kinds = itertools.product(
+            self.settings.models, self.settings.tiers.names, (*ObjectiveName, ALL_OBJECTIVES), (True, False)
+        )
+        return dict.fromkeys(itertools.starmap(Judged, kinds), 0) | self.judged
 
     def errors(self) -> dict[ReplicaId, PredictionError]:
         """How far the predictions of each prefill replica are off."""
@@ -232,11 +265,13 @@ class MonitorCore:
             case IngressSeen(ended):
                 for request in ended:
                     self._attainment.add(request, now_s)
+                    self._judge(request)
                     if request.ttft_s is not None and request.predicted_ttft_s is not None:
                         self._first_tokens.add(request.predicted_ttft_s, request.ttft_s)
-            case RouterSeen(placed, refused):
+            case RouterSeen(placed, refused, demand):
                 self.placed.update(placed)
                 self.refused.update(refused)
+                self._demand = demand, now_s
             case PrefillSeen():
                 return self._directives(seen)
             case DecodeSeen():
@@ -244,6 +279,12 @@ class MonitorCore:
             case _:
                 assert_never(seen)
         return ()
+
+    def _judge(self, ended: RequestEnded) -> None:
+        for objective, met in ended.judged.items():
+            self.judged[Judged(ended.model, ended.tier, objective, met)] += 1
+        if (attained := ended.attained) is not None:
+            self.judged[Judged(ended.model, ended.tier, ALL_OBJECTIVES, attained)] += 1
 
     def _directives(self, seen: PrefillSeen) -> tuple[PreemptDirective, ...]:
         replica_id = seen.work.replica_id

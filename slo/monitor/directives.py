@@ -7,16 +7,13 @@ adds what no replica knows: which tiers of the whole cluster are missing their t
 from __future__ import annotations
 
 import enum
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from slo.preemption.types import KeepReason
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
-    from slo.request import JobId, ReplicaId
-    from slo.tiers import Tier, TierSet
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier, TierSet
 
 
 class DirectiveReason(enum.StrEnum):
@@ -33,7 +30,6 @@ class WaiterSeen:
     """A prefill that waits on a replica.
 
     Attributes:
-        tier: Its tier.
         slack_s: Budget minus predicted work, when it was reported; None without a deadline.
     """
 
@@ -94,11 +90,6 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> 
     A step is stopped only for a waiter of a higher tier than all of its members that would be late behind the
     step and is on time if the step stops now. Limits of preemption, and deadlines that the governor has found
     infeasible, are never overruled.
-
-    Args:
-        replica: What the replica has just reported.
-        at_risk: The tiers that miss their targets across the cluster.
-        tiers: All tiers.
     """
     step = replica.step
     if step is None or step.preemptible_in_s is None or step.kept is None:

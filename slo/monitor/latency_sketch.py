@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from ddsketch import DDSketch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 RELATIVE_ACCURACY: Final = 0.01
 """Of the quantiles."""
@@ -24,36 +22,27 @@ class Spread(NamedTuple):
 
 @dataclass(slots=True)
 class LatencySketch:
-    """A distribution of latencies, or of other values; takes memory only once one is added."""
+    """A distribution of latencies, or of other values."""
 
-    _values: DDSketch | None = None
+    _values: DDSketch = field(default_factory=lambda: DDSketch(RELATIVE_ACCURACY))
 
     def add(self, value: float | None) -> None:
         """Count a value; None stands for one that was not measured and is not counted."""
-        if value is None:
-            return
-        if self._values is None:
-            self._values = DDSketch(RELATIVE_ACCURACY)
-        self._values.add(value)
+        if value is not None:
+            self._values.add(value)
 
     @staticmethod
     def merged(sketches: Iterable[LatencySketch]) -> LatencySketch:
         """The values of all of them together."""
         merged = LatencySketch()
         for sketch in sketches:
-            if sketch._values is not None:  # noqa: SLF001 - of the same class
-                if merged._values is None:
-                    merged._values = DDSketch(RELATIVE_ACCURACY)
-                merged._values.merge(sketch._values)  # noqa: SLF001 - likewise
+            merged._values.merge(sketch._values)  # noqa: SLF001 - of the same class
         return merged
 
     def quantile(self, quantile: float) -> float | None:
         """The value that a fraction `quantile` of all does not exceed; None without any."""
-        if self._values is None:
-            return None
         value = self._values.get_quantile_value(quantile)
-        assert value is not None
-        return float(value)
+        return None if value is None else float(value)
 
     def spread(self) -> Spread | None:
         """The usual quantiles; None without any value."""

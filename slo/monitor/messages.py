@@ -6,19 +6,19 @@ Durations and slack, never times: clocks of two hosts need not agree.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.monitor.directives import PreemptDirective, ReplicaSeen
-    from slo.monitor.policy import ClusterPolicy
-    from slo.monitor.settings import MonitorSettings
-    from slo.outcomes import RequestEnded
-    from slo.predict.prediction_error import PassMeasured
-    from slo.request import ReplicaId
-    from slo.tiers import Tier
+from slo.autoscaling.need import FleetDemand
+from slo.monitor.directives import PreemptDirective, ReplicaSeen
+from slo.monitor.policy import ClusterPolicy
+from slo.monitor.settings import MonitorSettings
+from slo.outcomes import RequestEnded
+from slo.predict.prediction_error import PassMeasured
+from slo.protocol import Message
+from slo.request import ReplicaId
+from slo.tiers import Tier
 
 
 class Role(enum.StrEnum):
@@ -44,10 +44,12 @@ class RouterSeen:
     Attributes:
         placed: Requests by tier and by why the replica was chosen.
         refused: Requests by tier and by why they were refused.
+        demand: What there is to do.
     """
 
     placed: Mapping[tuple[Tier, str], int]
     refused: Mapping[tuple[Tier, str], int]
+    demand: FleetDemand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,11 @@ Seen: TypeAlias = IngressSeen | RouterSeen | PrefillSeen | DecodeSeen
 
 
 @dataclass(frozen=True, slots=True)
-class MonitorReport:
+class MonitorReport(Message):
     """One report.
 
     Attributes:
         reporter: Who reports; unique among all.
-        role: What it is.
         follows: The version of the policy that it follows.
         seen: What it has seen; None when it has nothing to say.
         policy: The policy that it follows, when the monitor has asked for it.
@@ -101,7 +102,7 @@ class MonitorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class MonitorAnswer:
+class MonitorAnswer(Message):
     """The answer to a report.
 
     Attributes:

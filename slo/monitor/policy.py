@@ -6,17 +6,18 @@ policy; the servers apply it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from slo.predict.prediction_error import MAX_CORRECTION, MIN_CORRECTION
+from slo.preemption.types import PreemptionPolicy
+from slo.request import ReplicaId
+from slo.tiers import Tier
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.preemption.types import PreemptionPolicy
-    from slo.request import ReplicaId
-    from slo.tiers import Tier
+MAX_VERSION: Final = 1 << 40
+"""One more each second is fewer in thirty thousand years; a higher one could not be outdone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,12 @@ class ClusterPolicy:
     corrections: Mapping[ReplicaId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
-        if self.version < 0:
-            raise ValueError(f"a version is at least 0, not {self.version}")
+        if not 0 <= self.version <= MAX_VERSION:
+            raise ValueError(f"a version is at least 0 and at most {MAX_VERSION}, not {self.version}")
         if not all(0.0 <= fraction <= 1.0 for fraction in (self.reserved, *self.shed.values())):
             raise ValueError("shed levels and the reservation are fractions from 0 to 1")
-        if self.margin is not None and not self.margin >= 1.0:
-            raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
+        if self.margin is not None and not 1.0 <= self.margin < math.inf:
+            raise ValueError(f"a preemption margin is at least 1 and finite, not {self.margin}")
         if not all(MIN_CORRECTION <= factor <= MAX_CORRECTION for factor in self.corrections.values()):
             raise ValueError(f"corrections are factors from {MIN_CORRECTION} to {MAX_CORRECTION}")
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from slo.monitor.shedding import SteeringRules
 from slo.predict.prediction_error import QUANTILE
 from slo.preemption.types import PreemptionPolicy
-from slo.tiers import DEFAULT_TIERS
-
-if TYPE_CHECKING:
-    from slo.tiers import Tier, TierSet
+from slo.tiers import DEFAULT_TIERS, Tier, TierSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +15,13 @@ class MonitorSettings:
     """What the monitor works with.
 
     Attributes:
-        tiers: The deployment's tiers.
+        models: The models that are served.
         window_s: The long window.
-        rules: How the policy is steered.
         steers: Whether it sheds and reserves at all.
         corrects: Whether it corrects predictors, and the margin with them.
         directs: Whether it orders running prefills to stop for others.
         quantile: Of the residuals, that corrections aim at.
         preemption: The configured policy of preemption.
-        margin: The configured margin.
     """
 
     tiers: TierSet = DEFAULT_TIERS
@@ -39,6 +33,7 @@ class MonitorSettings:
     quantile: float = QUANTILE
     preemption: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
+    models: tuple[str, ...] = ()
 
     @property
     def targets(self) -> dict[Tier, float]:

@@ -12,15 +12,13 @@ allows. Between the two nothing is changed.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from slo.monitor.attainment import Burn
-    from slo.monitor.policy import ClusterPolicy
-    from slo.tiers import Tier, TierSet
+from slo.monitor.attainment import Burn
+from slo.monitor.policy import ClusterPolicy
+from slo.tiers import Tier, TierSet
 
 ALLOWED: Final = 1.0
 """The burn rate at which a tier just keeps its target."""
@@ -114,13 +112,7 @@ def steer(
     shed from the lowest one upwards, each as far as the rules allow before the next; for the top tier more is
     reserved, too. What was shed last is admitted first: a tier as soon as all above it are calm, the lowest
     one and the reservation last. The top tier is never shed, and nothing is shed for the lowest.
-
-    Args:
-        policy: What is followed now.
-        burns: Of every tier.
-        since_change_s: Seconds since these rules last changed something.
-        rules: The rules.
-        tiers: All tiers.
+    `since_change_s` counts from the last change by these rules.
     """
     changes, reason = _wanted(policy, burns, rules, tiers)
     if not changes:

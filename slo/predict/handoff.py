@@ -1,38 +1,16 @@
-"""How long it takes from the end of a prefill to the first token: KV transfer, then the first decode step.
+"""What follows a prefill: its first token's way to decode, and the transfer of its KV cache.
 
-Owns the model of both and its fit, and that of the link that KV moves over. Does not measure or move
-anything.
+Nobody's first token waits for the transfer. Owns the model of both and its fit, and that of the link that KV
+moves over. Does not measure or move anything.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class HandoffModel:
-    """Predicted time from the end of one prefill to its first token, when the decode replica is idle.
-
-    Attributes:
-        latency_s: Of a transfer, however small.
-        per_token_s: Seconds per prompt token: its KV over the link, and its part of the first decode step.
-        first_step_s: The first decode step behind a short prompt.
-    """
-
-    latency_s: float
-    per_token_s: float
-    first_step_s: float
-
-    def handoff_s(self, tokens: int) -> float:
-        """Seconds from the end of the prefill of a prompt of `tokens` to its first token."""
-        return self.latency_s + self.per_token_s * tokens + self.first_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,65 +19,52 @@ class HandoffSample:
 
     Attributes:
         tokens: Length of the prompt.
-        handoff_s: From the end of its prefill to its first token.
-        step_s: A decode step behind this prompt.
+        handoff_s: From the end of its prefill to its first token: the calls between the two replicas.
+        transfer_s: From then to the first token of decode's own, less a usual decode step.
     """
 
     tokens: int
     handoff_s: float
-    step_s: float
+    transfer_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffFit:
-    """The two lines through measured handoffs; no coefficient is negative.
+class TransferFit:
+    """The line through measured transfers.
 
     Attributes:
-        latency_s: Of a transfer, however small.
-        transfer_per_token_s: Its seconds per prompt token.
-        first_step_s: The first decode step behind a short prompt.
-        step_per_token_s: Its seconds per prompt token.
+        latency_s: Of a transfer, however small; not negative.
+        per_token_s: Its seconds per prompt token; not negative.
     """
 
     latency_s: float
-    transfer_per_token_s: float
-    first_step_s: float
-    step_per_token_s: float
+    per_token_s: float
 
-    def model(self) -> HandoffModel:
-        """Both lines as one."""
-        return HandoffModel(
-            self.latency_s, self.transfer_per_token_s + self.step_per_token_s, self.first_step_s
-        )
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds until the KV of a prompt is on an idle decode replica."""
+        return self.latency_s + self.per_token_s * tokens
 
 
-def fit_handoff(samples: Sequence[HandoffSample]) -> HandoffFit:
-    """Fit lines through the medians at each length by the median slope (Theil and Sen), robust to outliers.
+def usual_handoff_s(samples: Sequence[HandoffSample]) -> float:
+    """The median of what a first token takes; it does not depend on the prompt."""
+    return statistics.median(max(0.0, sample.handoff_s) for sample in samples)
 
-    The transfer is what a handoff takes besides its decode step; both lines together give the handoff.
+
+def fit_transfer(samples: Sequence[HandoffSample]) -> TransferFit:
+    """Fit a line through the medians at each length by the median slope (Theil and Sen), robust to outliers.
 
     Raises:
         ValueError: with fewer than two different prompt lengths.
     """
-    by_tokens: dict[int, list[HandoffSample]] = defaultdict(list)
+    by_tokens: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
-        by_tokens[sample.tokens].append(sample)
+        by_tokens[sample.tokens].append(sample.transfer_s)
     if len(by_tokens) < 2:  # noqa: PLR2004 - a line needs two points
-        msg = "a fit needs handoffs of at least two different prompt lengths"
-        raise ValueError(msg)
-    steps = {n: statistics.median(it.step_s for it in group) for n, group in by_tokens.items()}
-    handoffs = {n: statistics.median(it.handoff_s for it in group) for n, group in by_tokens.items()}
-    whole_s, per_token_s = _line(handoffs)
-    step_s, step_per_token_s = _line(steps)
-    first_step_s, step_per_token_s = min(step_s, whole_s), min(step_per_token_s, per_token_s)
-    return HandoffFit(whole_s - first_step_s, per_token_s - step_per_token_s, first_step_s, step_per_token_s)
-
-
-def _line(points: dict[int, float]) -> tuple[float, float]:
-    """(at zero, slope), neither negative."""
+        raise ValueError("a fit needs handoffs of at least two different prompt lengths")
+    points = {tokens: statistics.median(times_s) for tokens, times_s in by_tokens.items()}
     slopes = [(points[b] - points[a]) / (b - a) for a, b in combinations(sorted(points), 2)]
     slope = max(0.0, statistics.median(slopes))
-    return max(0.0, statistics.median(value - slope * n for n, value in points.items())), slope
+    return TransferFit(max(0.0, statistics.median(value - slope * n for n, value in points.items())), slope)
 
 
 @dataclass(frozen=True, slots=True)

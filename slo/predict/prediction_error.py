@@ -32,7 +32,7 @@ class PassMeasured:
     """A forward pass that ran from its beginning to its end.
 
     Attributes:
-        predicted_s: What the replica's own predictor says, without any correction.
+        predicted_s: What the replica's own predictor says, which has learned from it, without any correction.
         corrected_s: What the replica predicted, the correction that it then followed included.
         measured_s: How long it took.
     """

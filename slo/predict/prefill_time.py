@@ -5,14 +5,11 @@ Owns the model `seconds = c + a · tokens + b · pairs`, its fit and its quality
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def attention_pairs(tokens: float, context_tokens: float = 0) -> float:
@@ -32,7 +29,7 @@ class PrefillPredictor:
     Attributes:
         per_token_s: Seconds per token computed.
         fixed_s: Seconds per forward pass.
-        handoff_s: From the end of prefill to the first token: KV transfer and the first decode step.
+        handoff_s: From the end of prefill to the first token: the calls between the two replicas.
         per_pair_s: Seconds per pair of `attention_pairs`; makes a long prompt, or one behind a long context,
             more than proportionally long.
     """
@@ -100,11 +97,9 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
         ValueError: with fewer than two different prompt lengths, or a time that is not positive.
     """
     if len({sample.tokens for sample in samples}) < 2:  # noqa: PLR2004 - a line needs two points
-        msg = "a fit needs measurements of at least two different prompt lengths"
-        raise ValueError(msg)
+        raise ValueError("a fit needs measurements of at least two different prompt lengths")
     if any(sample.measured_s <= 0 for sample in samples):
-        msg = "every measured time must be positive"
-        raise ValueError(msg)
+        raise ValueError("every measured time must be positive")
     typical = _medians(samples)
     weights = np.array([1 / sample.measured_s for sample in typical])
     wanted = np.array([_features(sample) for sample in typical])

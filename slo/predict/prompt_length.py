@@ -22,7 +22,6 @@ class PromptLengthEstimator:
     another language) pull it by no more than their share.
 
     Attributes:
-        bytes_per_token: The current ratio.
         learning_rate: Weight of one new observation.
         error: Exponentially weighted mean of |estimate - actual| / actual, as a fraction; None before
             the first observation.

@@ -10,7 +10,7 @@ single priority with a margin does not do: multiplying a negative priority by a 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Sequence
 
 from slo.preemption.types import (
     Keep,
@@ -23,12 +23,8 @@ from slo.preemption.types import (
     PreemptReason,
     RunningStep,
 )
+from slo.queue.prefill import Prefill
 from slo.queue.slack import SlackRank, sedf_rank, slack_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.prefill import Prefill
 
 
 def decide_by_deadlines(
@@ -88,10 +84,8 @@ class _Contest:
     def _verdict(self, waiter: Prefill, work_s: float, spare_s: float) -> PreemptReason | KeepReason:
         """Whether this waiter may stop the step; who is feasible makes four cases.
 
-        Args:
-            waiter: The waiter.
-            work_s: Its work, and that of those that run before it.
-            spare_s: What is left of its budget if that starts now.
+        `work_s` is its work and that of those that run before it, `spare_s` what is left of its budget if
+        that starts now.
         """
         if spare_s == math.inf or (self._policy is PreemptionPolicy.RESCUE and spare_s >= self._wait_s):
             return KeepReason.WAITERS_IN_TIME
@@ -119,10 +113,8 @@ class _Contest:
                 if harm >= waiter.weight:
                     return KeepReason.WOULD_HARM
                 return self._unless_banned(PreemptReason.RESCUE, waiter, work_s)
-            case PreemptionPolicy.FEASIBLE_SET:
-                raise AssertionError("decided in slo.preemption.feasible_set_policy")
             case _:
-                assert_never(self._policy)
+                raise AssertionError(f"{self._policy} does not compare deadlines")
 
     def _unless_banned(
         self, reason: PreemptReason, waiter: Prefill, work_s: float

@@ -7,7 +7,8 @@ is asked (`slo.preemption.feasible_set_policy`, `slo.preemption.deadline_policie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -23,13 +24,9 @@ from slo.preemption.types import (
     ReplicaState,
     RunningStep,
 )
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.prefill import Prefill
 from slo.queue.slack import slack_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.arrival_forecast import Forecast
-    from slo.queue.prefill import Prefill
 
 
 def decide(
@@ -37,11 +34,7 @@ def decide(
 ) -> PreemptionDecision:
     """Whether to stop the running step, and for whom.
 
-    Args:
-        state: What runs and what waits.
-        now_s: The time.
-        rules: The mode, the policy and its limits.
-        forecast: What will arrive; `PreemptionPolicy.FEASIBLE_SET` alone heeds it.
+    `PreemptionPolicy.FEASIBLE_SET` alone heeds the forecast.
     """
     if rules.mode is PreemptionMode.OFF:
         return Keep(KeepReason.OFF)
@@ -55,9 +48,13 @@ def decide(
         return Keep(KeepReason.STARVING if guard > 0 else KeepReason.NOBODY_WAITS)
     if (limit := limit_reached(running, state, rules)) is not None:
         return Keep(limit)
-    if rules.policy is PreemptionPolicy.FEASIBLE_SET:
-        return decide_by_feasible_set(running, state.waiting, now_s, rules, forecast)
-    return decide_by_deadlines(running, state.waiting, now_s, rules)
+    match rules.policy:
+        case PreemptionPolicy.FEASIBLE_SET:
+            return decide_by_feasible_set(running, state.waiting, now_s, rules, forecast)
+        case PreemptionPolicy.CONSERVATIVE | PreemptionPolicy.AGGRESSIVE | PreemptionPolicy.RESCUE:
+            return decide_by_deadlines(running, state.waiting, now_s, rules)
+        case _:
+            assert_never(rules.policy)
 
 
 def limit_reached(  # noqa: PLR0911 - one for each limit
@@ -120,11 +117,8 @@ def as_one(members: Sequence[Prefill], now_s: float) -> Prefill:
     """The members of a suspended step as one prefill of the queue.
 
     They run together, so the step is as urgent as its most urgent feasible member, has the weight of all, and
-    has been suspended for as long as the longest suspended of them.
-
-    Args:
-        members: At least one; all with the same remaining time, that of the step.
-        now_s: The time.
+    has been suspended for as long as the longest suspended of them. All of them have the same remaining time,
+    that of the step.
     """
     if len(members) == 1:
         return members[0]

@@ -7,8 +7,9 @@ Owns the rule of `PreemptionPolicy.FEASIBLE_SET`. Limits, the other policies and
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -22,13 +23,9 @@ from slo.preemption.types import (
     PreemptReason,
     RunningStep,
 )
+from slo.queue.arrival_forecast import Forecast
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
 from slo.queue.prefill import Prefill
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.arrival_forecast import Forecast
 
 _NOTHING_S: Final = 1e-9
 """Less work than this is the rounding of sums."""
@@ -49,14 +46,8 @@ def decide_by_feasible_set(
     ones, whichever came first, and a step that delays nobody is never stopped.
 
     Waiters that have been suspended for as long as they may be go before all others; nothing is stopped for
-    them. Those that were preempted for the step itself are left out.
-
-    Args:
-        step: What runs.
-        waiting: What waits, in any order.
-        now_s: The time.
-        rules: Their margin is how many times its predicted time the step is assumed to take.
-        forecast: What will arrive; see `slo.queue.feasible_set`.
+    them. Those that were preempted for the step itself are left out. The rules' margin is how many times its
+    predicted time the step is assumed to take.
     """
     limit_s = rules.limits.max_suspended_s
     members = {member.job_id for member in step.members}
@@ -96,13 +87,14 @@ def _value_if_ended(
     A runner without a deadline adds nothing: stopping it does not make it late. A runner whose prompt is
     longer than the step waits with the others for its next chunk.
     """
-    if runner is None or runner.deadline_s == math.inf:
-        return sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
-    behind_s = runner.remaining_s - (step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s)
-    if behind_s <= _NOTHING_S:
-        return value(runner) + sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
-    behind = msgspec.structs.replace(runner, remaining_s=behind_s)
-    return sum(map(value, feasible_set([behind, *pool], ended_s, forecast).feasible))
+    ended_value = 0.0
+    if runner is not None and runner.deadline_s < math.inf:
+        took_s = step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s
+        if (behind_s := runner.remaining_s - took_s) <= _NOTHING_S:
+            ended_value = value(runner)
+        else:
+            pool = [msgspec.structs.replace(runner, remaining_s=behind_s), *pool]
+    return ended_value + sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
 
 
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
@@ -155,13 +147,8 @@ def _preempt(
 ) -> PreemptionDecision:
     """Stop the step for the first waiter that may stop it, unless it would then be suspended for too long.
 
-    Args:
-        step: What runs.
-        runner: The same as one prefill; None when it is infeasible.
-        before: The feasible set up to the runner; all of it when the runner is not in it.
-        ahead_s: From now until the first of them starts.
-        limit_s: How long a prefill may be suspended.
-        in_set: Whether the runner is in the feasible set.
+    `before` is the feasible set up to the runner, all of it when the runner is not in it (`in_set`);
+    `ahead_s` the time from now until the first of them starts.
     """
     first = next((place for place, prefill in enumerate(before) if prefill.preempted_by is None), None)
     if first is None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence  # noqa: TC003 - property tests read the annotations of structs
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
-from slo.queue.prefill import Prefill  # noqa: TC001 - likewise
-from slo.request import JobId  # noqa: TC001 - likewise
+from slo.queue.prefill import Prefill
+from slo.request import JobId
 
 
 class PreemptionMode(enum.StrEnum):

@@ -7,10 +7,9 @@ counts in the order of the queue is `slo.queue.order`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from slo.tiers import Tier, TierSet
+from slo.tiers import Tier, TierSet
 
 _BELOW_TOP: Final = 0.5
 """How far an effective tier stays below the rank of the top tier, unless it is the top tier's own."""
@@ -36,11 +35,7 @@ class Ageing:
     def effective_tier(self, tiers: TierSet, tier: Tier, waited_s: float, deficit: float = 0.0) -> float:
         """The effective tier of a request.
 
-        Args:
-            tiers: All tiers.
-            tier: Its own.
-            waited_s: How long it has waited.
-            deficit: What its class has had less than its share, as a fraction of all time served.
+        `deficit` is what its class has had less than its share, as a fraction of all time served.
         """
         rise = self.per_s * max(0.0, waited_s) + self.deficit_gain * deficit
         level = tiers.rank(tier) + min(self.most, rise)

@@ -6,13 +6,11 @@ Owns the running account of what arrives, by its value per second of work. Reads
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from slo.queue.decay import ExponentialDecay
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MEMORY_S: Final = 30.0
 """What arrived this long ago counts 1/e of what arrives now."""
@@ -57,10 +55,7 @@ class Forecast:
     def arrived(self, work_s: float, weight: float, now_s: float) -> None:
         """A request has arrived.
 
-        Args:
-            work_s: Its predicted work.
-            weight: Its weight.
-            now_s: The time; never earlier than in the call before.
+        Times never go back.
         """
         if work_s <= 0 or weight <= 0:
             return
@@ -86,18 +81,11 @@ class Forecast:
         """The time ahead of which nothing is kept free."""
         return NEAR * self._all_work_s / self._count if self._count else 0.0
 
-    def reserved(self, value_per_s: float) -> float:
-        """The fraction of the time from `near_s` on to keep free for what has more value per second of work.
+    def reserved_for(self, values_per_s: Sequence[float]) -> list[float]:
+        """By value per second of work, the fraction of the time behind `near_s` kept free for what has more.
 
         0 without `pressure`: a replica that can do everything keeps nothing free.
-
-        Args:
-            value_per_s: Weight of a request divided by its remaining work.
         """
-        return self.reserved_for([value_per_s])[0]
-
-    def reserved_for(self, values_per_s: Sequence[float]) -> list[float]:
-        """`reserved` for several."""
         if (pressure := self.pressure) == 0:
             return [0.0] * len(values_per_s)
         if self._densest is None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.predict.prefill_time import PrefillPredictor
+from slo.predict.prefill_time import PrefillPredictor
 
 STEP_TOKENS: Final = 8192
 """Default maximum of tokens in one step. A longer prompt is prefilled in chunks of this many, which fill a
@@ -63,15 +61,10 @@ def compose_step(
 ) -> Step:
     """Choose the longest prefix of `candidates` in which sharing the pass makes nobody late.
 
-    A forward pass ends for all its requests at once, so each further request delays those already in it.
-    One joins only if every member that would be on time without it is still on time with it, should the pass
-    take `JOIN_MARGIN` times its predicted time. The first candidate always runs.
-
-    Args:
-        candidates: Waiting prefills, most urgent first.
-        now_s: When the step would start.
-        predictor: Time of a forward pass.
-        token_budget: Maximum of tokens that the engine puts into one step.
+    A forward pass ends for all its requests at once, so each further request delays those already in it. One
+    joins only if every member that would be on time without it is still on time with it, should the pass take
+    `JOIN_MARGIN` times its predicted time. The first candidate always runs. The step starts at `now_s`; the
+    candidates come most urgent first.
     """
     if not candidates:
         return Step(0, StepLimit.QUEUE_EMPTY)

@@ -27,17 +27,14 @@ may be.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from slo.queue.ageing import Ageing, weight_of
+from slo.queue.prefill import Prefill
 from slo.queue.shares import MEMORY_S, FairnessState, ShareAccount
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from slo.queue.prefill import Prefill
-    from slo.tiers import Tier, TierSet
+from slo.tiers import Tier, TierSet
 
 STARVATION_TIMEOUT_S: Final = 30.0
 TARDY_PART: Final = 0.1
@@ -80,14 +77,12 @@ class FairnessRule:
 
     Args:
         tiers: Share, weight and rank of each tier.
-        rules: See `FairnessRules`.
-        standing: Who has had how much: the running account, or its published state.
     """
 
-    def __init__(self, tiers: TierSet, rules: FairnessRules, standing: ShareAccount | FairnessState) -> None:
+    def __init__(self, tiers: TierSet, rules: FairnessRules, standing: FairnessState) -> None:
         self._tiers = tiers
         self._rules = rules
-        self._standing = standing
+        self.standing = standing
 
     def at(self, state: FairnessState) -> FairnessRule:
         """The same rule for a published state."""
@@ -111,9 +106,9 @@ class FairnessRule:
         """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
         starvation_timeout_s, tier = self._rules.starvation_timeout_s, prefill.tier
         waited_s = now_s - prefill.arrived_s
-        if waited_s <= starvation_timeout_s or not self._standing.is_paced(tier, now_s):
+        if waited_s <= starvation_timeout_s or not self.standing.is_paced(tier, now_s):
             return None
-        if self._standing.deficit(tier) <= 0:
+        if self.standing.deficit(tier) <= 0:
             return None
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
@@ -126,10 +121,7 @@ class FairnessRule:
     ) -> list[Prefill]:
         """The queue with the boosted prefills in their places.
 
-        Args:
-            ordered: The queue without regard to them.
-            boosts: Some of it and their rights, see `boosts`.
-            start_s: When the first of the queue can start.
+        The first of the queue can start at `start_s`.
         """
         leading = {head.job_id for head, _ in boosts}
         queue = [prefill for prefill in ordered if prefill.job_id not in leading]
@@ -143,7 +135,7 @@ class FairnessRule:
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         """Those that are late or have no deadline: the stopped ones, then by effective tier, then by age."""
         ageing = self._rules.ageing
-        deficits = {tier: self._standing.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
+        deficits = {tier: self.standing.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
 
         def key(prefill: Prefill) -> tuple[bool, float, float]:
             tier = prefill.tier
@@ -158,29 +150,25 @@ class Fairness(FairnessRule):
 
     Args:
         tiers: Share, weight and rank of each tier.
-        rules: See `FairnessRules`.
     """
 
     def __init__(self, tiers: TierSet, rules: FairnessRules | None = None) -> None:
         rules = rules or FairnessRules()
         self.account = ShareAccount({tier: policy.share for tier, policy in tiers.items()}, rules.memory_s)
-        super().__init__(tiers, rules, self.account)
+        super().__init__(tiers, rules, self.account.state())
 
     def step_ended(
         self, tokens: Mapping[Tier, int], seconds: float, now_s: float, boost: Boost | None = None
     ) -> None:
         """A forward pass has ended or stopped; its time is split among its members by their tokens.
 
-        Args:
-            tokens: Prompt tokens of the pass by tier.
-            seconds: How long it ran this time.
-            now_s: The time.
-            boost: By what right it was issued, if not by deadlines alone.
+        `boost` is the right by which it was issued, if not by deadlines alone.
         """
         total = sum(tokens.values())
         for tier, count in tokens.items():
             boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
             self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
+        self.standing = self.account.state()
 
 
 def _behind_those_before(

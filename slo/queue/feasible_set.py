@@ -8,15 +8,13 @@ on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.arrival_forecast import Forecast
-    from slo.queue.prefill import Prefill
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.prefill import Prefill
 
 PREEMPTED_FACTOR: Final = 2.0
 """How much more value a prefill has once it has been stopped: when it becomes tardy the work done on it was
@@ -50,11 +48,8 @@ def feasible_set(
 ) -> FeasibleSet:
     """Choose whom to keep on time, so that the tardy set has little value.
 
-    Args:
-        prefills: In any order.
-        start_s: When the first of them can start.
-        forecast: What will arrive; time is kept free for what has more value per second of work than the
-            least dense of the feasible set. Without it the present alone counts.
+    Time is kept free for what the forecast expects to arrive with more value per second of work than the
+    least dense of the feasible set; without a forecast the present alone counts.
     """
     rows: list[_Row] = []
     rest: list[Prefill] = []
@@ -109,7 +104,6 @@ class _TardySetSearch:
         works: Seconds of work, in order of the deadlines; each could be met alone.
         deadlines: Seconds from the start, ascending.
         weights: Value of each on time.
-        forecast: See `feasible_set`.
     """
 
     def __init__(
@@ -196,12 +190,7 @@ class _TardySetSearch:
         return remains
 
     def _gaps(self, tardy: set[int], usable_s: Sequence[float]) -> tuple[list[float], list[float]]:
-        """By position: when a tardy one would start there, and how long the feasible ones behind it can wait.
-
-        Args:
-            tardy: The positions of the tardy set.
-            usable_s: Of the time until each deadline, what is not kept free for others.
-        """
+        """By position: when a tardy one would start there, and how long the feasible ones behind can wait."""
         feasible_works = [*self._works]
         for position in tardy:
             feasible_works[position] = 0.0

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, Final, assert_never
+from collections.abc import Sequence
+from typing import Final, assert_never
 
+from slo.queue.arrival_forecast import Forecast
+from slo.queue.fairness import FairnessRule
 from slo.queue.feasible_set import feasible_set
+from slo.queue.prefill import Prefill
 from slo.queue.slack import sedf_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from slo.queue.arrival_forecast import Forecast
-    from slo.queue.fairness import FairnessRule
-    from slo.queue.prefill import Prefill
 
 
 class QueueOrder(enum.StrEnum):
@@ -51,18 +48,10 @@ def order(
     """Sort waiting prefills, the one to run next first.
 
     Under either rule, overdue prefills go first: those that have been suspended for as long as they may be.
-    Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among
-    the infeasible, and among those without a deadline, preempted ones go first: until they end they hold
-    memory and one of the places of suspended steps.
-
-    Args:
-        kind: The rule.
-        prefills: In any order.
-        now_s: The time.
-        free_at_s: When the first of them can start, if not now.
-        max_suspended_s: Total suspension at which a prefill is overdue.
-        forecast: What `FEASIBLE_SET` keeps time free for; None for nothing.
-        fairness: Boosts classes that would starve; None boosts nobody.
+    Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among the
+    infeasible, and among those without a deadline, preempted ones go first: until they end they hold memory
+    and one of the places of suspended steps. The first of them can start at `free_at_s`, if not now.
+    `FEASIBLE_SET` keeps time free for what the `forecast` expects, if there is one.
     """
     start_s = now_s if free_at_s is None else free_at_s
     overdue: list[Prefill] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slo.request import JobId  # noqa: TC001 - structs are decoded by their annotations
+from slo.request import JobId
 from slo.tiers import SYSTEM, Tier
 
 
@@ -17,7 +17,6 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
         remaining_s: Predicted seconds of the work still to do; what is done does not count. A member of
             a step, running or suspended, has what is left of the step, since a forward pass ends for all,
             and of its prompt behind that.
-        arrived_s: When it arrived.
         preemptions: How often it has been stopped.
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
         preempted_by: The job that it was preempted for, as long as it `must_wait` for that one.

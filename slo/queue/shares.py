@@ -7,15 +7,13 @@ Owns the account of what was served and the pace of leads. What a lead means in 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from slo.queue.decay import ExponentialDecay
-from slo.tiers import Tier  # noqa: TC001 - structs are decoded by their annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from slo.tiers import Tier
 
 MEMORY_S: Final = 60.0
 """What was served this long ago counts 1/e of what is served now."""
@@ -33,7 +31,7 @@ class FairnessState(msgspec.Struct, frozen=True, array_like=True):
     next_boost_s: dict[Tier, float] = {}
 
     def deficit(self, tier: Tier) -> float:
-        """See `ShareAccount.deficit`."""
+        """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
         return self.deficits.get(tier, 0.0)
 
     def is_paced(self, tier: Tier, now_s: float) -> bool:
@@ -62,11 +60,8 @@ class ShareAccount:
     def served(self, tier: Tier, seconds: float, now_s: float, *, boosted: float = 0.0) -> None:
         """A forward pass has spent time on a class.
 
-        Args:
-            tier: The class.
-            seconds: Device time, whether or not it ended the prefill.
-            now_s: When the pass ended; never earlier than in the call before.
-            boosted: How much of the time counts as a lead; 0 when the class did not have the pass by right.
+        `boosted` says how many times each second counts as a lead, 0 when the class did not have the pass by
+        right. Times never go back.
         """
         if (factor := self._decay.rescale(now_s)) < 1:
             self._grown = {name: grown * factor for name, grown in self._grown.items()}
@@ -80,19 +75,7 @@ class ShareAccount:
         total = sum(self._grown.values())
         return self._grown.get(tier, 0.0) / total if total > 0 else 0.0
 
-    def deficit(self, tier: Tier) -> float:
-        """What a class has had less than its share, as a fraction of 1; 0 when it has had as much."""
-        return max(0.0, self._shares.get(tier, 0.0) - self.achieved(tier))
-
-    def is_paced(self, tier: Tier, now_s: float) -> bool:
-        """Whether a class has led for no more than its share of the time, and may lead again."""
-        return now_s >= self._next_boost_s.get(tier, -math.inf)
-
     def state(self) -> FairnessState:
-        """The same as a value."""
-        total, grown = sum(self._grown.values()), self._grown
-        deficits = {
-            tier: max(0.0, share - (grown.get(tier, 0.0) / total if total > 0 else 0.0))
-            for tier, share in self._shares.items()
-        }
+        """Who has had too little, and who may lead again when."""
+        deficits = {tier: max(0.0, share - self.achieved(tier)) for tier, share in self._shares.items()}
         return FairnessState(deficits, dict(self._next_boost_s))

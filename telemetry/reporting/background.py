@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any
 
 from telemetry import logs
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 TIMEOUT_S = 10.0
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import ray
 from ray._private.worker import global_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LOOK_S: Final = 0.05
 

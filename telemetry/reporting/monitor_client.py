@@ -1,47 +1,87 @@
 """Keeps the cluster-wide SLO monitor informed, and a process at the policy that it answers with.
 
 Owns how reports are batched, how the monitor is found again, and what holds while it is gone: the last
-policy. What is reported and what a policy changes is its caller's. Nobody ever waits for the monitor.
+policy, for a minute. What is reported and what a policy changes is its caller's. Nobody ever waits for the
+monitor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import logging
+import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
 import ray
+from ray import serve
 
+import slo
+from slo.monitor.directives import PreemptDirective
 from slo.monitor.messages import MonitorAnswer, MonitorReport, Role, Seen
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
+from slo.monitor.settings import MonitorSettings
 from telemetry import logs
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
+from telemetry.instruments import Instruments
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from slo.monitor.directives import PreemptDirective
-    from slo.monitor.settings import MonitorSettings
-    from telemetry.instruments import Instruments
-
-MONITOR_NAME: Final = "slo-monitor"
 NAMESPACE: Final = "slackserve"
 METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
 INTERVAL_S: Final = 0.5
 MOST_EVENTS: Final = 8192
 """Kept while the monitor does not answer; the oldest go first."""
+EXPIRES_AFTER_S: Final = 60.0
+"""A policy does not outlive its monitor for longer: nobody could take back what it sheds."""
 _TIMEOUT_S: Final = 5.0
+_SOURCES: Final = ("slo", "deployments/monitor")
+"""What a monitor runs, from the root of the code."""
 
 
-def find_monitor() -> Any:
-    """The monitor's actor handle.
+def monitor_prefix(application: str) -> str:
+    """How the names of a Serve application's monitors begin."""
+    return f"slo-monitor-{application}-"
+
+
+def monitor_name(application: str) -> str:
+    """The actor's name: that of the Serve application and of the code that runs here.
+
+    Two applications of one cluster have a monitor each, and those that run new code do not report to the
+    monitor of the old, which ends when nobody reports to it any more.
+    """
+    return monitor_prefix(application) + _code()
+
+
+def find_monitor(application: str) -> Any:
+    """The handle of an application's monitor.
+
+    Raises:
+        ValueError: when there is none that runs the code of this process.
+    """
+    return ray.get_actor(monitor_name(application), namespace=NAMESPACE)
+
+
+def find_own_monitor() -> Any:
+    """The handle of the monitor of the Serve application that this process belongs to.
 
     Raises:
         ValueError: when there is none.
     """
-    return ray.get_actor(MONITOR_NAME, namespace=NAMESPACE)
+    return find_monitor(serve.get_replica_context().app_name)
+
+
+@functools.cache
+def _code() -> str:
+    root = Path(slo.__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        for path in sorted((root / source).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +109,14 @@ class MonitorClient:
     """Reports every `interval_s` and follows what comes back.
 
     `instruments` must have `METRICS`. `find` returns the monitor's actor handle, or raises; it is called in a
-    thread of its own.
+    thread of its own. A policy that breaks its own rules is refused, and the last expires without a monitor.
     """
 
     def __init__(
         self,
         participant: Participant,
         instruments: Instruments,
-        find: Callable[[], Any] = find_monitor,
+        find: Callable[[], Any] = find_own_monitor,
         interval_s: float = INTERVAL_S,
     ) -> None:
         self.policy = UNSTEERED
@@ -88,7 +128,7 @@ class MonitorClient:
         self._dropped = 0
         self._monitor: Any = None
         self._wanted = False
-        self._lost: bool | None = None
+        self._lost_since_s: float | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -148,13 +188,16 @@ class MonitorClient:
 
     def _take(self, answer: MonitorAnswer) -> None:
         self._wanted = answer.wanted
-        newer = newer_of(self.policy, answer.policy)
+        newer = newer_of(self.policy, _checked(answer.policy))
         if newer is not self.policy:
-            self.policy = newer
-            logs.event("policy_applied", version=newer.version, reserved=newer.reserved, shed=newer.shed)
-            self._guarded("follow", self._participant.follow, [newer])
+            self._apply(newer)
         self._guarded("direct", self._participant.direct, answer.directives)
         self._instruments.set(POLICY_APPLIED, self.policy.version)
+
+    def _apply(self, policy: ClusterPolicy) -> None:
+        self.policy = policy
+        logs.event("policy_applied", version=policy.version, reserved=policy.reserved, shed=policy.shed)
+        self._guarded("follow", self._participant.follow, [policy])
 
     @staticmethod
     def _guarded(what: str, act: Callable[[Any], None], on: Iterable[Any]) -> None:
@@ -166,10 +209,30 @@ class MonitorClient:
                 logs.event(f"{what}_failed", level=logging.ERROR, error=repr(error)[:500])
 
     def _tell(self, error: Exception | None) -> None:
-        lost = error is not None
-        if lost and not self._lost:
-            logs.event("monitor_lost", level=logging.WARNING, error=repr(error)[:300])
-        elif self._lost and not lost:
-            logs.event("monitor_found")
-        self._lost = lost
-        self._instruments.set(MONITOR_LOST, float(lost))
+        now_s = time.monotonic()
+        was_lost = self._lost_since_s is not None
+        if error is None:
+            if was_lost:
+                logs.event("monitor_found")
+            self._lost_since_s = None
+        else:
+            if not was_lost:
+                logs.event("monitor_lost", level=logging.WARNING, error=repr(error)[:300])
+                self._lost_since_s = now_s
+            if now_s - (self._lost_since_s or now_s) >= EXPIRES_AFTER_S and self.policy.version:
+                logs.event("policy_expired", level=logging.WARNING, version=self.policy.version)
+                self._wanted = False
+                self._apply(UNSTEERED)
+                self._instruments.set(POLICY_APPLIED, 0.0)
+        self._instruments.set(MONITOR_LOST, float(error is not None))
+
+
+def _checked(policy: ClusterPolicy | None) -> ClusterPolicy | None:
+    """A policy that keeps to its ranges, else None: what comes over the wire has not been checked."""
+    try:
+        if policy is not None:
+            replace(policy)  # checks
+    except Exception as error:  # noqa: BLE001 - whatever it holds, it is not a policy
+        logs.event("policy_refused", level=logging.ERROR, error=repr(error)[:300])
+        return None
+    return policy

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from telemetry import logs
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 HEARTBEAT_S = 0.5
 """A replica that has nothing new to say reports this often; one that is silent for longer may have failed."""
@@ -25,11 +23,20 @@ _LAST_S = 1.0
 
 
 class Reporter:
-    """Sends `report()`, made at the moment of sending, when `changed` was called, and at every heartbeat."""
+    """Sends `report()`, made at the moment of sending, when `changed` was called, and at every heartbeat.
 
-    def __init__(self, report: Callable[[], Any], send: Callable[[Any], Awaitable[Any]]) -> None:
+    `delivered` is called when a report has arrived; what was in one that has not must be in the next.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[], Any],
+        send: Callable[[Any], Awaitable[Any]],
+        delivered: Callable[[], None] = lambda: None,
+    ) -> None:
         self._report = report
         self._send = send
+        self._delivered = delivered
         self._changed = asyncio.Event()
         self._lost = False
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -58,6 +65,7 @@ class Reporter:
                     logs.event("router_lost", level=logging.WARNING, error=repr(error)[:300])
                 self._lost = True
             else:
+                self._delivered()
                 if self._lost:
                     logs.event("router_found")
                 self._lost = False

@@ -3,21 +3,18 @@
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus import needs_prometheus, scraping
 from serving import free_port
 from waiting import assert_soon
-
-from deployments.local.launcher import get_json
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parents[2]
@@ -92,40 +89,21 @@ def test_policies_are_followed_and_go_on_growing_after_the_monitor_was_killed(se
     assert_soon(lambda: f"slackserve_policy_version {after[-1]['version']}.0" in session.scrape(), 10)
 
 
+def test_another_application_of_the_cluster_is_steered_by_itself(session):
+    (line,) = session.until(lambda line: line["shed"] >= 0.5, 30)[-1:]
+    assert line["other_shed"] == 0.0
+    assert line["other_lost"] is False
+
+
 def is_younger(line, before):
     """Whether another monitor than before has answered."""
     return line["uptime_s"] is not None and line["uptime_s"] < before["uptime_s"]
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="no prometheus here; the package of that name has it"
-)
+@needs_prometheus
 def test_a_prometheus_that_scrapes_it_has_its_metrics(session, tmp_path):
-    port = free_port()
-    configuration = {
-        "global": {"scrape_interval": "500ms"},
-        "scrape_configs": [
-            {"job_name": "slackserve", "static_configs": [{"targets": [f"127.0.0.1:{session.port}"]}]}
-        ],
-    }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(configuration))
-    prometheus = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={tmp_path / 'prometheus.yml'}",
-            f"--storage.tsdb.path={tmp_path / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def found(query):
-        url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        answer = get_json(url)
-        return {} if answer is None or "data" not in answer else answer["data"]["result"]
-
-    try:
+    with scraping(tmp_path, [session.port]) as prometheus:
+        found = prometheus.query
         assert_soon(lambda: found('slackserve_slo_burn_rate{tier="premium",window="short"} > 50'), 30)
         (attained,) = found('slackserve_slo_attainment_ratio{tier="premium",window="long"}')
         assert float(attained["value"][1]) == 0.0
@@ -134,9 +112,9 @@ def test_a_prometheus_that_scrapes_it_has_its_metrics(session, tmp_path):
         (correction,) = found('slackserve_prediction_correction_ratio{replica="slow"}')
         assert float(correction["value"][1]) == pytest.approx(2.0, rel=0.01)
         assert found("slackserve_policy_changes_total{reason='top_tier_at_risk'}")
-    finally:
-        prometheus.terminate()
-        prometheus.wait(10)
+        assert_soon(lambda: found('rate(slackserve_slo_judged_total{objective="all",met="no"}[10s]) > 0'), 30)
+        judged = found('sum by (met) (slackserve_slo_judged_total{objective="all"})')
+        assert {each["metric"]["met"] for each in judged} == {"no"}
 
 
 def test_without_the_monitor_the_last_policy_holds(session):

@@ -21,8 +21,17 @@ def tiny_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def deployment(tmp_path_factory, tiny_model):
-    keys = {"acme": "key-of-acme", "batch": "key-of-batch"}
+def otlp_port() -> int:
+    """Where the deployment sends the spans of requests that bring a sampled trace.
+
+    It is free until a test listens there, so it is none of those that the system gives away meanwhile.
+    """
+    return nixl_port()
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory, tiny_model, otlp_port):
+    keys = {"acme": "key-of-acme", "batch": "key-of-batch", "metered": "key-of-metered"}
     if url := os.environ.get("SLACKSERVE_TEST_URL"):  # one that runs already, with the configuration below
         yield Deployment(url, "tiny", None, None, keys)
         return
@@ -30,9 +39,11 @@ def deployment(tmp_path_factory, tiny_model):
         "model": str(tiny_model),
         "model_name": "tiny",
         "port": free_port(),
+        "grpc": {"port": free_port()},
         "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
         # These tests pile requests up and let deadlines pass; nobody is to be turned away for that.
         "monitor": {"port": free_port(), "shed": False},
+        "tracing": {"endpoint": f"http://127.0.0.1:{otlp_port}", "ratio": 0},
         "admission": {"calm_s": 600},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
@@ -45,6 +56,11 @@ def deployment(tmp_path_factory, tiny_model):
         "api_keys": [
             {"tenant": "acme", "key": keys["acme"]},
             {"tenant": "batch", "key": keys["batch"], "highest_tier": "background"},
+            {
+                "tenant": "metered",
+                "key": keys["metered"],
+                "limits": {"output_tokens_per_s": 0.1, "burst_output_tokens": 100},
+            },
         ],
     }
     running = start(tmp_path_factory.mktemp("serve"), config, keys)

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.calibrate.profile import load_profile
 from deployments.config import ConfigError
-from slo.files.profile import read_whole_profile
+from slo.files.profile import read_profile
 
 pytestmark = pytest.mark.e2e
 
@@ -32,9 +32,10 @@ def test_it_writes_a_profile_and_shows_how_well_it_fits(deployment, tmp_path):
     assert f"R² {profile['r_squared']:.5f}" in run.stderr
     assert profile["about"]["model"] == "tiny"
     assert profile["about"]["dtype"] == "float32"
-    handoff = read_whole_profile(path, ConfigError).handoff
-    assert handoff is not None
-    assert 0 < handoff.model().handoff_s(1000) < 10
+    assert 0 < predictor.handoff_s < 10
+    transfer = read_profile(path, ConfigError).transfer
+    assert transfer is not None
+    assert 0 < transfer.transfer_s(1000) < 10
     assert "KV transfer" in run.stderr
     assert_it_can_be_checked(path)
 

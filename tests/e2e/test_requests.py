@@ -40,6 +40,45 @@ def test_streaming_chat_gives_the_same_text_as_not_streaming(deployment):
     assert pieces[-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0, "logprobs": 2},
+        {"temperature": 1.2, "seed": 5, "top_p": 0.9, "frequency_penalty": 0.5, "logprobs": 1},
+        {"temperature": 0, "max_tokens": 1},
+        {"temperature": 1, "seed": 6, "stop": ["a", "e", "1", " "]},
+    ],
+)
+def test_the_first_token_of_prefill_begins_the_answer_that_one_engine_gives(deployment, sampling):
+    client = deployment.client()
+    before = deployment.metric("slackserve_first_tokens_resampled_total")
+    ask = {"model": "tiny", "prompt": "hello " * 40, "max_tokens": 12, **sampling}
+    # Whoever asks for the prompt's log-probabilities is served by the decode engine alone.
+    alone = client.completions.create(**ask, extra_body={"prompt_logprobs": 0}).choices[0]
+    whole = client.completions.create(**ask).choices[0]
+    assert (whole.text, whole.finish_reason) == (alone.text, alone.finish_reason)
+    pieces = [piece.choices[0] for piece in client.completions.create(**ask, stream=True) if piece.choices]
+    assert "".join(piece.text for piece in pieces) == alone.text
+    assert pieces[-1].finish_reason == alone.finish_reason
+    if alone.logprobs is not None:
+        assert whole.logprobs.tokens == alone.logprobs.tokens
+        assert whole.logprobs.token_logprobs == pytest.approx(alone.logprobs.token_logprobs, abs=1e-4)
+        assert [token for piece in pieces for token in piece.logprobs.tokens] == alone.logprobs.tokens
+    assert deployment.metric("slackserve_first_tokens_resampled_total") == before
+
+
+def test_what_prefill_cannot_sample_is_sampled_by_decode(deployment):
+    before = deployment.metric("slackserve_first_tokens_resampled_total", reason="grammar")
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    grammar = {"structured_outputs": {"regex": "[ab]{4}"}}
+    answer = deployment.client().chat.completions.create(**chat, extra_body=grammar)
+    assert set(answer.choices[0].message.content) <= set("ab")
+    assert_soon(
+        lambda: deployment.metric("slackserve_first_tokens_resampled_total", reason="grammar") == before + 1,
+        10,
+    )
+
+
 def test_a_prompt_of_tokens_and_content_parts(deployment):
     client = deployment.client()
     answer = client.completions.create(model="tiny", prompt=[5, 6, 7] * 30, max_tokens=2)
@@ -100,13 +139,31 @@ def test_a_tier_above_the_tenants_is_clamped_and_told_so(deployment):
     assert raw.headers["x-slo-tier-clamped-from"] == "premium"
 
 
+def test_texts_become_tokens_and_texts_again(deployment):
+    headers = {"authorization": "Bearer key-of-acme"}
+
+    def ask(path, expected=200, **body):
+        answer = httpx.post(f"{deployment.url}/{path}", json={"model": "tiny", **body}, headers=headers)
+        assert answer.status_code == expected, answer.text
+        return answer.json()
+
+    found = ask("tokenize", prompt="hello " * 3)
+    assert found["count"] == len(found["tokens"]) > 3
+    assert found["max_model_len"] == 4096
+    assert ask("detokenize", tokens=found["tokens"])["prompt"].endswith("hello hello hello ")
+    assert ask("tokenize", 400)["error"]["param"] == "prompt"
+    assert ask("detokenize", 404, model="tinny", tokens=[1])["error"]["code"] == "model_not_found"
+    without_key = httpx.post(f"{deployment.url}/tokenize", json={"model": "tiny", "prompt": "hello"})
+    assert without_key.status_code == 401
+
+
 def test_models_and_health(deployment):
     assert [model.id for model in deployment.client().models.list()] == ["tiny"]
     assert deployment.client().models.retrieve("tiny").id == "tiny"
     assert httpx.get(f"{deployment.url}/health").json() == {"status": "ok"}
     ready = httpx.get(f"{deployment.url}/ready")
-    assert ready.status_code == 200
-    assert_a_curve_that_grows(ready.json()["fleet"]["prefill"][0])
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"}), "no key, no details"
+    assert_a_curve_that_grows(deployment.fleet()["prefill"][0])
 
 
 def assert_a_curve_that_grows(replica):

@@ -85,6 +85,17 @@ def test_other_architectures_before_each_operator(architecture, per_layer, model
             assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
 
 
+def test_a_model_that_computes_between_its_layers_is_not_preempted(models):
+    """It would go on with other values: a skip connection starts before the checkpoint's layer."""
+    with engine(models("solar")) as running:
+        ((done, _, refusal),) = running.rpc("preemption_support")
+        assert done == ()
+        assert "SolarForCausalLM: a pass of it that is stopped and resumed ends with other values" in refusal
+        running.stop_at(2)
+        assert running.prefill("whole", PROMPT).tokens
+        assert running.rpc("stops_left")[0] == 1, "nothing stops"
+
+
 @pytest.mark.embedded
 def test_the_embedded_model():
     """Thirty layers, three KV heads, real weights."""

@@ -4,10 +4,13 @@ import time
 
 import pytest
 from engines import engine, random_prompt
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
+from waiting import assert_soon
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from prefill_node.engine_setup import EngineSetup
+from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import MEMORY_S
 
 LONG = random_prompt(700, seed=1)
@@ -68,6 +71,34 @@ def test_several_suspended_at_once_are_served_in_order_of_urgency(running):
     assert running.answers == expected
     kinds = [type(notice) for notice in running.notices() if not isinstance(notice, Passed | Started)]
     assert kinds == [Stopped, Served, Stopped, Served, Resumed, Resumed]
+
+
+def test_what_vllm_had_skipped_does_not_slip_into_an_urgent_step(running):
+    """A request waits for its grammar outside the queue, where nobody orders it."""
+    expected = alone(running, short=SHORT)
+    too_long_to_join = random_prompt(2000, seed=4)
+    grammar = StructuredOutputsParams(regex="[ab]{1,4}")
+    running.add("with grammar", too_long_to_join, structured_outputs=grammar)
+    assert len(running.scheduler.skipped_waiting) == 1
+    (skipped,) = running.scheduler.skipped_waiting
+    assert_soon(lambda: skipped.structured_output_request.grammar is not None, 20)
+    running.add("short", SHORT, deadline_s=60)
+    assert running.step() == ["short"]
+    assert running.step() == ["with grammar"]
+    assert_same_output(running, expected)
+
+
+def test_a_runner_that_keeps_a_place_for_each_request_is_not_sent_more_than_it_has(running):
+    """The suspended request loses its place, as it would its memory."""
+    scheduler = running.scheduler
+    scheduler._holds_slots, scheduler.max_num_running_reqs, slots = True, 1, scheduler.max_num_running_reqs
+    try:
+        suspend(running, "long", LONG, 2, beneficiary="short")
+        running.add("short", SHORT, deadline_s=60)
+        ended = [name for _ in range(8) for name in running.step()]
+        assert ended == ["short", "long"]
+    finally:
+        scheduler._holds_slots, scheduler.max_num_running_reqs = False, slots
 
 
 def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
@@ -194,11 +225,12 @@ def test_blocks_of_an_unfinished_step_are_never_shared(running):
     running.prefill("again", prefix + tail)
     assert running.cached_tokens["again"] == 512
     started = [notice for notice in running.notices() if isinstance(notice, Started)]
-    assert started == [Started("long", 0), Started("twin", 0), Started("again", 512)]
+    assert [(each.job, each.cached_tokens) for each in started] == [("long", 0), ("twin", 0), ("again", 512)]
+    assert [each.issued_s for each in started] == sorted(each.issued_s for each in started)
 
 
 def test_a_request_that_has_been_suspended_for_too_long_goes_first(models):
-    setup = EngineSetup(mode="resume", max_suspended_s=0.2)
+    setup = EngineSetup(mode="resume", limits=Limits(max_suspended_s=0.2))
     with engine(models("llama"), setup=setup) as running:
         suspend(running, "long", LONG, 2, beneficiary="short")
         time.sleep(0.25)
@@ -208,7 +240,7 @@ def test_a_request_that_has_been_suspended_for_too_long_goes_first(models):
 
 
 def test_a_late_step_starts_over_when_its_place_is_wanted_for_those_on_time(models):
-    setup = EngineSetup(mode="resume", max_suspended_steps=1)
+    setup = EngineSetup(mode="resume", limits=Limits(max_suspended_steps=1))
     with engine(models("llama"), setup=setup) as running:
         expected = alone(running, long=LONG)
         suspend(running, "long", LONG, 2, beneficiary="short", deadline_s=0)

@@ -1,7 +1,7 @@
 """Real vLLM engines whose steps a test takes one at a time.
 
-The scheduler runs in the test's own process, so that a test sees its state and a step is one call; the
-workers run in processes of their own.
+The scheduler runs in the test's own process, so that a test sees its state and a step is one call. So does
+the worker of an engine with one rank, as on a replica; several ranks have processes of their own.
 """
 
 from __future__ import annotations
@@ -55,18 +55,22 @@ class Engine:
         """What each worker's `method` returns."""
         return self.core.model_executor.collective_rpc(method, args=args)
 
-    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1):
-        """Queue a request whose job is `name`."""
+    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1, **sampling):
+        """Queue a request whose job is `name`, sampled greedily unless `sampling` says otherwise."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3, 0.0]}
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
-        sampling = SamplingParams(
-            max_tokens=max_tokens, temperature=0, logprobs=5, ignore_eos=True, extra_args=arguments
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=5,
+            ignore_eos=True,
+            extra_args=arguments,
+            **{"temperature": 0, **sampling},
         )
-        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling)
+        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), params)
 
     def abort(self, *names):
         self.llm.llm_engine.abort_request(list(names), internal=False)
@@ -94,13 +98,12 @@ class Engine:
                 ended.append(output.request_id)
         return ended
 
-    def finish(self, most=500):
+    def finish(self, within_s=60):
         """Step until nothing is left to do."""
-        for _ in range(most):
-            if not self.llm.llm_engine.has_unfinished_requests():
-                return
+        deadline_s = time.monotonic() + within_s
+        while self.llm.llm_engine.has_unfinished_requests():
+            assert time.monotonic() < deadline_s, f"not done after {within_s} s"
             self.step()
-        raise AssertionError(f"not done after {most} steps")
 
     def prefill(self, name, prompt, **options):
         """Run one request alone, to its end."""
@@ -156,7 +159,13 @@ def engine(
     model, *, tensor_parallel_size=1, setup=None, worker="scripted_worker.ScriptedCPUWorker", **options
 ):
     """Start an engine that can be preempted, by a script or, with the real worker, through its board."""
-    options = {"max_model_len": 2048, "max_num_batched_tokens": 2048} | options
+    executor = "uni" if tensor_parallel_size == 1 else "mp"  # as the replicas have it
+    defaults = {
+        "max_model_len": 2048,
+        "max_num_batched_tokens": 2048,
+        "distributed_executor_backend": executor,
+    }
+    options = defaults | options
     with offline_engine(model, worker, ranks=tensor_parallel_size, setup=setup, **options) as (llm, board):
         yield Engine(llm, board, is_scripted=worker.startswith("scripted_worker."))
 

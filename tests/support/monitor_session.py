@@ -1,5 +1,7 @@
 """A Ray of its own with an SLO monitor, an ingress that misses premium's objectives and a slow replica.
 
+Beside it another application with a monitor, in which all is well.
+
 Run as a script: `monitor_session.py PORT DIRECTORY`. Writes a line of JSON about every quarter of a second.
 Reads commands from standard input, one a line: `kill` kills the monitor's process, `end` ends the monitor for
 good, and the end of the input ends everything.
@@ -8,6 +10,7 @@ good, and the end of the input ends everything.
 import asyncio
 import json
 import sys
+from functools import partial
 
 import ray
 
@@ -23,10 +26,12 @@ from slo.tiers import BACKGROUND, PREMIUM
 from telemetry.catalogue import MONITOR_LOST
 from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor
 
+APPLICATION = "tests"
 SLOW = ReplicaId("slow")
 LATE = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
 PASS = PassMeasured(predicted_s=0.1, corrected_s=0.1, measured_s=0.2)
 SETTINGS = MonitorSettings(rules=SteeringRules(tighten_every_s=1.0))
+OTHER_SETTINGS = MonitorSettings(window_s=60.0)
 
 
 class Instruments:
@@ -47,9 +52,17 @@ def participants():
 
 async def run(port):
     options = MonitorOptions(SETTINGS, port=port)
-    handle = start_monitor(options)
-    clients = [MonitorClient(it, Instruments(), find_monitor, 0.1) for it in participants()]
-    for client in clients:
+    handle = start_monitor(options, APPLICATION)
+    clients = [
+        MonitorClient(it, Instruments(), partial(find_monitor, APPLICATION), 0.1) for it in participants()
+    ]
+    other = MonitorClient(
+        Participant("other", Role.INGRESS, IngressSeen, settings=OTHER_SETTINGS),
+        Instruments(),
+        partial(start_monitor, MonitorOptions(OTHER_SETTINGS), "other"),
+        0.1,
+    )
+    for client in (*clients, other):
         client.start()
     commands = asyncio.create_task(obey(handle))
     while not commands.done():
@@ -62,6 +75,8 @@ async def run(port):
             "correction": policy.correction(SLOW),
             "lost": clients[0]._instruments.lost,
             "uptime_s": await uptime_s(handle),
+            "other_shed": other.policy.shed_level(BACKGROUND),
+            "other_lost": other._instruments.lost,
         }
         sys.stdout.write(f"{json.dumps(line)}\n")
         sys.stdout.flush()
@@ -85,7 +100,7 @@ async def obey(handle):
         if command == "kill":
             ray.kill(handle, no_restart=False)
         elif command == "end":
-            stop_monitor()
+            stop_monitor(APPLICATION)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-_NAMES = {"replica": "ServeReplica", "engine": "VLLM::EngineCore", "worker": "VLLM::Worker"}
+_NAMES = {"replica": "ServeReplica", "engine": "VLLM::EngineCore"}
 
 
 def processes_of(tier):
@@ -15,5 +15,5 @@ def processes_of(tier):
 
 
 def of_kind(kind, processes):
-    """Of a replica's processes: the replica itself, its EngineCore, or its workers."""
+    """Of a replica's processes: the replica itself, or its EngineCore, in which its one worker is."""
     return (process for process in processes if _NAMES[kind] in " ".join(process.cmdline()))

@@ -7,15 +7,17 @@ import re
 import socket
 import subprocess
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
+import httpx
 import openai
 import psutil
+import pytest
 import yaml
 
 from benchmarks.engines.local_server import serve_until_ready
-from deployments.local.launcher import get_json
 
 METRICS_EVERY_S = 1.0
 """How often the processes of a deployment export their metrics; Ray's own default is ten seconds."""
@@ -30,13 +32,22 @@ class Deployment:
     process: subprocess.Popen
     log: Path
     keys: dict[str, str]
+    grpc_port: int | None = None
+
+    def channel(self) -> grpc.Channel:
+        """To the gRPC API."""
+        if self.grpc_port is None:
+            pytest.skip("the deployment serves no gRPC")
+        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
 
     def client(self, tenant: str | None = "acme", **options) -> openai.OpenAI:
         key = self.keys.get(tenant, "none")
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
 
     def fleet(self) -> dict:
-        return get_json(f"{self.url}/ready")["fleet"]
+        key = next(iter(self.keys.values()), "none")
+        answer = httpx.get(f"{self.url}/ready", headers={"authorization": f"Bearer {key}"})
+        return answer.json()["fleet"]
 
     def ray_address(self) -> str:
         """Of its own Ray, as `RAY_ADDRESS` takes it: other deployments may run on the machine."""
@@ -65,22 +76,47 @@ class Deployment:
             return response.read().decode()
 
 
-def start(directory: Path, config: dict, keys: dict[str, str] | None = None) -> Deployment:
-    """Run `slackserve serve` on `config` and wait until it is ready."""
+def start(
+    directory: Path,
+    config: dict,
+    keys: dict[str, str] | None = None,
+    python_path: tuple[Path, ...] = (),
+) -> Deployment:
+    """Run `slackserve serve` on `config`, its keys in a file, and wait until it is ready.
+
+    `python_path` comes before our packages.
+    """
+    if given := config.get("api_keys"):
+        keys_file = directory / "keys.yaml"
+        keys_file.write_text(yaml.safe_dump(given))
+        config = {**config, "api_keys": [], "api_keys_file": str(keys_file)}
     path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     model = config.get("model_name", "tiny")
-    return run_until_ready(
-        directory / "serve.log", config["port"], model, keys, "--config", str(path), "--verbose"
+    running = run_until_ready(
+        directory / "serve.log",
+        config["port"],
+        model,
+        keys,
+        "--config",
+        str(path),
+        "--verbose",
+        python_path=python_path,
     )
+    return replace(running, grpc_port=config.get("grpc", {}).get("port"))
 
 
 def run_until_ready(
-    log: Path, port: int, model: str, keys: dict[str, str] | None = None, *arguments: str
+    log: Path,
+    port: int,
+    model: str,
+    keys: dict[str, str] | None = None,
+    *arguments: str,
+    python_path: tuple[Path, ...] = (),
 ) -> Deployment:
     """Run `slackserve serve` with `arguments` on `port` and wait until it is ready."""
     os.environ["RAY_metrics_report_interval_ms"] = f"{METRICS_EVERY_S * 1e3:.0f}"  # noqa: SIM112 - Ray's spelling
-    process = serve_until_ready(log, port, *arguments)
+    process = serve_until_ready(log, port, *arguments, python_path=python_path)
     return Deployment(f"http://127.0.0.1:{port}", model, process, log, keys or {})
 
 

@@ -8,32 +8,29 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
+from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.suspension import SuspendedStep
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits
+from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import Candidate, compose_step
+from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder, order
+from slo.queue.prefill import Prefill
 from slo.queue.slack import slack_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefill_node.board.messages import Queued
-    from prefill_node.engine.stepping.suspension import SuspendedStep
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.queue.arrival_forecast import Forecast
-    from slo.queue.fairness import Boost, Fairness
-    from slo.queue.prefill import Prefill
-    from slo.request import JobId
+from slo.request import JobId
 
 
 class Suspended(msgspec.Struct, frozen=True):
     """A suspended step that could go on.
 
     Attributes:
-        step: The step.
         prefill: Its most urgent member, with the weight of all of them.
         held_blocks: KV blocks of its members.
         blocked: The job that it was preempted for is still to be served.
@@ -80,7 +77,6 @@ class ChoiceRules:
     """How to choose.
 
     Attributes:
-        queue_order: Which prefill goes first.
         predictor: Time of a forward pass.
         join_tokens: Prompts share a step while they have no more tokens together.
         forecast: What is expected to arrive; None for nothing.
@@ -117,15 +113,8 @@ def choose(
     suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
     One that does not fit waits for suspended steps to finish if its slack allows, and takes the memory of
     those of no more weight than itself, the least valuable first, if not. One that nothing may stop, as its
-    class would starve, may take anybody's, and as long as it does not fit nothing else starts.
-
-    Args:
-        queue: Everything that can run and is not suspended.
-        suspended: The suspended steps.
-        free_blocks: KV blocks that nobody holds.
-        now_s: The time.
-        rules: How to choose.
-        ordered: `in_order` of the same, by who has it already.
+    class would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
+    `in_order` of the same, by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -233,25 +222,10 @@ A late step is resumed when nobody on time waits, which in an overload is never;
 its place count against the limits, and would keep others from being stopped."""
 
 
-class SuspensionRoom(NamedTuple):
-    """How much may be suspended on a replica; see `slo.preemption.types.Limits`.
-
-    Attributes:
-        steps: Steps at a time.
-        kept_bytes: Bytes of their checkpoints, on each rank.
-    """
-
-    steps: int
-    kept_bytes: int
-
-
-def in_excess(suspended: Sequence[Suspended], now_s: float, room: SuspensionRoom) -> list[SuspendedStep]:
+def in_excess(suspended: Sequence[Suspended], now_s: float, limits: Limits) -> list[SuspendedStep]:
     """The steps to start over: of those that are late, the least advanced first, until few enough remain.
 
-    Args:
-        suspended: All suspended steps; one without a deadline is never late.
-        now_s: The time.
-        room: What the limits allow.
+    One without a deadline is never late.
     """
     late = [
         item
@@ -261,7 +235,8 @@ def in_excess(suspended: Sequence[Suspended], now_s: float, room: SuspensionRoom
     steps, kept_bytes = len(late), sum(item.step.checkpoint_bytes for item in late)
     excess: list[SuspendedStep] = []
     for item in sorted(late, key=lambda item: item.step.done * item.step.tokens):
-        if steps <= LATE_PART * room.steps and kept_bytes <= LATE_PART * room.kept_bytes:
+        is_few = steps <= LATE_PART * limits.max_suspended_steps
+        if is_few and kept_bytes <= LATE_PART * limits.max_suspended_bytes:
             break
         excess.append(item.step)
         steps -= 1

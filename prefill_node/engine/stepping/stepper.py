@@ -12,34 +12,30 @@ queues, the forward pass, the board.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from prefill_node.board.messages import SchedulerView, StepView
+from prefill_node.board.messages import Queued, SchedulerView, StepView, SuspendedView
 from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
     Resume,
     Start,
-    SuspensionRoom,
+    Suspended,
     Wait,
     choose,
     in_excess,
     in_order,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits
+from slo.queue.fairness import Boost
+from slo.queue.prefill import Prefill
 from slo.request import JobId
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from prefill_node.board.messages import Queued, SuspendedView
-    from prefill_node.engine.stepping.step_choice import Suspended
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.queue.fairness import Boost
-    from slo.queue.prefill import Prefill
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 _REMEMBER_JOBS = 8192
 _REMEMBER_DONE = 128
@@ -52,21 +48,6 @@ class StartOver(msgspec.Struct, frozen=True):
 
 
 Command: TypeAlias = StartOver | Start | Resume | Wait
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """How long and how much may be suspended.
-
-    Attributes:
-        max_suspended_s: A request that has been suspended for so long in total goes first.
-        room: How much may be suspended at a time.
-        arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
-    """
-
-    max_suspended_s: float
-    room: SuspensionRoom
-    arrival_wait_s: float = 0.0
 
 
 class Member(NamedTuple):
@@ -87,24 +68,6 @@ class Member(NamedTuple):
     behind_tokens: int
 
 
-class StepStop(NamedTuple):
-    """How a step stopped.
-
-    Attributes:
-        at_s: When.
-        boundary: Where it goes on; 0 without a checkpoint.
-        done: The fraction of its forward pass that need not be repeated.
-        checkpoint_bytes: What each rank keeps of it; 0 for none.
-        beneficiary: The job that it was preempted for, empty for none.
-    """
-
-    at_s: float
-    boundary: int
-    done: float
-    checkpoint_bytes: int
-    beneficiary: str
-
-
 class _Issued(NamedTuple):
     """The running step: its tokens by tier, and the right that it runs by."""
 
@@ -116,6 +79,10 @@ class _Issued(NamedTuple):
 class Stepper:
     """The state of one engine's steps.
 
+    Args:
+        limits: How long and how much may be suspended.
+        arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
+
     Attributes:
         rules: How it chooses; the predictor changes with what the replica sends.
         suspensions: What is suspended, and what each request has been through.
@@ -123,12 +90,13 @@ class Stepper:
         step_id: Identity of the last step.
     """
 
-    def __init__(self, rules: ChoiceRules, limits: StepLimits) -> None:
+    def __init__(self, rules: ChoiceRules, limits: Limits, arrival_wait_s: float = 0.0) -> None:
         self.rules = rules
         self.suspensions = Suspensions(limits.max_suspended_s)
         self.jobs: dict[str, str] = {}
         self.step_id = 0
         self._limits = limits
+        self._arrival_wait_s = arrival_wait_s
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
         self._issued: _Issued | None = None
@@ -209,48 +177,21 @@ class Stepper:
             seconds = now_s - issued.view.started_s
             self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
 
-    def step_preempted(
-        self, members: Mapping[str, int], pairs: float, stop: StepStop, now_s: float
-    ) -> SuspendedStep:
-        """The last step, which has ended, stopped on the way; it is kept for those who are still there.
-
-        Args:
-            members: Its tokens by request, of those that have not left meanwhile.
-            pairs: The `slo.predict.prefill_time.attention_pairs` of the whole step.
-            stop: How.
-            now_s: The time.
-        """
-        step = SuspendedStep(
-            step_id=self.step_id,
-            members=dict(members),
-            pairs=pairs,
-            boundary=stop.boundary,
-            done=stop.done,
-            checkpoint_bytes=stop.checkpoint_bytes,
-            since_s=stop.at_s,
-            preempted_by=stop.beneficiary,
-            arrival_by_s=now_s + self._limits.arrival_wait_s,
-        )
-        if members:
+    def step_preempted(self, step: SuspendedStep, now_s: float) -> None:
+        """The last step, which has ended, stopped on the way; it is kept for members that are still there."""
+        step.arrival_by_s = now_s + self._arrival_wait_s
+        if step.members:
             self.suspensions.suspend(step)
-        elif stop.checkpoint_bytes:
+        elif step.checkpoint_bytes:
             self.suspensions.discard(step.step_id)
-        return step
 
     # Commands
 
     def next_step(
         self, queue: Sequence[Queued], suspended: Sequence[Suspended], free_blocks: int, now_s: float
     ) -> Command:
-        """What to do now.
-
-        Args:
-            queue: Everything that can run and is not suspended.
-            suspended: The suspended steps.
-            free_blocks: KV blocks that nobody holds.
-            now_s: The time.
-        """
-        if suspended and (excess := in_excess(suspended, now_s, self._limits.room)):
+        """What to do now."""
+        if suspended and (excess := in_excess(suspended, now_s, self._limits)):
             return StartOver(tuple(request for step in excess for request in step.members))
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
@@ -275,5 +216,5 @@ class Stepper:
             tuple(waiting),
             tuple(suspended),
             tuple(self._done),
-            None if fairness is None else fairness.account.state(),
+            None if fairness is None else fairness.standing,
         )

@@ -6,6 +6,7 @@ what runs next.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -20,7 +21,6 @@ class SuspendedStep:
         boundary: Where it goes on; 0 without a checkpoint.
         done: The fraction of its forward pass that need not be repeated.
         checkpoint_bytes: What each rank keeps of it; 0 for none.
-        since_s: When it stopped.
         preempted_by: The job that it was preempted for, empty for none.
         arrival_by_s: Until when it waits for that job to reach the engine.
     """
@@ -33,7 +33,7 @@ class SuspendedStep:
     checkpoint_bytes: int
     since_s: float
     preempted_by: str
-    arrival_by_s: float
+    arrival_by_s: float = -math.inf
 
     @property
     def tokens(self) -> int:
@@ -72,12 +72,14 @@ class Suspensions:
 
     def resume(self, step: SuspendedStep, now_s: float) -> None:
         """A step is issued again; whoever runs it takes its checkpoint."""
-        self._close(step, now_s)
+        self.steps.remove(step)
+        for request in step.members:
+            self._charge(request, step, now_s)
 
     def drop(self, step: SuspendedStep, now_s: float) -> None:
         """A step loses its checkpoint, its members start over."""
-        self._close(step, now_s)
-        self._discarded.append(step.step_id)
+        self.resume(step, now_s)
+        self.discard(step.step_id)
 
     def forget(self, request: str, now_s: float) -> None:
         """A request is gone or has lost its KV blocks; steps without members are dropped."""
@@ -119,11 +121,6 @@ class Suspensions:
     def _closed_s(self, request: str) -> float:
         account = self.accounts.get(request)
         return 0.0 if account is None else account.suspended_s
-
-    def _close(self, step: SuspendedStep, now_s: float) -> None:
-        self.steps.remove(step)
-        for request in step.members:
-            self._charge(request, step, now_s)
 
     def _charge(self, request: str, step: SuspendedStep, now_s: float) -> None:
         if (account := self.accounts.get(request)) is not None:

@@ -10,11 +10,16 @@ replica process can. Pure: takes the queue that the engine's scheduler has publi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from slo.monitor.directives import PreemptDirective
+from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
 from slo.preemption.types import (
     Keep,
@@ -29,20 +34,11 @@ from slo.preemption.types import (
     RunningStep,
 )
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.fairness import FairnessRule
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
-    from prefill_node.board.pass_shape import PassShape
-    from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
-    from slo.monitor.directives import PreemptDirective
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.queue.fairness import FairnessRule
-    from slo.tiers import Tier
+from slo.tiers import Tier
 
 NOBODY = JobId("")
 """The beneficiary of a stop that only ends work that nobody waits for."""
@@ -83,7 +79,6 @@ class Governor:
         weights: Value of a request on time, by tier.
         fairness: The scheduler's rule, of which the board has the state; None for none.
         ordered: The last step that was ordered to stop.
-        forecast: What is expected to arrive.
     """
 
     ledger: PrefillLedger
@@ -109,10 +104,8 @@ class Governor:
     ) -> PreemptionDecision:
         """Decide anew; called whenever something has changed.
 
-        Args:
-            view: What the scheduler has published last; None before that.
-            reached: The step and boundary that the first rank has published last.
-            now_s: The time.
+        `view` is what the scheduler has published last, None before that; `reached` are the step and boundary
+        that the first rank has published last.
         """
         if not self.is_on:
             return Keep(KeepReason.OFF)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from slo.predict.prefill_time import PrefillPredictor
-    from slo.request import JobId
-    from slo.tiers import Tier
+from slo.predict.prefill_time import PrefillPredictor
+from slo.request import JobId
+from slo.tiers import Tier
 
 _REMEMBER_ABANDONED = 4096
 

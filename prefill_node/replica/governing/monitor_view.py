@@ -5,17 +5,12 @@ Pure: reads the governor's knowledge, decides nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from prefill_node.board.messages import SchedulerView
+from prefill_node.replica.governing.governor import Governor
 from slo.monitor.directives import ReplicaSeen, StepSeen, WaiterSeen
+from slo.preemption.types import KeepReason
 from slo.queue.slack import NO_DEADLINE, slack_s
-from slo.request import JobId
-
-if TYPE_CHECKING:
-    from prefill_node.board.messages import SchedulerView
-    from prefill_node.replica.governing.governor import Governor
-    from slo.preemption.types import KeepReason
-    from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
 
 
 def replica_seen(
@@ -28,13 +23,8 @@ def replica_seen(
 ) -> ReplicaSeen:
     """The running step, and everybody who waits with their slack.
 
-    Args:
-        replica_id: The replica.
-        governor: Its governor.
-        view: What its scheduler has published last; None before that.
-        reached: The step and boundary that its first rank has published last.
-        kept: Why the governor let the running step go on.
-        now_s: The time.
+    `view`, `reached` and the time are as for `Governor.decide`; `kept` is why the governor let the running
+    step go on.
     """
     if view is None:
         return ReplicaSeen(replica_id, None, ())

@@ -6,25 +6,19 @@ Pure: reads the governor's knowledge, decides nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from prefill_node.board.messages import SchedulerView
+from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
+from prefill_node.replica.governing.governor import Governor
+from prefill_node.replica.governing.ledger import Accepted
+from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE, slack_s
 from slo.reports import OutstandingJob
-from slo.request import JobId
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefill_node.board.messages import StepView, SuspendedView
-    from prefill_node.replica.governing.governor import Governor
-    from prefill_node.replica.governing.ledger import Accepted
-    from slo.queue.prefill import Prefill
+from slo.request import JobId, job_of
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(NamedTuple):
     """What a replica has to do.
 
     Attributes:
@@ -74,7 +68,7 @@ def load(
         return ReplicaLoad(jobs, None, 0.0, None)
     return ReplicaLoad(
         jobs,
-        running[0].job_id,
+        job_of(running[0].job_id),
         governor.total_s(view.step) - remaining_s,
         governor.preemptible_in_s(view, reached, now_s),
     )
@@ -157,7 +151,7 @@ def _outstanding(
     return tuple(
         [
             OutstandingJob(
-                job.job_id,
+                job_of(job.job_id),
                 job.tier,
                 tokens,
                 None if job.deadline_s == NO_DEADLINE else job.deadline_s - now_s,

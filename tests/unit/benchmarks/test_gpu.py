@@ -198,7 +198,7 @@ def test_the_simulator_reads_the_operator_times(run):
 
 def test_the_simulator_reads_the_profile(run):
     out, _ = run
-    predictor = read_profile(out / "profile.json", ValueError)
+    predictor = read_profile(out / "profile.json", ValueError).predictor
     assert 0 < predictor.prefill_s(64) < predictor.prefill_s(128)
 
 

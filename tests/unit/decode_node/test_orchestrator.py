@@ -1,104 +1,167 @@
-"""Until its first token has been sent, a request whose prefill fails is prefilled elsewhere."""
+"""Until its KV cache is here, a request whose prefill fails is prefilled elsewhere; nothing is repeated."""
 
 import asyncio
 import json
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from pydantic import BaseModel
+from ray.serve.llm.openai_api_models import ErrorResponse
+from vllm import SamplingParams
 from vllm.exceptions import GenerationError
+from vllm.sampling_params import RequestOutputKind
 
-from decode_node.orchestrator import Call, NotReplacedError, Orchestrator
+from decode_node.answers import Piece
+from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.local_prefills import LocalPrefills
+from decode_node.orchestrator import Call, Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.spans import RequestSpans
+from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
 from slo.errors import Rejected, RejectionReason
 from slo.replacement import (
     FailureCause,
     Replaced,
-    ReplacementOutcome,
     ReplacementRules,
 )
-from slo.request import JobId, ReplicaId, RequestContext
+from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
 from slo.tiers import PREMIUM, STANDARD
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
-ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
-TOKEN = 'data: {"choices":[{"index":0,"delta":{"content":"one"},"finish_reason":null}]}\n\n'
-TEXT = 'data: {"choices":[{"index":0,"text":"one","finish_reason":null}]}\n\n'
-DONE = "data: [DONE]\n\n"
-WHOLE = {"choices": [{"text": "one two"}]}
-
-
-def server_error(message="Internal server error"):
-    error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
-    return "data: " + json.dumps({"error": error}) + "\n\n"
-
-
-@dataclass
-class Refused:
-    """What an engine answers instead of streaming."""
-
-    error: SimpleNamespace
-
-
-REQUEST = SimpleNamespace(model="m", request_id="request")
+FIRST, SECOND, THIRD = 1, 2, 3
+ANSWER = [FIRST, SECOND, THIRD]
+STREAMED = ["data: 1", "data: 2", "data: 3", "data: [DONE]"]
+FAILED = "the connector could not pull"
 PROMPT = list(range(100))
 
 
+class Request(BaseModel):
+    """What the orchestrator looks at of a client's request."""
+
+    vllm_xargs: dict | None = None
+    stream: bool = True
+    seed: int | None = None
+    max_tokens: int = 3
+
+
 def refusal(code=400):
-    return Refused(SimpleNamespace(message="too long", type="BadRequestError", code=code))
+    return ErrorResponse(error={"message": "too long", "type": "BadRequestError", "code": code})
 
 
-class Prefilled:
-    error = None
+def output(tokens, *, finished=False, error=False):
+    reason = "error" if error else "length" if finished else None
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(token_ids=tokens, finish_reason=reason, stop_reason=None)],
+        finished=finished or error,
+    )
+
+
+def tokens_of(one):
+    if one.outputs[0].finish_reason == "error":
+        raise GenerationError("Internal server error")
+    return one.outputs[0].token_ids
 
 
 class Play:
-    """Plays what happens at each replica: a cause of failure, an error, or the pieces that decode gives.
+    """Plays what happens at each replica: a cause of failure, an error, or what decode makes of its prefill.
 
-    It is the prefill tier, the decode engine, the router, and what writes the requests of both tiers.
+    It is the prefill tier, vLLM's OpenAI layer and engine on the decode replica, and the router. Decode makes
+    the second and third tokens, after the first where that is carried; None is a pull without end.
     """
 
-    def __init__(self, plays, places=(), *, serve=B):
+    def __init__(self, plays, places=(), *, serve=B, ended=False):
         self.plays = plays
         self.places = list(places)
         self.serve = serve
-        self.asked, self.contexts, self.released, self.prompts = [], [], [], []
+        self.first_ends = ended
+        self.asked, self.contexts, self.released, self.prompts, self.pulls = [], [], [], [], []
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
+            parallel_config=SimpleNamespace(worker_cls=WORKERS["cpu"]),
+            model_config=SimpleNamespace(enable_return_routed_experts=False),
+            speculative_config=None,
+            use_v2_model_runner=True,
+        )
+        processor = SimpleNamespace(add_request=None)
+        self._engine_client = SimpleNamespace(
+            vllm_config=config, generate=self.generate, output_processor=processor, errored=False
+        )
 
-    def prepare_prefill_request(self, *, request, peer):
-        return request
-
-    def prepare_decode_request(self, *, request, peer, prefill_response):
-        assert isinstance(prefill_response, Prefilled)
-        return request
-
-    async def prefill(self, request, info, context):
-        self.prompts.append(request.prompt)
+    async def prefill(self, asked, info, context):
+        self.prompts.append(asked.token_ids)
         self.contexts.append(context)
         replica = context.prefill_replica or self.serve
         self.at = self.plays[replica]
         if isinstance(self.at, FailureCause):
             raise PrefillFailedError(self.at, replica)
-        if isinstance(self.at, Refused):
-            return self.at, replica
+        if isinstance(self.at, ErrorResponse):
+            return self.at
         if self.at is None:
             await asyncio.Event().wait()
-        return Prefilled(), replica
-
-    @property
-    def _engine_client(self):
-        return SimpleNamespace(errored=self.dead)
+        reason = "stop" if self.first_ends else "length"
+        token = SimpleNamespace(token_ids=[FIRST], finish_reason=reason, stop_reason=None, logprobs=None)
+        return Prefilled(token, None if self.first_ends else {"at": replica}, replica)
 
     async def completions(self, request, info):
-        assert request is REQUEST
-        for piece in self.at:
-            if piece is None:
+        """vLLM's OpenAI layer."""
+        kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(
+            max_tokens=request.max_tokens, seed=request.seed, extra_args=request.vllm_xargs, output_kind=kind
+        )
+        outputs = self._engine_client.generate({"prompt_token_ids": PROMPT}, params, "request")
+        try:
+            async for one in outputs:
+                tokens = tokens_of(one)
+                if request.stream:
+                    for token in tokens:
+                        yield f"data: {token}"
+                else:
+                    yield tokens
+        except GenerationError as error:
+            if not request.stream:
+                raise
+            yield "data: " + json.dumps({"error": {"message": str(error), "code": 500}})
+        if request.stream:
+            yield "data: [DONE]"
+
+    async def generate(self, prompt, params, request_id, **options):
+        """vLLM's engine."""
+        carried = self.begins(params)
+        is_stream = params.output_kind is RequestOutputKind.DELTA
+        known = self.carried
+        if carried is not None and not carried.is_sent and is_stream:
+            yield output(known, finished=carried.finish_reason is not None)
+        if carried is not None and carried.finish_reason is not None:
+            if not is_stream:
+                yield output(known, finished=True)
+            return
+        given = [[FIRST], [SECOND], [THIRD]][len(known) :] if self.at is ANSWER else self.at
+        whole = list(known)
+        for number, one in enumerate(given):
+            if one is None:
                 await asyncio.Event().wait()
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+            if isinstance(one, Exception):
+                raise one
+            if one is FAILED:
+                yield output([] if is_stream else whole, error=True)
+                return
+            whole += one
+            if is_stream:
+                yield output(one, finished=number == len(given) - 1)
+        if not is_stream:
+            yield output(whole, finished=True)
+
+    def begins(self, params):
+        carried = Carried.of(params)
+        self.carried = [] if carried is None else carried.token_ids
+        self.pulls.append(params.extra_args.get(KV_PARAMS))
+        if KV_PARAMS not in params.extra_args:
+            self.at = self.at_home
+        return carried
 
     async def place(self, request):
         self.asked.append(request)
@@ -108,12 +171,12 @@ class Play:
         return place
 
     def release(self, context):
-        self.released.append(context.prefill_replica)
+        self.released.append((context.prefill_replica, context.attempt_id))
 
 
 class Counts(dict):
     def count(self, metric, **labels):
-        key = labels["cause"], labels["outcome"]
+        key = tuple(labels.values())
         self[key] = self.get(key, 0) + 1
 
 
@@ -122,102 +185,186 @@ def context(**given):
     return RequestContext(JobId("job"), "request", **values)
 
 
-async def serve(steps, counts=None, limit=2, ask=None, **given):
+async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None, **given):
     async def nothing_wrong(_):
         return None
 
     watch = PrefillWatch(ask or nothing_wrong, 0.01, 0.05)
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
-    orchestrator = Orchestrator(D, steps, steps, steps, watch, steps, 1.0, rules, counts)
-    call = Call(REQUEST, None, is_chat=False, token_ids=PROMPT)
+    orchestrator = Orchestrator(D, steps, steps, watch, steps, 1.0, rules, counts, local)
+    orchestrator.stand_before(steps._engine_client)
+    call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
     async with aclosing(orchestrator.run(call, context(**given))) as pieces:
-        return [piece async for piece in pieces]
+        answer = [piece.text if isinstance(piece, Piece) else piece async for piece in pieces]
+    assert not orchestrator._runs
+    return answer
 
 
-async def test_a_request_that_nothing_happens_to_passes_untouched():
-    steps = Play({A: [ROLE, TOKEN, DONE]})
-    assert await serve(steps) == [ROLE, TOKEN, DONE]
+WHOLE = Request(stream=False)
+RESAMPLED = Request(seed=1)
+"""Not carried: the engine has vLLM's second model runner."""
+CASES = pytest.mark.parametrize(
+    ("request_", "answer"), [(Request(), STREAMED), (WHOLE, [ANSWER]), (RESAMPLED, STREAMED)], ids=str
+)
+
+
+@CASES
+async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answer):
+    steps, counts = Play({A: ANSWER}), Counts()
+    assert await serve(steps, counts, request=request_) == answer
     assert steps.asked == []
     assert steps.released == []
     assert steps.prompts == [PROMPT]
+    assert steps.pulls == [{"at": A}]
+    assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
 
 
-@pytest.mark.parametrize("pieces", [[ROLE, TOKEN, DONE], [TEXT, DONE], [[ROLE], [TOKEN], [DONE]], [WHOLE]])
+@CASES
 @pytest.mark.parametrize("lost", [FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED])
-async def test_before_or_during_the_prefill_the_router_finds_another_place(pieces, lost):
+async def test_before_or_during_the_prefill_the_router_finds_another_place(request_, answer, lost):
     counts = Counts()
-    steps = Play({A: lost, B: pieces}, [Replaced(B, 0.3)])
-    assert await serve(steps, counts) == pieces
+    steps = Play({A: lost, B: ANSWER}, [Replaced(B, 0.3)])
+    assert await serve(steps, counts, request=request_) == answer
     assert [one.prefill_replica for one in steps.contexts] == [A, B]
-    assert counts == {(lost.value, "router"): 1}
+    assert counts[(lost.value, "router")] == 1
     (asked,) = steps.asked
     assert (asked.failed_replicas, asked.cause, asked.decode_replica, asked.tokens) == ((A,), lost, D, 100)
+    assert asked.lost_replica == A
     assert asked.ttft_budget_s == pytest.approx(2.0, abs=0.2)
     again = steps.contexts[1]
     assert (again.handoff_s, again.failed_replicas, again.prompt_bytes) == (0.3, (A,), 0)
     assert again.ttft_budget_s <= asked.ttft_budget_s
 
 
-@pytest.mark.parametrize(
-    "failed",
-    [
-        [server_error(), DONE],
-        [[server_error()], [DONE]],
-        [ROLE, server_error(), DONE],
-        [[ROLE, server_error()], DONE],
-        [refusal(500)],
-    ],
-)
-async def test_a_failed_pull_sends_the_client_nothing_of_the_first_try(failed):
+@CASES
+async def test_a_failed_pull_is_placed_again_and_repeats_nothing(request_, answer):
     counts = Counts()
-    steps = Play({A: failed, B: [ROLE, TOKEN, DONE]}, [Replaced(B, 0.1)])
-    assert await serve(steps, counts) == [ROLE, TOKEN, DONE]
-    assert counts == {("pull_failed", "router"): 1}
-    assert steps.released == [A]
+    steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, counts, request=request_) == answer
+    assert counts[("pull_failed", "router")] == 1
+    assert steps.asked[0].lost_replica == A
+    assert steps.released == [(A, "job")]
 
 
-async def test_after_the_first_token_an_error_ends_the_answer():
-    steps = Play({A: [ROLE, TOKEN, server_error(), DONE]})
-    assert await serve(steps) == [ROLE, TOKEN, server_error(), DONE]
+async def test_a_request_that_brings_tokens_along_goes_on_from_them():
+    steps = Play({A: ANSWER})
+    brought = msgspec.to_builtins(Carried([FIRST, SECOND]))
+    await serve(steps, request=Request(vllm_xargs={CARRIED_XARG: brought}))
+    assert steps.prompts == [[*PROMPT, FIRST]]
+    assert steps.carried == [FIRST, SECOND]
+
+
+async def test_an_answer_that_had_ended_needs_no_prefill():
+    steps = Play({A: ANSWER})
+    brought = msgspec.to_builtins(Carried(ANSWER, finish_reason="length"))
+    assert (await serve(steps, request=Request(vllm_xargs={CARRIED_XARG: brought})))[-1] == STREAMED[-1]
+    assert steps.prompts == []
+    assert steps.pulls == [None]
+
+
+@pytest.mark.parametrize("lost", [FailureCause.REPLICA_DIED, [FAILED]])
+@pytest.mark.parametrize("place", [Replaced(None, 0.0), Rejected(RejectionReason.NO_REPLICA, 1.0)])
+@CASES
+async def test_without_another_prefill_replica_decode_computes_the_prompt(request_, answer, lost, place):
+    counts, local = Counts(), LocalPrefills(1)
+    steps = Play({A: lost}, [place])
+    steps.at_home = ANSWER
+    assert await serve(steps, counts, request=request_, local=local) == answer
+    assert counts[("replica_died" if lost is not None and lost != [FAILED] else "pull_failed", "local")] == 1
+    assert counts[("no_prefill_replica",)] == 1
+    assert steps.pulls[-1] is None
+    assert (local.computing, local.outstanding) == (0, 0)
+
+
+@CASES
+async def test_a_request_that_was_placed_on_decode_alone_asks_for_no_prefill(request_, answer):
+    steps = Play({})
+    steps.at_home = ANSWER
+    places = {"prefill_replica": None, "local_prefill": True}
+    assert await serve(steps, request=request_, local=LocalPrefills(1), **places) == answer
+    assert steps.prompts == []
+
+
+@CASES
+async def test_attempts_on_one_replica_have_names_of_their_own(request_, answer):
+    steps = Play({A: [FAILED]}, [Replaced(A, 0.1), Replaced(B, 0.1)])
+    steps.plays[B] = ANSWER
+    assert await serve(steps, request=request_) == answer
+    assert [one.attempt_id for one in steps.contexts] == ["job", "job#1", "job#2"]
+    assert steps.released == [(A, "job"), (A, "job#1")]
+
+
+@CASES
+async def test_a_replica_that_fails_one_request_is_not_lost_to_others(request_, answer):
+    counts = Counts()
+    steps = Play({A: FailureCause.REQUEST_FAILED, B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, counts, request=request_) == answer
+    (asked,) = steps.asked
+    assert (asked.failed_replicas, asked.lost_replica) == ((A,), None)
+
+
+async def test_after_the_second_token_an_error_ends_the_answer():
+    steps = Play({A: [[SECOND], FAILED]})
+    *pieces, failed = await serve(steps)
+    assert pieces == STREAMED[:2]
+    assert (failed.error.type, failed.error.message) == ("engine_error", "Internal server error")
     assert steps.asked == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_first_token_that_ends_the_answer_needs_no_decode(stream):
+    steps = Play({A: []}, ended=True)
+    answer = await serve(steps, request=Request(stream=stream))
+    assert answer == (["data: 1", "data: [DONE]"] if stream else [[FIRST]])
+    assert steps.released == []
+
+
+async def test_when_it_cannot_go_on_a_stream_ends_with_our_error_and_nothing_else():
+    steps = Play({A: [FAILED]}, [None])
+    pieces = await serve(steps, limit=0)
+    assert pieces[0] == STREAMED[0]
+    (answer,) = pieces[1:]
+    assert (answer.error.code, answer.error.type) == (503, "prefill_failed")
+
+
 async def test_a_dead_decode_engine_is_not_the_prefills_fault():
-    steps = Play({A: [server_error(), DONE]})
-    steps.dead = True
-    assert await serve(steps) == [server_error(), DONE]
+    steps = Play({A: [GenerationError("dead")]})
+    steps._engine_client.errored = True
+    *pieces, failed = await serve(steps)
+    assert pieces == STREAMED[:1]
+    assert (failed.error.type, failed.error.param) == (ENGINE_DIED, D)
     assert steps.asked == []
 
 
 async def test_an_engine_that_fails_without_streaming_answers_with_an_error():
     steps = Play({A: [GenerationError("out of memory")]})
-    steps.dead = True
-    (answer,) = await serve(steps)
+    (answer,) = await serve(steps, request=WHOLE)
     assert (answer.error.code, answer.error.type) == (500, "engine_error")
 
 
-async def test_what_the_engines_refuse_is_refused():
-    for refused in ({A: refusal()}, {A: [refusal()]}):
-        steps = Play(refused)
-        (answer,) = await serve(steps)
-        assert answer.error.code == 400
-        assert steps.asked == []
+@pytest.mark.parametrize("request_", [Request(), WHOLE])
+async def test_what_the_engines_refuse_is_refused(request_):
+    steps = Play({A: refusal()})
+    (answer,) = await serve(steps, request=request_)
+    assert answer.error.code == 400
+    assert steps.asked == []
 
 
-async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica():
+@CASES
+async def test_without_the_router_serve_chooses_and_avoids_the_lost_replica(request_, answer):
     counts = Counts()
-    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [RuntimeError("the router has died")])
-    assert await serve(steps, counts) == [TEXT]
+    steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [RuntimeError("the router has died")])
+    assert await serve(steps, counts, request=request_) == answer
     again = steps.contexts[1]
     assert (again.prefill_replica, again.failed_replicas) == (None, (A,))
-    assert counts == {("replica_died", "serve"): 1}
+    assert counts[("replica_died", "serve")] == 1
 
 
 async def test_a_router_that_has_just_started_or_would_let_nobody_in_does_not_end_an_admitted_request():
     for reason in (RejectionReason.NOT_SETTLED, RejectionReason.OVER_SHARE):
-        steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Rejected(reason, 1.0)])
-        assert await serve(steps) == [TEXT]
+        steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [Rejected(reason, 1.0)])
+        assert await serve(steps) == STREAMED
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
@@ -225,39 +372,43 @@ async def test_it_is_placed_again_so_many_times_and_then_refused(limit):
     counts = Counts()
     dying = dict.fromkeys((A, B, C), FailureCause.REPLICA_DIED)
     steps = Play(dying, [Replaced(B, 0.1), Replaced(C, 0.1)])
-    with pytest.raises(NotReplacedError, match="try again") as refused:
-        await serve(steps, counts, limit=limit)
-    assert refused.value.outcome is ReplacementOutcome.LIMIT
+    (refused,) = await serve(steps, counts, limit=limit)
+    assert (refused.error.code, refused.error.type) == (503, "prefill_failed")
+    assert "try again" in refused.error.message
     assert len(steps.contexts) == limit + 1
     assert counts[("replica_died", "limit")] == 1
     assert [request.failed_replicas for request in steps.asked] == [(A,), (A, B)][:limit]
 
 
 @pytest.mark.parametrize(
-    ("reason", "outcome"),
+    ("reason", "code", "kind"),
     [
-        (RejectionReason.NO_REPLICA, ReplacementOutcome.NO_REPLICA),
-        (RejectionReason.DEADLINE_INFEASIBLE, ReplacementOutcome.DEADLINE),
+        (RejectionReason.NO_REPLICA, 503, "no_replica"),
+        (RejectionReason.DEADLINE_INFEASIBLE, 429, "deadline_passed"),
     ],
 )
-async def test_it_is_refused_for_what_the_router_says(reason, outcome):
+async def test_it_is_refused_for_what_the_router_says(reason, code, kind):
     steps = Play({A: FailureCause.REPLICA_DIED}, [Rejected(reason, 1.0)])
-    with pytest.raises(NotReplacedError) as refused:
-        await serve(steps)
-    assert refused.value.outcome is outcome
+    (refused,) = await serve(steps)
+    assert (refused.error.code, refused.error.type) == (code, kind)
+
+
+async def test_with_a_first_token_no_deadline_for_it_ends_the_answer():
+    steps = Play({A: [FAILED], B: ANSWER}, [Rejected(RejectionReason.DEADLINE_INFEASIBLE, 1.0)])
+    assert await serve(steps, ttft_budget_s=-1.0, explicit_deadline=True) == STREAMED
 
 
 async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
     steps = Play({A: FailureCause.REPLICA_DIED})
-    with pytest.raises(NotReplacedError, match="x-slo-ttft-ms"):
-        await serve(steps, ttft_budget_s=-1.0, explicit_deadline=True)
+    (refused,) = await serve(steps, ttft_budget_s=-1.0, explicit_deadline=True)
+    assert "x-slo-ttft-ms" in refused.error.message
     assert steps.asked == []
 
 
 @pytest.mark.parametrize("given", [{"tier": PREMIUM, "ttft_budget_s": -1.0}, {"ttft_budget_s": None}])
 async def test_those_who_may_not_be_shed_or_have_no_deadline_are_always_placed_again(given):
-    steps = Play({A: FailureCause.REPLICA_DIED, B: [TEXT]}, [Replaced(B, 0.1)])
-    assert await serve(steps, explicit_deadline=True, **given) == [TEXT]
+    steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, explicit_deadline=True, **given) == STREAMED
 
 
 @pytest.mark.parametrize("stuck", [None, [None]])
@@ -267,10 +418,10 @@ async def test_a_replica_that_falls_silent_in_prefill_or_pull_is_left(stuck):
             await asyncio.Event().wait()
 
     counts = Counts()
-    steps = Play({A: stuck, B: [TEXT]}, [Replaced(B, 0.1)])
-    assert await asyncio.wait_for(serve(steps, counts, ask=silent), 3) == [TEXT]
+    steps = Play({A: stuck, B: ANSWER}, [Replaced(B, 0.1)])
+    assert await asyncio.wait_for(serve(steps, counts, ask=silent), 3) == STREAMED
     assert counts == {("silent", "router"): 1}
-    assert steps.released == [A], "it may live, and then has the work for nothing"
+    assert steps.released == [(A, "job")], "it may live, and then has the work for nothing"
 
 
 async def test_nobody_there_at_all():
@@ -278,15 +429,16 @@ async def test_nobody_there_at_all():
         return FailureCause.NO_REPLICA
 
     steps = Play({B: None}, [None])
-    with pytest.raises(NotReplacedError, match="no prefill replica is running"):
-        await serve(steps, ask=nobody, prefill_replica=None)
+    (refused,) = await serve(steps, ask=nobody, prefill_replica=None)
+    assert "no prefill replica is running" in refused.error.message
 
 
-async def test_a_client_that_leaves_releases_the_prefill():
-    steps = Play({A: None})
+@pytest.mark.parametrize("where", [None, [None]])
+async def test_a_client_that_leaves_releases_the_prefill(where):
+    steps = Play({A: where})
     task = asyncio.create_task(serve(steps))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert steps.released == [A]
+    assert steps.released == [(A, "job")]

@@ -6,6 +6,7 @@ import pytest
 
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
 from slo.replacement import FailureCause
+from slo.replacement_budget import MIN_BUDGET
 from slo.request import ReplicaId
 
 PERIOD_S = 0.02
@@ -127,3 +128,41 @@ async def test_nobody_is_asked_when_nobody_waits():
     asked = len(fleet.asked)
     await asyncio.sleep(3 * PERIOD_S)
     assert len(fleet.asked) == asked
+
+
+async def test_an_ask_that_fails_fails_nobody_who_waits():
+    tries = []
+
+    async def fail_at_first(_):
+        tries.append(1)
+        if len(tries) < 3:
+            raise RuntimeError("a bug, or Serve's")
+
+    watched = PrefillWatch(fail_at_first, PERIOD_S, silent_after_s=5.0)
+    waits = [watched.result(after(6 * PERIOD_S, "kv"), A) for _ in range(5)]
+    assert await asyncio.gather(*waits) == ["kv"] * 5
+    assert len(tries) >= 3
+
+
+async def test_who_can_never_be_asked_is_silent():
+    async def fail(_):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(PrefillFailedError) as lost:
+        await PrefillWatch(fail, PERIOD_S, silent_after_s=3 * PERIOD_S).result(never(), A)
+    assert lost.value.cause is FailureCause.SILENT
+
+
+async def test_not_all_leave_a_replica_that_is_only_silent():
+    fleet = Fleet()
+    fleet.hanging.add(A)
+    watched = watch(fleet, silent_after_s=PERIOD_S)
+    waits = [asyncio.create_task(watched.result(never(), A)) for _ in range(3 * MIN_BUDGET)]
+    await asyncio.sleep(1.0)
+    assert sum(wait.done() for wait in waits) == MIN_BUDGET
+    fleet.hanging.clear()
+    fleet.wrong["a"] = FailureCause.REPLICA_DIED
+    lost = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 5)
+    causes = [one.cause for one in lost]
+    assert causes.count(FailureCause.SILENT) == MIN_BUDGET
+    assert causes.count(FailureCause.REPLICA_DIED) == 2 * MIN_BUDGET

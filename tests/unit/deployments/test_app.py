@@ -1,5 +1,6 @@
 """The application builder, as far as it goes without a cluster."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,76 @@ def test_serve_gives_the_builder_typed_arguments(build):
 
     (parameter,) = inspect.signature(build).parameters.values()
     assert parameter.annotation is SlackServeConfig
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """Serve's options of the prefill and the decode deployment that a configuration is turned into."""
+    from deployments import app
+
+    found = {}
+
+    def note(llm_config, *, name_prefix, deployment_cls, **_):
+        tier = name_prefix.rstrip(":").lower()
+        found[tier] = llm_config, deployment_cls.get_deployment_options(llm_config)
+
+    monkeypatch.setattr(app, "build_llm_deployment", note)
+
+    def options_of(values):
+        with contextlib.suppress(TypeError):  # the ingress is not bound to what was not built
+            app.build(parse(values))
+        return found
+
+    return options_of
+
+
+@pytest.mark.slow
+def test_each_tier_is_placed_where_it_is_told(options, tiny):
+    found = options(
+        {
+            "model": tiny,
+            "prefill": {"tensor_parallel_size": 2, "node_labels": {"pool": "a"}},
+            "decode": {},
+        }
+    )
+    _, prefill = found["prefill"]
+    assert prefill["placement_group_bundles"] == [{"CPU": 2, "GPU": 0}, {"CPU": 1}]
+    assert prefill["placement_group_bundle_label_selector"] == [{"pool": "a"}]
+    assert prefill["placement_group_strategy"] == "STRICT_PACK"
+    assert found["decode"][1]["placement_group_bundle_label_selector"] is None
+
+
+@pytest.mark.slow
+def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
+    found = options(
+        {
+            "model": tiny,
+            "accelerator": "cuda",
+            "accelerator_type": "H100",
+            "prefill": {"gpus_per_worker": 0.5},
+            "decode": {
+                "accelerator_type": "L40S",
+                "tensor_parallel_size": 2,
+                "across_nodes": True,
+                "gpus_per_worker": 0.25,
+                "engine_kwargs": {"gpu_memory_utilization": 0.1},
+            },
+        }
+    )
+    config, prefill = found["prefill"]
+    assert prefill["placement_group_bundles"] == [{"CPU": 1, "GPU": 0.5, "accelerator_type:H100": 0.001}]
+    assert prefill["placement_group_strategy"] == "STRICT_PACK"
+    assert config.engine_kwargs["gpu_memory_utilization"] == 0.45
+    engine = config.get_engine_config().get_runtime_env_with_local_env_vars()
+    assert engine["env_vars"]["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
+    config, decode = found["decode"]
+    assert decode["placement_group_strategy"] == "PACK"
+    assert [bundle["GPU"] for bundle in decode["placement_group_bundles"]] == [0.25, 0.25]
+    assert all(bundle["accelerator_type:L40S"] for bundle in decode["placement_group_bundles"])
+    assert config.engine_kwargs["gpu_memory_utilization"] == 0.1
+
+
+@pytest.mark.slow
+def test_a_whole_gpu_has_its_memory_as_the_engine_likes(options, tiny):
+    config, _ = options({"model": tiny, "accelerator": "cuda"})["decode"]
+    assert "gpu_memory_utilization" not in config.engine_kwargs

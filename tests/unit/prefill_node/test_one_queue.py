@@ -64,7 +64,7 @@ def replica():
     replica.accept(RUNS, 19.0, 2000, 30.0, PREMIUM)
     replica.accept(PREFERRED, 19.1, 2000, 200.0, PREMIUM)
     replica.accept(LATE, 19.2, 2000, 40.0, STANDARD)
-    engine._stepper.rules.fairness.account.served(PREMIUM, 100.0, 19.5)
+    engine._stepper.rules.fairness.step_ended({PREMIUM: 1}, 100.0, 19.5)
     assert engine.issue(PUBLISHED_S).view.jobs == (str(RUNS),)
     engine.view()  # published; who arrives now is not in it
     replica.late = replica.accept(FRESH, NOW_S - 1, 500, 5.0, STANDARD, seen=False)

@@ -1,14 +1,17 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core import RouterCore, RouterLimits
+from router.core import RouterCore
+from router.fleet.view import RouterLimits
 from router.messages import Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import NewPrefill
+from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
@@ -29,7 +32,7 @@ def core(prefill=2, decode=1, now_s=0.0, stale_after_s=100.0):
     for n in range(prefill):
         router.prefill_reported(report(f"prefill-{n}"), now_s)
     for n in range(decode):
-        router.decode_reported(DecodeReported(ReplicaId(f"decode-{n}"), 0.0, 0), now_s)
+        router.view.decode_reported(DecodeReported(ReplicaId(f"decode-{n}"), 0.0, 0), now_s)
     return router
 
 
@@ -42,6 +45,52 @@ def request(number, tokens, tier=STANDARD, ttft_s=..., explicit=False, **rest):
     return PlacementRequested(JobId(f"job-{number}"), objective, explicit, tokens, 0, **rest)
 
 
+def without_prefill(max_local=2, **given):
+    limits = RouterLimits(stale_after_s=100.0, max_local_prefills=max_local)
+    router = RouterCore(POLICIES, LeastHarm(), limits, **given)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
+    return router
+
+
+def test_without_a_prefill_replica_decode_computes_the_prompt_itself():
+    placed = without_prefill().place(request(1, 1000), 0.0)
+    assert (placed.prefill_replica, placed.decode_replica) == (None, "decode-0")
+    assert placed.reason is PlacementReason.NO_PREFILL_REPLICA
+    assert placed.predicted_ttft_s is None
+    assert placed.ttft_budget_s == 2.0
+
+
+def test_no_more_prompts_than_decode_can_bear():
+    router = without_prefill()
+    assert isinstance(router.place(request(1, 10), 0.0), Placed)
+    assert isinstance(router.place(request(2, 10), 0.0), Placed)
+    assert router.place(request(3, 10), 0.0).reason is RejectionReason.BACKLOG
+    assert isinstance(router.place(request(3, 10, is_admitted=True), 0.0), Placed)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
+    assert router.place(request(4, 9_900), 0.0).reason is RejectionReason.BACKLOG
+    assert isinstance(router.place(request(5, 10), 0.0), Placed)
+
+
+def test_a_router_that_has_just_started_does_not_leave_prompts_to_decode():
+    router = without_prefill(started_s=0.0)
+    assert router.place(request(1, 10), 1.0).reason is RejectionReason.NOT_SETTLED
+    assert isinstance(router.place(request(1, 10), 5.0), Placed)
+
+
+def test_a_replica_that_failed_the_request_is_not_used_for_it_again():
+    router = core(decode=2)
+    failed = (ReplicaId("decode-0"),)
+    assert router.place(request(1, 10, failed_replicas=failed), 0.0).decode_replica == "decode-1"
+    both = (*failed, ReplicaId("decode-1"))
+    assert router.place(request(1, 10, failed_replicas=both), 0.0).reason is RejectionReason.NO_REPLICA
+
+
+def test_what_has_begun_is_placed_however_late_it_will_be():
+    late = {"ttft_s": 0.01, "explicit": True}
+    assert core().place(request(1, 1000, **late), 0.0).reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert isinstance(core().place(request(1, 1000, **late, however_late=True), 0.0), Placed)
+
+
 def test_an_idle_fleet_is_predicted_exactly():
     placed = core().place(request(1, 1000), 0.0)
     assert isinstance(placed, Placed)
@@ -49,6 +98,20 @@ def test_an_idle_fleet_is_predicted_exactly():
     assert placed.slack_s == pytest.approx(2.0 - 1.1)
     assert placed.handoff_s == 0.1
     assert placed.reason is PlacementReason.NOBODY_LATE
+
+
+def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
+    router = core(prefill=1)
+    for number in range(8):
+        at_s = 10.0 * number
+        router.prefill_reported(report("prefill-0"), at_s)
+        placed = router.place(request(number, 1000), at_s)
+        queued = router.place(request(f"{number}-queued", 1000, tier=PREMIUM), at_s)
+        assert queued.predicted_ttft_s > 1.5
+        router.job_ended(JobId(f"job-{number}-queued"), at_s + 1, 9.0)
+        router.job_ended(JobId(f"job-{number}"), at_s + 1, 1.0 + 0.03)
+    assert router.place(request(8, 1000), 90.0).predicted_ttft_s == pytest.approx(1.03)
+    assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
 
 
 def test_work_goes_where_it_ends_first():
@@ -168,7 +231,7 @@ def test_a_scaled_objective_resolves_to_the_idle_prefill_time():
 def test_text_is_sized_by_the_learned_ratio():
     router = core()
     for _ in range(300):
-        router.prefill_reported(report("prefill-0", learned=((2000, 1000),)), 0.0)
+        router.prefill_reported(report("prefill-0", learned=((ANONYMOUS.name, 2000, 1000),)), 0.0)
     placed = router.place(
         PlacementRequested(JobId("a"), Objective(BACKGROUND, None, None), False, None, 500), 0
     )
@@ -178,14 +241,14 @@ def test_text_is_sized_by_the_learned_ratio():
 
 def test_decode_goes_to_the_emptiest_cache():
     router = core(decode=0)
-    router.decode_reported(DecodeReported(ReplicaId("full"), 0.8, 0), 0.0)
-    router.decode_reported(DecodeReported(ReplicaId("empty"), 0.1, 5), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("full"), 0.8, 0), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("empty"), 0.1, 5), 0.0)
     assert router.place(request(1, 10), 0.0).decode_replica == "empty"
 
 
 def test_about_equally_empty_decode_replicas_share():
     router = core(decode=2)
-    router.decode_reported(DecodeReported(ReplicaId("decode-1"), 0.01, 0), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-1"), 0.01, 0), 0.0)
     chosen = {router.place(request(n, 10), 0.0).decode_replica for n in range(2)}
     assert chosen == {"decode-0", "decode-1"}
 
@@ -194,24 +257,24 @@ def test_a_report_replaces_what_it_knows_and_keeps_what_is_on_its_way():
     router = core(prefill=1)
     router.place(request(1, 1000), 0.0)
     router.prefill_reported(report("prefill-0"), 0.1)
-    assert set(router.prefill["prefill-0"].jobs) == {"job-1"}, "still on its way"
+    assert set(router.view.prefill["prefill-0"].jobs) == {"job-1"}, "still on its way"
     seen = OutstandingJob(JobId("job-1"), STANDARD, 900, 1.5)
     router.prefill_reported(report("prefill-0", seen), 0.2)
-    assert router.prefill["prefill-0"].outstanding_tokens == 900, "the exact length"
+    assert router.view.prefill["prefill-0"].outstanding_tokens == 900, "the exact length"
     router.prefill_reported(report("prefill-0"), 0.3)
-    assert not router.prefill["prefill-0"].jobs, "it was there and is gone"
+    assert not router.view.prefill["prefill-0"].jobs, "it was there and is gone"
     router.place(request(2, 1000), 1.0)
     router.prefill_reported(report("prefill-0"), 7.0)
-    assert not router.prefill["prefill-0"].jobs, "it never arrived"
+    assert not router.view.prefill["prefill-0"].jobs, "it never arrived"
 
 
 def test_a_replica_that_is_gone_gets_nothing_until_it_reports_again():
     router = core(prefill=2)
-    router.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    router.view.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
     assert {router.place(request(n, 10), 0.0).prefill_replica for n in range(4)} == {"prefill-1"}
-    router.replica_gone(ReplicaGone(ReplicaId("decode-0")))
+    router.view.replica_gone(ReplicaGone(ReplicaId("decode-0")))
     assert router.place(request(9, 10), 0.0).reason is RejectionReason.NO_REPLICA
-    router.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 1.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 1.0)
     assert isinstance(router.place(request(10, 10), 1.0), Placed)
 
 
@@ -219,7 +282,7 @@ def test_a_fast_prefill_may_end_between_two_reports():
     router = core(prefill=1)
     router.place(request(1, 10), 0.0)
     router.prefill_reported(report("prefill-0", ended=(JobId("job-1"),)), 0.1)
-    assert not router.prefill["prefill-0"].jobs
+    assert not router.view.prefill["prefill-0"].jobs
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -234,7 +297,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.number = 0
         for name in self.truth:
             self.router.prefill_reported(report(name), 0.0)
-        self.router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+        self.router.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
 
     @rule(tokens=st.integers(1, 5000), tier=st.sampled_from(DEFAULT_TIERS.names))
     def place(self, tokens, tier):
@@ -279,14 +342,14 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def counted_where_they_are_and_once(self):
         for name, jobs in self.truth.items():
-            known = set(self.router.prefill[ReplicaId(name)].jobs)
+            known = set(self.router.view.prefill[ReplicaId(name)].jobs)
             underway = {job for job, (replica, *_) in self.on_the_way.items() if replica == name}
             assert set(jobs) <= known | underway
             assert known <= set(jobs) | underway
 
     @invariant()
     def queues_agree_with_jobs(self):
-        for replica in self.router.prefill.values():
+        for replica in self.router.view.prefill.values():
             waiting = {prefill.job_id for prefill in replica.outstanding(self.now_s).waiting}
             assert waiting | ({replica.running} - {None}) == set(replica.jobs)
             last = LeastHarm().choose(NewPrefill(1, math.inf, 1.0), [replica], self.now_s)
@@ -296,3 +359,18 @@ class RouterMachine(RuleBasedStateMachine):
 
 RouterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestRouterMachine = RouterMachine.TestCase
+
+
+def test_the_demand_on_decode_has_what_is_on_its_way_and_the_predicted_pace():
+    tiers = {tier: replace(policy, tpot_s=0.05) for tier, policy in POLICIES.items()}
+    router = RouterCore(tiers, LeastHarm(), RouterLimits(stale_after_s=100.0))
+    router.prefill_reported(report("prefill"), 0.0)
+    for name, pace_s in (("one", 0.04), ("two", 0.06)):
+        router.view.decode_reported(DecodeReported(ReplicaId(name), 0.5, 10, 10_000, pace_s), 0.0)
+    before = router.decode_demand(0.0)
+    assert (before.memory, before.requests) == (pytest.approx(1.0), 20)
+    assert before.pace == pytest.approx(0.06 / 0.05)
+    router.place(request(1, 1000), 0.0)
+    after = router.decode_demand(0.0)
+    assert (after.memory, after.requests) == (pytest.approx(1.1), 21)
+    assert router.decode_demand(1000.0).requests == 0, "nobody has reported for long"

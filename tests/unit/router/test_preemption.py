@@ -2,8 +2,9 @@
 
 import pytest
 
-from router.core import RouterCore, RouterLimits
+from router.core import RouterCore
 from router.fleet.prefill_replica import PlacedJob, PrefillView
+from router.fleet.view import RouterLimits
 from router.messages import Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import NewPrefill
@@ -36,7 +37,7 @@ def core(**reports):
     router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0))
     for name, preemptible_in_s in reports.items():
         report(router, name, preemptible_in_s)
-    router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     return router
 
 

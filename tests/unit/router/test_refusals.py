@@ -11,7 +11,7 @@ from router.core import RouterCore
 from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
-from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome
@@ -21,7 +21,12 @@ from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-LIMITS = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
+LIMITS = {
+    RejectionReason.REQUEST_RATE,
+    RejectionReason.TOKEN_RATE,
+    RejectionReason.OUTPUT_TOKEN_RATE,
+    RejectionReason.CONCURRENCY,
+}
 NOBODY = {RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED}
 
 
@@ -44,11 +49,13 @@ def test_every_refusal_has_its_answer(reason):
 
 def router(replicas=1, **limits):
     """A settled router with idle replicas."""
-    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(limits), random.Random(1))
-    core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1)), gate=Gate(admission))
+    admission = AdmissionController(
+        DEFAULT_TIERS, AdmissionRules(), TenantGates(limits), random.Random(1).random
+    )
+    core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1).randrange), gate=Gate(admission))
     for number in range(replicas):
         report(core, number)
-    core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     return core, admission
 
 
@@ -58,12 +65,9 @@ def report(core, number=0, now_s=0.0, **about):
     )
 
 
-def ask(core, name, tier=BACKGROUND, tokens=100, tenant="a", now_s=0.0, **objective):
-    wanted = Objective(tier, objective.get("ttft_s"), None)
-    return core.place(
-        PlacementRequested(JobId(name), wanted, True, tokens, 0, tenant=tenant),
-        now_s,
-    )
+def ask(core, name, tier=BACKGROUND, tokens=100, tenant="a", now_s=0.0, ttft_s=None, **about):
+    about = {"prompt_tokens": tokens, "prompt_bytes": 0, "tenant": tenant, **about}
+    return core.place(PlacementRequested(JobId(name), Objective(tier, ttft_s, None), True, **about), now_s)
 
 
 def test_a_tenant_at_its_limit_is_refused_until_one_of_its_requests_has_ended():
@@ -72,7 +76,7 @@ def test_a_tenant_at_its_limit_is_refused_until_one_of_its_requests_has_ended():
     refused = ask(core, "second")
     assert (refused.reason, refused.predicted_ttft_s) == (RejectionReason.CONCURRENCY, None)
     assert isinstance(ask(core, "other", tenant="b"), Placed)
-    assert not any(job in replica.jobs for replica in core.prefill.values() for job in ["second"])
+    assert not any(job in replica.jobs for replica in core.view.prefill.values() for job in ["second"])
     core.job_ended(JobId("first"), 1.0)
     assert isinstance(ask(core, "third", now_s=1.0), Placed)
 
@@ -83,6 +87,53 @@ def test_a_request_that_is_refused_for_its_deadline_takes_no_place_of_its_tenant
     assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
     assert admission.backlog_s(STANDARD) == 0.0
     assert isinstance(ask(core, "next"), Placed)
+
+
+def test_every_answer_to_a_prompt_counts_against_its_tenant():
+    core, _ = router()
+    limit = TenantLimit(tokens_per_s=1.0, burst_tokens=1000)
+    assert isinstance(ask(core, "ten", answers_per_prompt=10, limit=limit), Placed)
+    assert ask(core, "one", limit=limit).reason is RejectionReason.TOKEN_RATE
+    assert isinstance(ask(core, "other", tenant="b", limit=limit), Placed)
+
+
+def test_output_is_reserved_until_the_end_says_how_much_there_was():
+    core, _ = router()
+    limit = TenantLimit(output_tokens_per_s=1.0, burst_output_tokens=1000)
+    assert isinstance(ask(core, "first", output_tokens=900, limit=limit), Placed)
+    assert ask(core, "second", output_tokens=900, limit=limit).reason is RejectionReason.OUTPUT_TOKEN_RATE
+    core.job_ended(JobId("first"), 0.0, used=Usage(100, 10))
+    assert isinstance(ask(core, "third", output_tokens=900, limit=limit), Placed)
+
+
+def test_a_request_that_is_refused_for_its_deadline_takes_nothing_of_its_tenant():
+    core, _ = router()
+    limit = TenantLimit(tokens_per_s=1.0, burst_tokens=10_000)
+    late = ask(core, "late", STANDARD, tokens=10_000, ttft_s=0.1, limit=limit)
+    assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert isinstance(ask(core, "next", tokens=10_000, limit=limit), Placed)
+
+
+def test_what_decode_prefills_itself_still_runs():
+    """Several answers to one prompt leave the prefill tier's account, not their tenant's."""
+    core, admission = router(a=TenantLimit(max_concurrent=1))
+    assert isinstance(ask(core, "several"), Placed)
+    core.not_for_prefill(JobId("several"))
+    assert admission.backlog_s(BACKGROUND) == 0.0
+    assert ask(core, "next").reason is RejectionReason.CONCURRENCY
+    core.job_ended(JobId("several"), 1.0)
+    assert isinstance(ask(core, "next", now_s=1.0), Placed)
+
+
+def test_odd_prompts_of_one_tenant_change_nothing_for_another():
+    def tokens(core, tenant):
+        return ask(core, f"of {tenant}", PREMIUM, tokens=None, prompt_bytes=4000, tenant=tenant).tokens
+
+    core, _ = router()
+    before = tokens(core, "other")
+    report(core, learned=(("odd", 16_000, 1000),) * 200)
+    assert tokens(core, "other") == before == 1000
+    assert tokens(core, "odd") == pytest.approx(250, rel=0.01)
 
 
 def test_the_end_of_a_prefill_shortens_the_queue():
@@ -109,7 +160,7 @@ def test_an_overload_is_refused_by_share_with_a_time_to_come_back():
     for number in range(400):
         now_s = number / 20
         report(core, now_s=now_s)
-        core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), now_s)
+        core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), now_s)
         decisions.append(ask(core, f"{number}", tokens=200, now_s=now_s))
     refused = [decision for decision in decisions if isinstance(decision, Rejected)]
     assert refused

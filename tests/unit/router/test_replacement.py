@@ -1,12 +1,10 @@
 """Where failed prefills are placed again, and which replicas are usable."""
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import RouterCore, RouterLimits
-from router.fleet.view import usable
+from router.core import RouterCore
+from router.fleet.view import RouterLimits, usable
 from router.messages import Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from slo.errors import Rejected, RejectionReason
@@ -35,7 +33,7 @@ def core(*prefill, decode=(D,)):
     for name in prefill:
         router.prefill_reported(report(name), 0.0)
     for name in decode:
-        router.decode_reported(DecodeReported(name, 0.0, 0), 0.0)
+        router.view.decode_reported(DecodeReported(name, 0.0, 0), 0.0)
     return router
 
 
@@ -54,7 +52,7 @@ class TestWhereItGoes:
 
     def test_it_stays_with_its_decode_replica(self):
         router = core(A, decode=(C, D))
-        router.decode_reported(DecodeReported(D, 0.9, 50), 0.0)
+        router.view.decode_reported(DecodeReported(D, 0.9, 50), 0.0)
         assert router.place(lost(B), 0.0).decode_replica == D
 
     def test_the_router_need_not_have_heard_of_the_decode_replica(self):
@@ -79,7 +77,7 @@ class TestWhoIsHeardOf:
     def test_a_replica_that_falls_silent_is_avoided_before_it_is_stale(self):
         router = core(A, B)
         router.prefill_reported(report(B), 2.0)
-        router.decode_reported(DecodeReported(D, 0.0, 0), 2.0)
+        router.view.decode_reported(DecodeReported(D, 0.0, 0), 2.0)
         for _ in range(5):
             assert router.place(lost(C), 2.1).prefill_replica == B
 
@@ -101,13 +99,13 @@ class TestWhoIsHeardOf:
 
     def test_a_draining_decode_replica_gets_nothing_new(self):
         router = core(A, decode=(C, D))
-        router.decode_reported(DecodeReported(C, 0.0, 0, draining=True), 0.0)
-        router.decode_reported(DecodeReported(D, 0.9, 50), 0.0)
+        router.view.decode_reported(DecodeReported(C, 0.0, 0, draining=True), 0.0)
+        router.view.decode_reported(DecodeReported(D, 0.9, 50), 0.0)
         assert router.place(lost(B), 0.0).decode_replica == D
 
     def test_a_replica_that_was_said_to_be_lost_is_back_with_its_next_report(self):
         router = core(A)
-        router.replica_gone(ReplicaGone(A))
+        router.view.replica_gone(ReplicaGone(A))
         assert router.place(lost(B), 0.0).reason is RejectionReason.NO_REPLICA
         router.prefill_reported(report(A), 0.1)
         assert router.place(lost(B), 0.1).prefill_replica == A
@@ -129,9 +127,10 @@ class TestWhoIsHeardOf:
             for one in fleet
             if not one.draining and 100 - one.reported_at_s < STALE_S and one.replica_id not in lost_numbers
         ]
-        chosen = usable(fleet, 100.0, SILENT_S, STALE_S, lost_numbers)
+        limits = RouterLimits(STALE_S, silent_after_s=SILENT_S)
+        chosen = usable(fleet, 100.0, limits, lost_numbers)
         assert set(chosen) <= set(eligible)
         assert bool(chosen) == bool(eligible)
         fresh = [one for one in eligible if 100 - one.reported_at_s < SILENT_S]
         assert not fresh or chosen == fresh
-        assert usable(fleet, 100.0, math.inf, STALE_S, lost_numbers) == eligible
+        assert usable(fleet, 100.0, RouterLimits(STALE_S), lost_numbers) == eligible

@@ -1,6 +1,7 @@
 """Routers that hear the same reports, and one that starts anew, agree on the fleet."""
 
-from router.core import RouterCore, RouterLimits
+from router.core import RouterCore
+from router.fleet.view import RouterLimits
 from router.messages import PlacementRequested
 from router.placement.least_harm import LeastHarm
 from slo.objectives import Objective
@@ -17,7 +18,7 @@ def core(*names):
     router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=1e9))
     for name in names:
         router.prefill_reported(report(name), 0.0)
-    router.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     return router
 
 
@@ -41,14 +42,14 @@ def test_two_routers_that_hear_the_same_reports_count_each_job_once():
     for router in (ours, theirs):
         router.prefill_reported(report(placed.prefill_replica, seen), 0.1)
     for router in (ours, theirs):
-        assert router.prefill[placed.prefill_replica].outstanding_tokens == 900
-        assert sum(len(replica.jobs) for replica in router.prefill.values()) == 1
+        assert router.view.prefill[placed.prefill_replica].outstanding_tokens == 900
+        assert sum(len(replica.jobs) for replica in router.view.prefill.values()) == 1
     other = theirs.place(request("y"), 0.1)
     assert other.prefill_replica != placed.prefill_replica
     for router in (ours, theirs):
         router.prefill_reported(report(placed.prefill_replica, ended=(JobId("x"),)), 1.0)
         router.prefill_reported(report(other.prefill_replica, runs(1000, name="y")), 1.0)
-        assert {job for replica in router.prefill.values() for job in replica.jobs} == {"y"}
+        assert {job for replica in router.view.prefill.values() for job in replica.jobs} == {"y"}
 
 
 def test_a_router_started_anew_knows_the_fleet_from_the_reports():
@@ -58,7 +59,7 @@ def test_a_router_started_anew_knows_the_fleet_from_the_reports():
     for name, job in jobs.items():
         anew.prefill_reported(report(name, runs(1000, 9.0, name=job)), 0.5)
     for name in jobs:
-        assert set(anew.prefill[name].jobs) == set(first.prefill[name].jobs)
+        assert set(anew.view.prefill[name].jobs) == set(first.view.prefill[name].jobs)
 
 
 def test_a_shared_prefix_leads_to_the_replica_that_has_it():
@@ -69,7 +70,7 @@ def test_a_shared_prefix_leads_to_the_replica_that_has_it():
     second = router.place(PlacementRequested(JobId("2"), objective, True, 1000, 0, **prefix), 0.0)
     assert (first.cached_tokens, second.cached_tokens) == (0, 800)
     assert second.prefill_replica == first.prefill_replica
-    router.replica_gone(ReplicaGone(ReplicaId(first.prefill_replica)))
+    router.view.replica_gone(ReplicaGone(ReplicaId(first.prefill_replica)))
     router.prefill_reported(report(first.prefill_replica), 1.0)
     third = router.place(PlacementRequested(JobId("3"), objective, True, 1000, 0, **prefix), 1.0)
     assert third.cached_tokens == 0

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, SEVEN, TEXT
 
 from slo.errors import FieldError
-from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS, VALID_OBJECTIVE, parse_objective_ms, resolve
+from slo.objectives import (
+    MAX_OBJECTIVE_MS,
+    MIN_OBJECTIVE_MS,
+    OBJECTIVE_HEADERS,
+    VALID_OBJECTIVE,
+    parse_objective_ms,
+    resolve,
+)
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, TierPolicy
 
 
@@ -119,6 +126,11 @@ def test_unknown_tiers_and_misspelt_headers_are_refused():
     assert refusal(("x-slo-tier", "gold")).valid == "give one of premium, standard, background"
     assert refusal(service_tier="scale").field == "service_tier"
     assert refusal(("x-slo-ttft", "100")).field == "x-slo-ttft"
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVE_HEADERS))
+def test_a_misspelling_of_any_header_is_refused(name):
+    assert refusal((name[:-1], "100")).field == name[:-1]
 
 
 @given(st.floats(MIN_OBJECTIVE_MS, MAX_OBJECTIVE_MS))

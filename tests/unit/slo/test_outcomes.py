@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slo.outcomes import Outcome, RequestEnded
+from slo.outcomes import ObjectiveName, Outcome, RequestEnded
 from slo.tiers import PREMIUM
 
 OK = RequestEnded(
@@ -46,3 +46,25 @@ JUDGED = {
 @pytest.mark.parametrize(("ended", "attained"), JUDGED.values(), ids=JUDGED)
 def test_what_counts_as_met(ended, attained):
     assert ended.attained is attained
+
+
+TTFT, TPOT = ObjectiveName
+
+
+@pytest.mark.parametrize(
+    ("ended", "judged"),
+    {
+        "each by itself": (LATE, {TTFT: False, TPOT: True}),
+        "only what is promised": (replace(OK, tpot_budget_s=None), {TTFT: True}),
+        "only what was timed": (replace(OK, tpot_s=None), {TTFT: True}),
+        "all are missed by a failure": (replace(OK, outcome=Outcome.FAILED), {TTFT: False, TPOT: False}),
+        "a refusal misses what was promised": (
+            replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, tpot_budget_s=None),
+            {TTFT: False},
+        ),
+        "what a client that left had missed": (replace(LEFT, tpot_s=0.04), {TPOT: False}),
+        "a malformed request none": (replace(OK, outcome=Outcome.REJECTED), {}),
+    }.values(),
+)
+def test_which_objectives_are_judged(ended, judged):
+    assert ended.judged == judged

@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from slo.protocol import PROTOCOL
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
 from slo.tiers import BACKGROUND, PREMIUM
 
@@ -25,4 +26,4 @@ def test_budgets_shrink_as_time_passes_and_prefill_leaves_room_for_the_handoff()
 
 def test_a_forged_or_broken_header_is_refused():
     with pytest.raises(msgspec.ValidationError):
-        RequestContext.decode('{"job_id": "x"}')
+        RequestContext.decode(f'{PROTOCOL} {{"job_id": "x"}}')

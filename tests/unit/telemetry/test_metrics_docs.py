@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from decode_node.carrying import BoundReason, ResampledReason
+from decode_node.rendering import LocalReason
+from router.messages import PlacementReason
 from slo.errors import RejectionReason
+from slo.monitor.directives import DirectiveReason
+from slo.outcomes import Outcome
 from slo.preemption.types import KeepReason, PreemptReason
+from slo.replacement import FailureCause, ReplacementOutcome
 from telemetry.catalogue import ALL, MONITOR, MetricKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
@@ -51,6 +57,14 @@ def test_every_label_has_its_values_explained():
 @pytest.mark.parametrize(
     ("label", "reasons"),
     [
+        ("`outcome`", set(Outcome)),
+        ("`outcome` of replacements", set(ReplacementOutcome)),
+        ("`cause` of replacements", set(FailureCause)),
+        ("`reason` of resampled first tokens", set(ResampledReason)),
+        ("`reason` of placements", set(PlacementReason)),
+        ("`reason` of local prefills", set(LocalReason)),
+        ("`outcome` of continuations", set(BoundReason)),
+        ("`reason` of directives", set(DirectiveReason)),
         ("`reason` of preemptions", set(PreemptReason)),
         ("`reason` of rejections", {*RejectionReason} - {RejectionReason.NOT_SETTLED}),
         ("`reason` of refusals", {*KeepReason} - {KeepReason.OFF, KeepReason.IDLE, KeepReason.NOBODY_WAITS}),

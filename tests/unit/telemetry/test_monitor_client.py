@@ -1,6 +1,7 @@
 """Reports to a monitor that answers, fails, hangs and comes back."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.monitor.messages import IngressSeen, MonitorAnswer, Role
 from slo.monitor.policy import UNSTEERED
 from slo.request import JobId, ReplicaId
+from slo.tiers import STANDARD
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
 from telemetry.reporting import monitor_client
 from telemetry.reporting.monitor_client import MonitorClient, Participant
@@ -195,3 +197,58 @@ async def test_a_policy_that_cannot_be_carried_out_does_not_end_the_reports(moni
     assert client.policy is POLICY
     assert lost(client) == 0.0
     client.stop()
+
+
+def unchecked(policy, **lies):
+    """A policy as it comes out of a pickle, which checks nothing."""
+    liar = object.__new__(type(policy))
+    for name in policy.__dataclass_fields__:
+        object.__setattr__(liar, name, lies.get(name, getattr(policy, name)))
+    return liar
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"version": 1 << 62},
+        {"version": -1},
+        {"shed": {STANDARD: math.nan}},
+        {"shed": {STANDARD: 17.0}},
+        {"reserved": math.nan},
+        {"margin": math.inf},
+        {"margin": math.nan},
+        {"corrections": {ReplicaId("r"): math.nan}},
+        {"corrections": {ReplicaId("r"): math.inf}},
+        {"shed": None},
+    ],
+    ids=str,
+)
+async def test_a_policy_that_breaks_its_own_rules_is_refused(client, monitor, lies):
+    monitor.answer = MonitorAnswer(unchecked(POLICY, **lies))
+    client.start()
+    await until(lambda: len(monitor.heard) >= 2)
+    assert client.policy == UNSTEERED
+    assert client.followed == []
+    monitor.answer = MonitorAnswer(POLICY)
+    await until(lambda: client.followed == [POLICY])
+
+
+async def test_what_is_shed_expires_without_a_monitor(client, monitor, monkeypatch):
+    monkeypatch.setattr(monitor_client, "EXPIRES_AFTER_S", 0.2)
+    monitor.answer = MonitorAnswer(POLICY)
+    client.start()
+    await until(lambda: client.policy == POLICY)
+    monitor.error = ConnectionError("gone")
+    await asyncio.sleep(0.1)
+    assert client.policy == POLICY
+    await until(lambda: client.followed == [POLICY, UNSTEERED])
+    assert client._instruments.values[POLICY_APPLIED] == 0.0
+    monitor.error, monitor.answer = None, MonitorAnswer(POLICY.raised_to(9))
+    await until(lambda: client.policy.version == 9)
+
+
+def test_two_applications_and_two_versions_have_a_monitor_each(monkeypatch):
+    names = {monitor_client.monitor_name("one"), monitor_client.monitor_name("two")}
+    monkeypatch.setattr(monitor_client, "_code", lambda: "newer")
+    names.add(monitor_client.monitor_name("one"))
+    assert len(names) == 3

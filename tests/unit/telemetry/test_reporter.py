@@ -44,3 +44,17 @@ async def test_after_the_last_report_there_is_none(listens):
     reporter.changed()
     await asyncio.sleep(0.02)
     assert listener.heard == ["alive", "gone"]
+
+
+async def test_what_did_not_arrive_is_not_taken_for_delivered():
+    listener, delivered = Listener(listens=False), []
+    reporter = Reporter(lambda: "news", listener.send, lambda: delivered.append(len(listener.heard)))
+    await asyncio.wait_for(listener.first.wait(), 1)
+    await asyncio.sleep(0)
+    assert delivered == []
+    listener.listens = True
+    reporter.changed()
+    await asyncio.wait_for(listener.second.wait(), 1)
+    await asyncio.sleep(0)
+    assert delivered == [2]
+    reporter.stop()

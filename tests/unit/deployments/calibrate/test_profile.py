@@ -15,18 +15,18 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
-from slo.files.profile import read_whole_profile
-from slo.predict.handoff import HandoffModel, HandoffSample
+from slo.files.profile import read_profile
+from slo.predict.handoff import HandoffSample, TransferFit
 from slo.predict.measured_on import Subject
 from slo.predict.prefill_time import PrefillPredictor
 
 CURVE = PrefillPredictor(per_token_s=0.0002, fixed_s=0.03, per_pair_s=3e-8)
-HANDOFF = HandoffModel(latency_s=0.01, per_token_s=2e-6, first_step_s=0.02)
+TRANSFER = TransferFit(latency_s=0.01, per_token_s=2e-6)
 EMBEDDED = Subject("embedded", "cpu", 1, "float32")
 
 
 def handed_over(tokens):
-    return HandoffSample(tokens, HANDOFF.handoff_s(tokens), 0.02)
+    return HandoffSample(tokens, 0.003, TRANSFER.transfer_s(tokens))
 
 
 def profile(path, subject=EMBEDDED, **about):
@@ -75,12 +75,12 @@ def test_lengths_reach_the_models_context_and_prefixes_are_whole_blocks_within_i
 
 
 def test_what_a_profile_holds_is_read_again(tmp_path):
-    found = read_whole_profile(profile(tmp_path / "p.json"), ConfigError)
+    found = read_profile(profile(tmp_path / "p.json"), ConfigError)
     assert found.subject == EMBEDDED
     assert found.predictor.prefill_s(700, 300) == pytest.approx(CURVE.prefill_s(700, 300))
-    assert found.predictor.handoff_s == pytest.approx(HANDOFF.first_step_s)
-    assert found.handoff is not None
-    assert found.handoff.model().handoff_s(1000) == pytest.approx(HANDOFF.handoff_s(1000))
+    assert found.predictor.handoff_s == pytest.approx(0.003)
+    assert found.transfer is not None
+    assert found.transfer.transfer_s(1000) == pytest.approx(TRANSFER.transfer_s(1000))
     link = found.link(found.kv_bytes_per_token)
     assert link is not None
     assert link.alone_s(4000 * 1000) == pytest.approx(0.01 + 0.002)
@@ -112,9 +112,20 @@ def test_an_old_profile_has_prefill_times_only_and_is_of_anything(tmp_path):
     predictor = {"per_token_s": 0.001, "fixed_s": 0.02, "handoff_s": 0.05}
     path.write_text(json.dumps({"format": 1, "about": {"lengths": [1]}, "predictor": predictor}))
     found = profile_of(path, EMBEDDED)
-    assert found.predictor == PrefillPredictor(0.001, 0.02, 0.05)
-    assert found.handoff is None
+    assert found.predictor == PrefillPredictor(0.001, 0.02, 0.0), "its handoff was another"
+    assert found.transfer is None
     assert found.link(100) is None
+
+
+def test_a_profile_from_when_first_tokens_waited_for_decode_is_read_without_its_handoff(tmp_path):
+    path = tmp_path / "old.json"
+    predictor = {"per_token_s": 0.001, "fixed_s": 0.02, "handoff_s": 0.05, "per_pair_s": 0.0}
+    steps = {"first_step_s": 0.05, "step_per_token_s": 1e-6}
+    handoff = {"latency_s": 0.01, "transfer_per_token_s": 2e-6, "kv_bytes_per_token": 9, **steps}
+    path.write_text(json.dumps({"format": 2, "about": {}, "predictor": predictor, "handoff": handoff}))
+    found = profile_of(path, EMBEDDED)
+    assert found.predictor.handoff_s == 0.0
+    assert (found.transfer, found.kv_bytes_per_token) == (TransferFit(0.01, 2e-6), 9)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +138,7 @@ def test_an_old_profile_has_prefill_times_only_and_is_of_anything(tmp_path):
         '{"format": 1, "predictor": {"x": 1}}',
         '{"format": 99}',
         '{"format": 2, "predictor": {"per_token_s": 1, "fixed_s": 1}, "handoff": {"latency_s": 1}}',
+        '{"format": 3, "predictor": {"per_token_s": 1, "fixed_s": 1}, "transfer": {"latency_s": 1}}',
     ],
 )
 def test_what_is_not_a_profile_is_refused(tmp_path, text):
@@ -154,7 +166,7 @@ def test_a_check_says_how_far_a_profile_is_off():
     noise = random.Random(1)
     noisy = check_prefills(CURVE, lambda n, c=0: CURVE.prefill_s(n, c) * noise.uniform(0.9, 1.1), pairs)[1]
     assert 0 < noisy.mape < noisy.p90 < 0.12
-    assert check_handoffs(HANDOFF, handed_over, [32, 512]).mape == pytest.approx(0.0)
+    assert check_handoffs(0.003, handed_over, [32, 512]).mape == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("paths", [{}, {"output": "a.json", "check": "b.json"}])

@@ -12,7 +12,7 @@ from deployments.config.admission import AdmissionConfig, FairnessConfig, Tenant
 from deployments.config.settings import parse
 from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission.controller import AdmissionRules
-from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
+from slo.admission.tenant_limits import NO_LIMIT
 from slo.queue.fairness import FairnessRules
 from slo.queue.prefill import Prefill
 from slo.request import JobId
@@ -59,27 +59,10 @@ def test_shares_and_rules_reach_the_engine_as_plain_values():
     fairness = received.fairness()
     waiting = Prefill(JobId("a"), 0.5, math.inf, 1.0, arrived_s=0.0, tier=BACKGROUND)
     fairness.step_ended({PREMIUM: 10}, 1.0, 1.0)
-    assert fairness.account.deficit(BACKGROUND) == pytest.approx(0.1)
+    assert fairness.standing.deficit(BACKGROUND) == pytest.approx(0.1)
     assert fairness.boost_of(waiting, 4.9) is None
     assert fairness.boost_of(waiting, 5.1).guard == pytest.approx(0.5 * 4**0.255)
     assert fairness.boost_of(waiting, 10.1).guard == math.inf
-
-
-def test_limits_are_of_the_tenant_whatever_its_keys(tmp_path):
-    path = tmp_path / "keys.yaml"
-    path.write_text("- {tenant: b, key: key-of-b-1, limits: {tokens_per_s: 100, burst_tokens: 500}}\n")
-    keys = [
-        {"tenant": "a", "key": "key-of-a-1", "limits": {"max_concurrent": 3}},
-        {"tenant": "a", "key": "key-of-a-2"},
-        {"tenant": "c", "key": "key-of-c-1"},
-    ]
-    assert parse({"api_keys": keys, "api_keys_file": str(path)}).tenant_limits() == {
-        "a": TenantLimit(max_concurrent=3),
-        "b": TenantLimit(tokens_per_s=100, burst_tokens=500),
-    }
-    keys[1]["limits"] = {"max_concurrent": 4}
-    with pytest.raises(ConfigError, match="tenant 'a' have different limits"):
-        parse({"api_keys": keys}).tenant_limits()
 
 
 @pytest.mark.parametrize(

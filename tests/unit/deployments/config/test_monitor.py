@@ -28,7 +28,8 @@ def test_every_key_reaches_the_rules():
         shed=False,
         correct=False,
         direct=False,
-    ).settings(PreemptionConfig(policy="rescue", margin=2.5), tiers)
+    ).settings(PreemptionConfig(policy="rescue", margin=2.5), tiers, ("tiny",))
+    assert settings.models == ("tiny",)
     assert settings.targets == {PREMIUM: 0.999, STANDARD: 0.95, BACKGROUND: 0.9}
     assert (settings.steers, settings.corrects, settings.directs) == (False, False, False)
     assert settings.window_s == 60
@@ -40,6 +41,7 @@ def test_every_key_reaches_the_rules():
     [
         ({"prot": 1}, "monitor: unknown key 'prot'", "did you mean 'port'?"),
         ({"port": 70000}, "monitor.port", "65535"),
+        ({"node": "tail"}, "monitor.node", "'head' or 'any'"),
         ({"act_at_burn": 3}, "monitor: unknown key 'act_at_burn'", ""),
         ({"window_s": 1}, "monitor.window_s", "greater than or equal to 12"),
         ({"quantile": 0.5}, "monitor: unknown key 'quantile'", ""),

@@ -94,7 +94,7 @@ def test_the_default_limits_are_those_of_the_mode(mode):
 def test_the_engine_starts_from_the_same_defaults():
     setup = EngineSetup()
     assert setup.order == PreemptionConfig().order
-    assert setup.max_suspended_s == PreemptionConfig().rules().limits.max_suspended_s
+    assert setup.limits == PreemptionConfig().rules().limits
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_engine_starts_from_the_same_defaults():
             "did you mean 'max_preemptions'?",
         ),
         ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
-        ({"policy": "greedy"}, "preemption.policy", "'aggressive', 'rescue' or 'feasible_set'"),
+        ({"policy": "greedy"}, "preemption.policy", "'conservative', 'aggressive', 'rescue'"),
         ({"order": "fifo"}, "preemption.order", "sedf"),
         ({"granularity": "token"}, "preemption.granularity", "'layer', 'sublayer' or 'operator'"),
         ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),

@@ -1,11 +1,30 @@
 import dataclasses
+import enum
+import re
+from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from deployments.config import ConfigError
-from deployments.config.settings import SlackServeConfig, load, parse
-from slo.errors import AuthenticationError
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
+from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
+from deployments.config.degraded import DegradedConfig
+from deployments.config.keys import KeyConfig
+from deployments.config.monitor import MonitorConfig
+from deployments.config.preemption import PreemptionConfig
+from deployments.config.settings import (
+    AutoscalingConfig,
+    KVTransferConfig,
+    LimitsConfig,
+    PoolConfig,
+    RouterSection,
+    SlackServeConfig,
+    load,
+    parse,
+)
+from deployments.config.tiers import TierConfig
+from router.fleet.view import RouterLimits
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
 
 
 def refusal(values):
@@ -36,6 +55,18 @@ def test_defaults_are_the_documented_tiers():
         ({"tiers": {"premium": {"ttft_ms": float("nan")}}}, "tiers.premium.ttft_ms", "finite number"),
         ({"tiers": {"premium": {"target": 1.0}}}, "tiers.premium.target", "less than 1"),
         ({"accelerator_type": "H100"}, "accelerator_type", "goes with accelerator: cuda"),
+        (
+            {"prefill": {"accelerator_type": "H100"}},
+            "prefill.accelerator_type",
+            "goes with accelerator: cuda",
+        ),
+        ({"decode": {"gpus_per_worker": 0.5}}, "decode.gpus_per_worker", "goes with accelerator: cuda"),
+        ({"decode": {"across_nodes": True}}, "decode.across_nodes", "goes with accelerator: cuda"),
+        (
+            {"accelerator": "cuda", "decode": {"gpus_per_worker": 1.5}},
+            "decode.gpus_per_worker",
+            "less than or equal to 1",
+        ),
         ({"kv_transfer": {"buffer_device": "cuda"}}, "kv_transfer.buffer_device", "needs accelerator: cuda"),
         ({"warmup_tokens": [64, 64]}, "warmup_tokens", "two different lengths"),
         ({"max_model_len": 1024}, "warmup_tokens", "below max_model_len (1024)"),
@@ -80,45 +111,6 @@ def test_a_file_is_read_and_named_in_complaints(tmp_path):
         load(tmp_path / "none.yaml")
 
 
-def test_keys_come_from_config_file_and_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("UMBRA_KEY", "key-of-umbra")
-    path = tmp_path / "keys.yaml"
-    path.write_text("- {tenant: file, key: key-of-file, highest_tier: background}\n")
-    config = parse(
-        {
-            "api_keys": [
-                {"tenant": "acme", "key": "key-of-acme"},
-                {"tenant": "umbra", "key_env": "UMBRA_KEY"},
-            ],
-            "api_keys_file": str(path),
-        }
-    )
-    ring = config.key_ring()
-    assert ring.tenant("key-of-acme").name == "acme"
-    assert ring.tenant("key-of-umbra").name == "umbra"
-    assert ring.tenant("key-of-file").highest_tier == BACKGROUND
-    with pytest.raises(AuthenticationError):
-        ring.tenant("key-of-nobody")
-
-
-def test_a_key_that_is_missing_or_shared_is_refused(tmp_path):
-    missing = parse({"api_keys": [{"tenant": "a", "key_env": "NOT_SET_ANYWHERE"}]})
-    with pytest.raises(ConfigError, match=r"\$NOT_SET_ANYWHERE, which is not set"):
-        missing.key_ring()
-    shared = parse({"api_keys": [{"tenant": "a", "key": "same-key-1"}, {"tenant": "b", "key": "same-key-1"}]})
-    with pytest.raises(ConfigError, match="two tenants have the same key"):
-        shared.key_ring()
-    path = tmp_path / "keys.yaml"
-    path.write_text("tenant: x\n")
-    with pytest.raises(ConfigError, match="expected a list of keys"):
-        parse({"api_keys_file": str(path)}).key_ring()
-
-
-def test_a_key_is_not_shown():
-    config = parse({"api_keys": [{"tenant": "a", "key": "secret-key-1"}]})
-    assert "secret-key-1" not in repr(config)
-
-
 def test_a_tier_given_in_part_keeps_its_defaults_for_the_rest():
     premium = parse({"tiers": {"premium": {"ttft_ms": 300}}}).tiers.tier_set()[PREMIUM]
     assert premium == dataclasses.replace(DEFAULT_TIERS[PREMIUM], ttft_s=0.3)
@@ -147,9 +139,61 @@ def test_shares_have_defaults_and_are_of_one_whole():
 
 @pytest.mark.parametrize(
     "values",
-    [{"tiers": {"system": {}}}, {"api_keys": [{"tenant": "a", "key": "key-of-a", "highest_tier": "system"}]}],
+    [{"tiers": {"system": {}}}, {"api_keys": [{"tenant": "a", "key_env": "KEY", "highest_tier": "system"}]}],
 )
 def test_the_servers_own_tier_can_be_given_to_nobody(values):
     with pytest.raises(ConfigError, match="tier"):
         parse(values)
     assert parse({}).tiers.tier_set()[SYSTEM] == DEFAULT_TIERS[SYSTEM]
+
+
+PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+SECTIONS = {
+    "Top level": [SlackServeConfig],
+    "`tiers`": [TierConfig],
+    "`prefill` and `decode`": [PoolConfig],
+    "`autoscaling`": [AutoscalingConfig],
+    "`preemption`": [PreemptionConfig],
+    "`fairness`": [FairnessConfig],
+    "`admission`": [AdmissionConfig],
+    "`kv_transfer`": [KVTransferConfig],
+    "`router`": [RouterSection],
+    "`monitor`": [MonitorConfig],
+    "`degraded`": [DegradedConfig],
+    "`limits`": [LimitsConfig],
+    "`api_keys`": [KeyConfig, TenantLimitsConfig],
+}
+
+
+def documented(heading):
+    """The row of each key in the tables of keys of one section of docs/configuration.md."""
+    text = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    blocks = [block.strip() for block in text.split("\n\n")]
+    rows = [row for block in blocks if block.startswith("| Key") for row in block.splitlines()[2:]]
+    return {key: row for row in rows for key in re.findall(r"`(\w+)", row.split("|")[1])}
+
+
+def choices(annotation):
+    """The words among which a key of this type chooses; none for any other type."""
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return {member.value for member in annotation}
+    return set(get_args(annotation)) if get_origin(annotation) is Literal else set()
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_is_documented_with_all_its_choices(heading):
+    fields = {name: field for section in SECTIONS[heading] for name, field in section.model_fields.items()}
+    rows = documented(heading)
+    assert set(rows) == set(fields)
+    for name, field in fields.items():
+        missing = {choice for choice in choices(field.annotation) if f"`{choice}`" not in rows[name]}
+        assert not missing, f"{name}: {missing}"
+
+
+def test_every_limit_reaches_the_router():
+    given = {"stale_after_s": 7, "silent_after_s": 3, "stretch": 4}
+    limits = RouterLimits(stale_after_s=7, silent_after_s=3, stretch=4)
+    config = parse({"router": given, "degraded": {"max_prompts": 9}})
+    assert config.router.limits(config.degraded) == dataclasses.replace(limits, max_local_prefills=9)
+    off = parse({"router": given, "degraded": {"local_prefill": False}})
+    assert off.router.limits(off.degraded) == limits

@@ -59,12 +59,13 @@ def aliases_of(policies):
     return [policy.service_tiers for policy in policies]
 
 
-def test_a_key_has_a_highest_tier_of_the_deployment(tmp_path):
-    key = {"tenant": "a", "key": "key-of-a-1"}
+def test_a_key_has_a_highest_tier_of_the_deployment(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEY_OF_A", "key-of-a-1")
+    key = {"tenant": "a", "key_env": "KEY_OF_A"}
     capped = parse({"tiers": OWN, "api_keys": [{**key, "highest_tier": "slow"}]})
-    assert capped.key_ring().tenant("key-of-a-1").highest_tier == "slow"
+    assert capped.key_source().ring().tenant("key-of-a-1", 0.0).highest_tier == "slow"
     free = parse({"tiers": OWN, "api_keys": [key]})
-    assert free.key_ring().tenant("key-of-a-1").highest_tier is None
+    assert free.key_source().ring().tenant("key-of-a-1", 0.0).highest_tier is None
     for tiers, name, hint in (
         (OWN, "premium", "known are fast, slow"),
         ({}, "premum", "did you mean 'premium'"),
@@ -74,7 +75,7 @@ def test_a_key_has_a_highest_tier_of_the_deployment(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("- {tenant: b, key: key-of-b-1, highest_tier: premium}\n")
     with pytest.raises(ConfigError, match="tenant 'b': there is no tier 'premium'; known are fast, slow"):
-        parse({"tiers": OWN, "api_keys_file": str(path)}).key_ring()
+        parse({"tiers": OWN, "api_keys_file": str(path)}).key_source().ring()
 
 
 def test_the_engine_has_the_weights_shares_and_ranks_of_these_tiers():
@@ -82,10 +83,10 @@ def test_the_engine_has_the_weights_shares_and_ranks_of_these_tiers():
     sent = EngineSetup(shares=shares_of(tiers)).encode()
     received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
     fairness = received.fairness()
-    assert {tier: fairness.account.deficit(tier) for tier in tiers.names} == {
+    assert {tier: fairness.standing.deficit(tier) for tier in tiers.names} == {
         tier: tiers[tier].share for tier in tiers.names
     }
-    assert received.shares["text"] == [8.0, 0.4]
+    assert received.shares["text"] == (8.0, 0.4)
     assert list(received.shares) == list(tiers.names)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from opentelemetry.trace import StatusCode
+from spans import SAMPLED, recorded
 
 from deployments.http import accounting
 from deployments.http.accounting import Identity, RequestRecord
@@ -10,6 +12,7 @@ from slo.objectives import Objective
 from slo.outcomes import Outcome, RequestEnded
 from slo.request import JobId
 from slo.tiers import PREMIUM
+from telemetry.tracing import TRACER, continued, trace_id_of
 
 
 class Instruments:
@@ -44,7 +47,7 @@ def record(clock):
         Identity(JobId("j"), "r", "acme", "tiny", streams=True),
         Objective(PREMIUM, ttft_s=0.2, tpot_s=0.05),
         clock.now_s,
-        ended=lambda _: None,
+        ended=lambda *_: None,
         tell=told.append,
     )
     record.placed(0.2, 0.1)
@@ -82,3 +85,28 @@ def test_a_client_that_leaves_before_the_first_token_is_told_as_that(record, clo
     record.end(Outcome.CANCELLED)
     (told,) = record.told
     assert (told.outcome, told.ttft_s, told.attained) == (Outcome.CANCELLED, None, False)
+
+
+@pytest.mark.parametrize(
+    ("finish", "outcome", "is_error"),
+    [
+        (lambda record: record.end(Outcome.FINISHED), "finished", False),
+        (lambda record: record.end(Outcome.FAILED), "failed", True),
+        (lambda record: record.refused(Outcome.SHED), "shed", False),
+    ],
+)
+def test_the_span_of_a_request_ends_with_it_and_says_how(record, clock, finish, outcome, is_error):
+    exporter = recorded()
+    record.span = TRACER.start_span("ingress", continued(SAMPLED))
+    clock.now_s += 0.1
+    if outcome != "shed":
+        record.event(CHUNK)
+    finish(record)
+    record.end(Outcome.CANCELLED)
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["slackserve.outcome"] == outcome
+    assert span.attributes["slackserve.tier"] == "premium"
+    assert span.attributes["slackserve.ttft_budget_s"] == 0.2
+    assert ("gen_ai.usage.output_tokens" in span.attributes) == (outcome != "shed")
+    assert (span.status.status_code is StatusCode.ERROR) is is_error
+    assert trace_id_of(record.span) in SAMPLED

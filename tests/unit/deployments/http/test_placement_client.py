@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -121,3 +122,37 @@ async def test_a_router_that_has_just_started_is_done_without_but_not_left_alone
     assert (await place(client))[0] is None
     router.place.play = answering(HERE)
     assert (await place(client))[0] == HERE
+
+
+async def test_the_router_is_told_what_lives_until_it_hears_it(monkeypatch):
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
+    told, stalls = [], [True, True]
+
+    async def hear(live):
+        if stalls:
+            stalls.pop()
+            await asyncio.Event().wait()
+        told.append(live)
+
+    router = Router(answering(HERE))
+    router.reconcile, router.job_ended = Method(hear), Method(hanging)
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    requests = [replace(request(), job_id=JobId(name)) for name in "abc"]
+    for each in requests:
+        await client.place(each)
+    client.job_ended(JobId("b"))
+    await asyncio.sleep(0.3)
+    assert set(told[-1].jobs) == {"a", "c"}
+    assert told[-1].asked == 3
+    client.job_ended(JobId("a"))
+    client.job_ended(JobId("c"))
+    await asyncio.sleep(0.1)
+    assert told[-1].jobs == ()
+
+
+async def test_a_rejected_request_does_not_live():
+    client = PlacementClient(
+        Router(answering(Rejected(RejectionReason.NO_REPLICA, 1.0, None, None))), TIMEOUT_S, Counts()
+    )
+    await client.place(request())
+    assert not client._live

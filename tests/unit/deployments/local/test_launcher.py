@@ -1,13 +1,24 @@
 import http.server
 import socket
+import subprocess
+import sys
 import threading
+from contextlib import nullcontext
 
+import psutil
 import pytest
 from serving import free_port
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from deployments.local.launcher import LocalDeployment, check_ports_free, get_json
+from deployments.local.launcher import (
+    LocalDeployment,
+    StartError,
+    check_no_labels,
+    check_ports_free,
+    check_ray_is_closed,
+    get_json,
+)
 
 
 @pytest.fixture
@@ -24,6 +35,36 @@ def test_a_port_in_use_is_named(taken_port):
     free = {"port": free_port(), "kv_transfer": {"prefill_port": 30000, "decode_port": taken_port}}
     with pytest.raises(ConfigError, match=r"^kv_transfer.decode_port: cannot listen"):
         check_ports_free(parse(free))
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "is_refused"),
+    [
+        ("0.0.0.0", "disabled", True),
+        ("0.0.0.0", None, True),
+        ("0.0.0.0", "token", False),
+        ("127.0.0.1", "disabled", False),
+    ],
+)
+def test_a_ray_that_is_open_to_the_network_without_a_token_is_refused(host, mode, is_refused, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    listen = f"import socket; s = socket.create_server(({host!r}, 0)); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", listen], stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        expected = pytest.raises(StartError, match="set RAY_AUTH_MODE=token") if is_refused else nullcontext()
+        with expected:
+            check_ray_is_closed([psutil.Process(process.pid)])
+        process.kill()
+
+
+def test_labels_that_no_node_here_has_are_refused():
+    check_no_labels(parse({}))
+    with pytest.raises(ConfigError, match=r"^decode.node_labels: `slackserve serve` starts a Ray of its own"):
+        check_no_labels(parse({"decode": {"node_labels": {"pool": "b"}}}))
+    with pytest.raises(ConfigError, match=r"^node_labels: "):
+        check_no_labels(parse({"node_labels": {"pool": "b"}}))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ LATE = RequestEnded(
 @pytest.fixture
 def core():
     """A monitor of which every part has something to show."""
-    core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0)), 0.0)
+    core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0), models=("m",)), 0.0)
     ended = (LATE,) * 10, (replace(LATE, tier=STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
     for requests in ended:
         core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=1), SETTLE_S)
@@ -70,6 +70,10 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_slo_attainment_ratio", ("premium", "short")] == 0.0
     assert found["slackserve_slo_attainment_ratio", ("standard", "long")] == 1.0
     assert ("slackserve_slo_attainment_ratio", ("background", "long")) not in found, "nothing came"
+    judged = {labels: value for (name, labels), value in found.items() if name == "slackserve_slo_judged"}
+    assert judged["m", "premium", "ttft", "no"] == judged["m", "premium", "all", "no"] == 10
+    assert judged["m", "premium", "tpot", "yes"] == 10
+    assert judged["m", "background", "all", "no"] == 0, "so that a rate sees the first one"
     assert found["slackserve_slo_burn_rate", ("premium", "long")] == pytest.approx(100.0)
     assert found["slackserve_slo_headroom_ratio", ("standard", "long")] == pytest.approx(0.5, abs=0.01)
     assert found["slackserve_policy_shed_ratio", ("background",)] == 0.25
@@ -134,3 +138,18 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["ttft_error"]["mape"] == pytest.approx(0.5)
     assert state["subscribers"] == {"ingress": 1, "prefill": 1, "router": 1}
     assert state["metrics_port"] == 9465
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_counters_ratio_is_the_attainment_whatever_happened_to_the_requests(outcome):
+    core = MonitorCore(MonitorSettings(models=("m",)), 0.0)
+    ended = [
+        replace(LATE, ttft_s=0.1),
+        LATE,
+        *(replace(LATE, outcome=outcome, ttft_s=it) for it in (0.1, 0.3)),
+    ]
+    core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(tuple(ended))), SETTLE_S)
+    found = exported(core)
+    met, missed = (found["slackserve_slo_judged", ("m", "premium", "all", it)] for it in ("yes", "no"))
+    attainment = core.state(SETTLE_S).tiers[PREMIUM].long
+    assert (met, met + missed) == (attainment.met, attainment.judged)

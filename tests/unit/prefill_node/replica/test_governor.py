@@ -303,7 +303,7 @@ def test_a_step_of_no_job_makes_way_for_anybody():
 
 
 def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for():
-    """`long` has made way for `urgent`, so `urgent` is not stopped for `long`, however urgent that is."""
+    """`long` was preempted for `urgent`, so `urgent` is not stopped for `long`, however urgent that is."""
     urgent = job("urgent", 1000, deadline_s=60.0)
     long = job("long", 100, deadline_s=0.5, tier=PREMIUM)
     stopped = suspended("long", tokens=100, preempted_by="urgent")
@@ -313,7 +313,7 @@ def test_a_step_that_waits_for_the_waiter_is_not_what_the_waiter_is_stopped_for(
 
 
 def test_a_suspended_step_can_itself_be_rescued():
-    """Nobody whom it made way for is left, and its deadline comes close."""
+    """Nobody whom it was preempted for is left, and its deadline comes close."""
     rescued = job("rescued", 1000, deadline_s=0.7, tier=PREMIUM)
     stopped = suspended("rescued", boundary=8)
     decision = governor(LONG, rescued).decide(view(running("long"), stopped), NOTHING_REACHED, 0.0)

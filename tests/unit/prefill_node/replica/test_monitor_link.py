@@ -205,8 +205,9 @@ def test_corrections_are_of_the_configured_predictor_and_do_not_multiply():
 def test_a_measured_pass_is_told_beside_both_predictions():
     monitored = Monitored(R, governor(), lambda: 0.0)
     monitored.follow(ClusterPolicy(1, corrections={R: 2.0}))
-    told = monitored.measured(Passed(500, 0.0, 1.2))
-    assert (told.predicted_s, told.corrected_s, told.measured_s) == pytest.approx((0.5, 1.0, 1.2))
+    told = monitored.learn(Passed(500, 0.0, 1.2))
+    assert (told.corrected_s, told.measured_s) == pytest.approx((1.0, 1.2))
+    assert told.predicted_s == pytest.approx(1.2), "learned from it, and not corrected"
 
 
 # Measured passes, in the engine

@@ -3,12 +3,12 @@
 import logging
 
 import pytest
-from opentelemetry import trace
 from published import suspended
 
 from prefill_node.board.events import Dropped, Resumed, Served, Started, Stopped, encode
 from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import KeepReason
@@ -43,12 +43,12 @@ class Instruments:
             self.recorded.append((name, pytest.approx(value), *labels.values()))
 
 
-class Span(trace.NonRecordingSpan):
+class Spans(JobSpans):
     def __init__(self):
-        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        super().__init__("", 0.0)
         self.events = []
 
-    def add_event(self, name, attributes=None, timestamp=None):
+    def event(self, name, attributes):
         self.events.append((name, attributes))
 
 
@@ -86,10 +86,9 @@ def record(instruments, ledger):
 
 def followed(record, *jobs):
     """The spans of jobs, from now on."""
-    spans = {job: Span() for job in jobs}
-    for job, span in spans.items():
-        with trace.use_span(span):
-            record.follow(JobId(job))
+    spans = {job: Spans() for job in jobs}
+    for job in jobs:
+        record.follow(JobId(job), spans[job])
     return spans
 
 
@@ -173,14 +172,14 @@ METRICS_OF = {
 
 def test_what_the_prefix_cache_held_is_passed_on(instruments, ledger):
     told = []
-    PreemptionRecord(instruments, ledger, started=told.append).take([encode(Started("a", 512))])
-    assert told == [Started("a", 512)]
+    PreemptionRecord(instruments, ledger, started=told.append).take([encode(Started("a", 512, 1.0))])
+    assert told == [Started("a", 512, 1.0)]
     assert instruments.recorded == []
 
 
 @pytest.mark.parametrize(("notice", "expected"), METRICS_OF.values(), ids=METRICS_OF.keys())
 def test_metrics(notice, expected, record, instruments):
-    record.follow(JobId("urgent"))
+    record.follow(JobId("urgent"), Spans())
     record.take([encode(notice)])
     assert sorted(instruments.recorded, key=str) == sorted(
         [(name, pytest.approx(value), *labels) for name, value, *labels in expected], key=str

@@ -172,7 +172,7 @@ def test_prefix_affinity_takes_the_longest_prefix_then_the_fewest_tokens():
 
 def test_power_of_two_choices_never_takes_the_busiest_and_leaves_nobody_out():
     fleet = [replica((tokens, 99.0, STANDARD), name=f"r{tokens}") for tokens in (900, 500, 700)]
-    policy = PowerOfTwoChoices(random.Random(1))
+    policy = PowerOfTwoChoices(random.Random(1).randrange)
     taken = [policy.choose(prefill(10, 9.0), fleet, 0.0).replica for _ in range(60)]
     assert fleet[0] not in taken
     assert {id(one) for one in taken} == {id(fleet[1]), id(fleet[2])}

@@ -1,9 +1,14 @@
+import re
+from pathlib import Path
+from typing import get_args
+
 import pytest
 from simulated_fleet import NOBODY_IS_SHED, fleet, stream
 
 from router.core import RouterCore
 from router.messages import PlacementRequested
 from router.placement.policies import RoundRobin
+from router.placement.registry import POLICIES, PlacementName
 from simulator.fleet.fleet import simulate
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
@@ -30,9 +35,16 @@ def test_slack_aware_placement_beats_round_robin_and_token_counts(seed):
     assert ours.attainment >= tokens.attainment
 
 
+def test_every_policy_that_can_be_configured_is_made_and_explained():
+    page = (Path(__file__).parents[4] / "docs" / "routing.md").read_text()
+    explained = page.split("\n## Policies\n")[1].split("\n### ")[0]
+    assert set(get_args(PlacementName)) == set(POLICIES)
+    assert set(re.findall(r"^\| `(\w+)` \|", explained, re.MULTILINE)) == set(POLICIES)
+
+
 def test_round_robin_takes_turns():
     core = RouterCore(DEFAULT_TIERS, RoundRobin())
-    core.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
     names = [ReplicaId(f"prefill-{n}") for n in range(3)]
     for name in names:
         core.prefill_reported(PrefillReported(name, LINE, (), None, 0.0), 0.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prefill_node.engine.queue import QueueView
 from prefill_node.replica.governing.governor import Governor
-from simulator.arms.arms import ABORT_ARMS, ARMS, OURS, PAPER_ARMS, TIER_ARMS
+from simulator.arms.arms import ARMS, OURS
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_8B_A100
 from simulator.cost.passes import CostModel
 from simulator.findings import State
@@ -28,7 +28,7 @@ LONG_TOKENS = STEP_TOKENS  # one step
 LONG_S = HARDWARE.cost.prefill_s(LONG_TOKENS)
 SOON_S = 0.2
 URGENT_S = HARDWARE.cost.prefill_s(200)
-EVERY_ARM = sorted({*PAPER_ARMS, *ABORT_ARMS, *TIER_ARMS})
+EVERY_ARM = sorted(ARMS)
 MIX = PRESETS["flowprefill-8b"].workload
 
 

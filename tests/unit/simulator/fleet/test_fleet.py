@@ -110,22 +110,31 @@ def test_what_no_memory_could_hold_is_refused():
     check_at_rest(result)
 
 
-def test_the_first_token_comes_after_transfer_and_first_step():
+def test_the_first_token_waits_for_no_transfer_and_the_others_do():
     arrivals = [Arrival(0, 1.0, "one", 1000, 5, None, STANDARD)]
     link, model = Link(1e9, 0.01), DecodeModel(0.02, 0.0, 0.0, 0.0, UNLIMITED)
-    setup = fleet(link=link, decode=model, decode_replicas=1)
+    setup = fleet(link=link, decode=model, decode_replicas=1, handoff_s=0.003)
     passage = simulate(setup, arrivals).passages[0]
     transfer_s = link.alone_s(1000 * LLAMA_3_8B.kv_bytes_per_token)
     way_s = setup.delays.wire_s + setup.delays.render_s
     prefill_s = HARDWARE.cost.prefill_s(1000)
-    assert passage.job.ttft_s == pytest.approx(way_s + prefill_s + transfer_s + 0.02)
-    assert passage.tpot_s == pytest.approx(0.02)
+    assert passage.job.ttft_s == pytest.approx(way_s + prefill_s + 0.003)
+    assert passage.tpot_s == pytest.approx((transfer_s + 4 * 0.02 - 0.003) / 4)
+
+
+def test_an_answer_of_one_token_needs_no_transfer():
+    arrivals = [Arrival(n, 1.0 + n, "one", 1000, 1, None, STANDARD) for n in range(2)]
+    result = simulate(fleet(link=Link(1e3, 0.01), decode_replicas=1), arrivals)
+    assert result.jobs[0].ttft_s < 1.0
+    assert result.outcomes == {Outcome.FINISHED: 2}
+    assert result.passages[0].tpot_s is None
+    check_at_rest(result)
 
 
 def test_prefill_holds_kv_until_it_has_been_pulled():
     """With a slow link, memory of the prefill replica is what bounds the throughput."""
     hardware = replace(HARDWARE, kv_tokens=3008)
-    arrivals = [Arrival(n, 0.0, "one", 2000, 1, None, STANDARD) for n in range(4)]
+    arrivals = [Arrival(n, 0.0, "one", 2000, 2, None, STANDARD) for n in range(4)]
     link = Link(2000 * LLAMA_3_8B.kv_bytes_per_token / 10.0, 0.0)
     setup = replace(fleet(replicas=1, link=link, handoff_s=0.0), hardware=hardware)
     result = simulate(setup, arrivals)

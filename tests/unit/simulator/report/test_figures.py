@@ -125,10 +125,10 @@ def test_requests_that_run_go_before_those_that_only_wait():
     waiting = tuple(_waiting(number, number / 100, 50.0) for number in range(40))
     ran = Life(99, "chat", 10, 1.0, None, 3.0, (Span(State.RUNNING, 1.0, 3.0),))
     item = arm("fcfs", timeline=(*waiting, ran))
-    rows, left_out = shown_rows(item, common_window([item]))
-    assert rows[-1].number == 99
-    assert len(rows) + left_out == 41
-    assert left_out > 0
+    panel = shown_rows(item, common_window([item]))
+    assert panel.lives[-1].number == 99
+    assert len(panel.lives) + panel.left_out == 41
+    assert panel.left_out > 0
 
 
 def test_a_window_ends_before_there_are_too_many_rows():
@@ -138,9 +138,9 @@ def test_a_window_ends_before_there_are_too_many_rows():
     )
     item = arm("fcfs", timeline=busy)
     window = common_window([item])
-    rows, left_out = shown_rows(item, window)
-    assert window.end_s == len(rows) < 60
-    assert left_out == 0
+    panel = shown_rows(item, window)
+    assert window.end_s == len(panel.lives) < 60
+    assert panel.left_out == 0
 
 
 @pytest.mark.parametrize("width_in", WIDTHS)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, SEARCH, SEVEN, TEXT
 
 from slo.admission.controller import (
-    ADMITTED,
     AdmissionController,
     AdmissionRequest,
     AdmissionRules,
 )
-from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
@@ -28,13 +27,15 @@ NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, calm_s=0.0)
 
 
 def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
-    made = AdmissionController(DEFAULT_TIERS, rules, tenants or TenantGates(limits), random.Random(seed))
+    made = AdmissionController(
+        DEFAULT_TIERS, rules, tenants or TenantGates(limits), random.Random(seed).random
+    )
     made.has_capacity(replicas)
     return made
 
 
 def request(number, tier=BACKGROUND, tenant="a", work_s=WORK_S, tokens=100):
-    return AdmissionRequest(JobId(f"{tier}-{tenant}-{number}"), tier, tenant, tokens, work_s)
+    return AdmissionRequest(JobId(f"{tier}-{tenant}-{number}"), tier, tenant, Usage(tokens), work_s)
 
 
 def offer(admission, loads, seconds=120.0, warm_s=60.0, serve=True):
@@ -168,14 +169,14 @@ def test_a_queue_that_would_take_too_long_is_not_lengthened():
     for n in range(200):
         admission.served(JobId(f"background-a-{n}"))
     assert admission.backlog_s(BACKGROUND) == 0.0
-    assert admission.decide(request(999), 60.0) is ADMITTED
+    assert admission.decide(request(999), 60.0) is None
 
 
 def test_a_client_that_waits_for_each_answer_is_not_refused():
     admission, now_s = controller(AdmissionRules()), 0.0
     for number in range(500):
         asked = request(number)
-        assert admission.decide(asked, now_s) is ADMITTED
+        assert admission.decide(asked, now_s) is None
         now_s += WORK_S
         admission.ended(asked.job_id, now_s)
     assert admission.load(now_s) > 0.8
@@ -183,37 +184,37 @@ def test_a_client_that_waits_for_each_answer_is_not_refused():
 
 def test_tenant_limits_refuse_before_anything_is_counted():
     admission = controller(a=TenantLimit(requests_per_s=1.0, burst_requests=1))
-    assert admission.decide(request(0), 0.0) is ADMITTED
+    assert admission.decide(request(0), 0.0) is None
     for n in range(1, 500):
         refused = admission.decide(request(n), 0.0)
         assert refused == Rejected(RejectionReason.REQUEST_RATE, 1.0)
     assert admission.load(1.0) < 0.02
-    assert admission.decide(request(500), 1.0) is ADMITTED
+    assert admission.decide(request(500), 1.0) is None
 
 
 def test_concurrency_is_freed_by_the_end_of_a_request_not_of_its_prefill():
     admission = controller(a=TenantLimit(max_concurrent=1))
     first, second = request(0), request(1)
-    assert admission.decide(first, 0.0) is ADMITTED
+    assert admission.decide(first, 0.0) is None
     admission.served(first.job_id)
     assert admission.decide(second, 1.0).reason is RejectionReason.CONCURRENCY
     admission.ended(first.job_id, 2.0)
     admission.ended(first.job_id, 2.0)
-    assert admission.decide(second, 3.0) is ADMITTED
+    assert admission.decide(second, 3.0) is None
     assert admission.decide(request(2), 3.0).reason is RejectionReason.CONCURRENCY
 
 
 def test_a_request_whose_end_nobody_reports_is_forgotten():
     admission = controller(a=TenantLimit(max_concurrent=1), b=TenantLimit())
-    assert admission.decide(request(0), 0.0) is ADMITTED
-    assert admission.decide(request(1, tenant="b"), 3700.0) is ADMITTED
-    assert admission.decide(request(1), 3701.0) is ADMITTED
+    assert admission.decide(request(0), 0.0) is None
+    assert admission.decide(request(1, tenant="b"), 3700.0) is None
+    assert admission.decide(request(1), 3701.0) is None
 
 
 def test_a_request_that_is_placed_again_is_not_counted_again():
     admission = controller(a=TenantLimit(max_concurrent=1, requests_per_s=0.001))
     for now_s in (0.0, 1.0, 2.0):
-        assert admission.decide(request(0), now_s) is ADMITTED
+        assert admission.decide(request(0), now_s) is None
     assert admission.backlog_s(BACKGROUND) == pytest.approx(WORK_S)
 
 
@@ -221,7 +222,7 @@ def test_the_servers_own_requests_know_no_limits():
     admission = controller(a=TenantLimit(max_concurrent=1))
     admission.follow(dict.fromkeys((*DEFAULT_TIERS.names, SYSTEM), 1.0), 1.0)
     for n in range(50):
-        assert admission.decide(request(n, SYSTEM), 0.0) is ADMITTED
+        assert admission.decide(request(n, SYSTEM), 0.0) is None
     assert admission.load(0.0) == 0.0
 
 
@@ -234,7 +235,7 @@ def test_a_policy_sheds_what_may_be_shed_until_another_comes():
     assert set(background) == {RejectionReason.SHED_BY_POLICY}
     assert part_admitted(standard) == pytest.approx(0.5, abs=0.2)
     admission.follow({}, 0.1)
-    assert admission.decide(request(10**6), 1000.0) is ADMITTED
+    assert admission.decide(request(10**6), 1000.0) is None
 
 
 @pytest.mark.parametrize(("configured", "from_outside"), [(0.0, 0.6), (0.6, 0.0)])
@@ -268,7 +269,12 @@ def test_the_same_seed_gives_the_same_decisions():
 
 @pytest.mark.parametrize("reason", RejectionReason)
 def test_limits_reject_and_the_state_of_the_fleet_sheds(reason):
-    own = {RejectionReason.REQUEST_RATE, RejectionReason.TOKEN_RATE, RejectionReason.CONCURRENCY}
+    own = {
+        RejectionReason.REQUEST_RATE,
+        RejectionReason.TOKEN_RATE,
+        RejectionReason.OUTPUT_TOKEN_RATE,
+        RejectionReason.CONCURRENCY,
+    }
     assert outcome_of(reason) is (Outcome.REJECTED if reason in own else Outcome.SHED)
 
 
@@ -290,7 +296,7 @@ def test_a_decision_takes_microseconds():
 
 
 def of_tiers(tiers, rules=NO_BACKLOG):
-    made = AdmissionController(tiers, rules, TenantGates({}), random.Random(1))
+    made = AdmissionController(tiers, rules, TenantGates({}), random.Random(1).random)
     made.has_capacity(1.0)
     return made
 
@@ -322,3 +328,110 @@ def test_the_reservation_is_kept_for_the_top_tier():
     assert any(fate[RejectionReason.RESERVED] for fate in kept.values())
     admitted = [sum(fate["admitted"] for fate in fates.values()) for fates in (without, kept)]
     assert admitted[1] < admitted[0]
+
+
+@pytest.mark.parametrize("tier", [PREMIUM, STANDARD, BACKGROUND])
+def test_no_class_has_a_queue_without_end(tier):
+    """Twenty thousand requests at once; the fleet does two seconds of work in a second."""
+    admission = controller(AdmissionRules(max_backlog_s=120.0), replicas=2.0)
+    decisions = [admission.decide(request(number, tier, work_s=1.0), 0.0) for number in range(20_000)]
+    assert admission.backlog_s(tier) <= 2 * 120.0 + 1.0
+    refused = decisions[-1]
+    assert isinstance(refused, Rejected)
+    assert refused.reason is RejectionReason.BACKLOG or tier != PREMIUM
+    assert refused.retry_after_s >= 1.0
+
+
+def test_the_servers_own_requests_are_never_refused():
+    admission = controller(AdmissionRules(max_backlog_s=1.0))
+    assert [admission.decide(request(number, SYSTEM, work_s=1.0), 0.0) for number in range(100)] == [
+        None
+    ] * 100
+
+
+def asked(number, asker="ingress", tenant="one"):
+    return AdmissionRequest(JobId(f"{asker}-{number}"), STANDARD, tenant, Usage(100), WORK_S, asker, number)
+
+
+def admitted(admission, request, now_s=0.0):
+    return admission.decide(request, now_s) is None
+
+
+def test_an_end_that_was_not_heard_of_does_not_keep_a_tenant_out():
+    admission = controller(one=TenantLimit(max_concurrent=1))
+    assert admitted(admission, asked(1))
+    assert not admitted(admission, asked(2))
+    assert admission.reconcile("ingress", 2, [JobId("ingress-1")], 1.0) == []
+    assert not admitted(admission, asked(3), 1.0)
+    assert admission.reconcile("ingress", 3, [], 2.0) == ["ingress-1"]
+    assert admitted(admission, asked(4), 2.0)
+
+
+def test_what_was_asked_after_the_word_was_given_is_left_alone():
+    admission = controller()
+    for number in (1, 2):
+        assert admitted(admission, asked(number))
+    assert admission.reconcile("ingress", 1, [], 1.0) == ["ingress-1"]
+
+
+def test_nobody_speaks_for_others():
+    admission = controller()
+    assert admitted(admission, asked(1, "another"))
+    assert admission.reconcile("ingress", 99, [], 1.0) == []
+
+
+def test_who_is_silent_while_others_speak_is_gone_and_its_requests_with_it():
+    admission = controller()
+    assert admitted(admission, asked(1, "lost"))
+    assert admission.reconcile("lost", 1, [JobId("lost-1")], 0.0) == []
+    ended = [admission.reconcile("ingress", 0, [], now_s) for now_s in (10.0, 20.0, 30.0, 40.0)]
+    assert ended == [[], [], [], ["lost-1"]]
+
+
+def test_a_router_that_was_stopped_blames_nobody():
+    admission = controller()
+    assert admitted(admission, asked(1, "a"))
+    assert admitted(admission, asked(1, "b"))
+    for name in "ab":
+        admission.reconcile(name, 1, [JobId(f"{name}-1")], 0.0)
+    assert admission.reconcile("a", 1, [JobId("a-1")], 100.0) == []
+    assert admission.reconcile("b", 1, [JobId("b-1")], 100.1) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["ask", "end", "lose", "tell"]), st.sampled_from("ab")), max_size=60)
+)
+def test_after_everybody_has_spoken_the_account_is_that_of_what_lives(events):
+    admission = controller()
+    live, count = {"a": set(), "b": set()}, Counter()
+    for number, (event, asker) in enumerate(events):
+        match event:
+            case "ask":
+                count[asker] += 1
+                if admitted(admission, asked(count[asker], asker), number):
+                    live[asker].add(JobId(f"{asker}-{count[asker]}"))
+            case "end" if live[asker]:
+                admission.ended(live[asker].pop(), number)
+            case "lose" if live[asker]:  # the router does not hear of it
+                live[asker].pop()
+            case "tell":
+                admission.reconcile(asker, count[asker], live[asker], number)
+    for asker in "ab":
+        admission.reconcile(asker, count[asker], live[asker], len(events))
+    assert set(admission._jobs) == live["a"] | live["b"]
+    assert admission.backlog_s(STANDARD) == pytest.approx(WORK_S * len(admission._jobs))
+
+
+def test_the_demand_counts_what_is_refused_and_of_what_waits_only_what_has_an_objective():
+    admission = controller(replicas=2.0)
+    admission.follow({BACKGROUND: 1.0}, 0.1)
+    for number in range(2000):
+        admission.decide(request(number, BACKGROUND), number / 20)
+        if number % 2 == 0:
+            asked = request(number, STANDARD)
+            admission.decide(asked, number / 20)
+            admission.ended(asked.job_id, number / 20)
+    admission.decide(request("waits", PREMIUM, work_s=3.0), 100.0)
+    work, backlog_s = admission.demand(100.0)
+    assert work == pytest.approx(20 * WORK_S + 10 * WORK_S + 3 / 20, rel=0.1)
+    assert backlog_s == pytest.approx(3.0)

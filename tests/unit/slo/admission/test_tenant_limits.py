@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.admission.tenant_limits import TenantGate, TenantGates, TenantLimit, TokenBucket
+from slo.admission.tenant_limits import NO_USAGE, TenantGate, TenantGates, TenantLimit, TokenBucket, Usage
 from slo.errors import RejectionReason
 
 
@@ -53,34 +53,34 @@ def test_whoever_waits_as_long_as_told_passes(rate, size, amount):
 
 def test_each_limit_has_its_reason():
     requests = TenantGate(TenantLimit(requests_per_s=0.5))
-    requests.began(10, 0.0)
-    assert requests.refusal(10, 0.0) == (RejectionReason.REQUEST_RATE, pytest.approx(2.0))
+    requests.began(Usage(10), 0.0)
+    assert requests.refusal(Usage(10), 0.0) == (RejectionReason.REQUEST_RATE, pytest.approx(2.0))
     tokens = TenantGate(TenantLimit(tokens_per_s=10, burst_tokens=100))
-    tokens.began(100, 0.0)
-    assert tokens.refusal(50, 0.0) == (RejectionReason.TOKEN_RATE, pytest.approx(5.0))
+    tokens.began(Usage(100), 0.0)
+    assert tokens.refusal(Usage(50), 0.0) == (RejectionReason.TOKEN_RATE, pytest.approx(5.0))
     two = TenantGate(TenantLimit(max_concurrent=2))
-    two.began(10, 0.0)
-    assert two.refusal(10, 0.0) is None
-    two.began(10, 0.0)
-    reason, _ = two.refusal(10, 0.0)
+    two.began(Usage(10), 0.0)
+    assert two.refusal(Usage(10), 0.0) is None
+    two.began(Usage(10), 0.0)
+    reason, _ = two.refusal(Usage(10), 0.0)
     assert reason is RejectionReason.CONCURRENCY
-    two.ended(1.0)
-    assert two.refusal(10, 0.0) is None
+    two.ended(1.0, Usage(10), None, 1.0)
+    assert two.refusal(Usage(10), 0.0) is None
 
 
 def test_a_refused_request_takes_nothing():
     gate = TenantGate(TenantLimit(requests_per_s=1.0, tokens_per_s=1.0, burst_tokens=10))
-    gate.began(10, 0.0)
+    gate.began(Usage(10), 0.0)
     for _ in range(5):
-        assert gate.refusal(1, 0.5) is not None
-    assert gate.refusal(1, 1.0) is None
+        assert gate.refusal(Usage(1), 0.5) is not None
+    assert gate.refusal(Usage(1), 1.0) is None
 
 
 def test_tenants_have_gates_of_their_own():
     gates = TenantGates({"small": TenantLimit(max_concurrent=1, weight=2.0)}, TenantLimit(max_concurrent=3))
-    gates.of("small").began(1, 0.0)
-    assert gates.of("small").refusal(1, 0.0) is not None
-    assert gates.of("other").refusal(1, 0.0) is None
+    gates.of("small").began(Usage(1), 0.0)
+    assert gates.of("small").refusal(Usage(1), 0.0) is not None
+    assert gates.of("other").refusal(Usage(1), 0.0) is None
     assert (gates.weight("small"), gates.weight("other")) == (2.0, 1.0)
 
 
@@ -88,3 +88,36 @@ def test_tenants_have_gates_of_their_own():
 def test_a_limit_that_lets_nobody_through_is_refused(values):
     with pytest.raises(ValueError, match="must be above 0"):
         TenantLimit(**values)
+
+
+def test_output_tokens_are_reserved_and_what_was_not_generated_is_given_back():
+    gate = TenantGate(TenantLimit(output_tokens_per_s=10, burst_output_tokens=1000))
+    asked = Usage(50, 800)
+    gate.began(asked, 0.0)
+    reason, wait_s = gate.refusal(asked, 0.0)
+    assert (reason, wait_s) == (RejectionReason.OUTPUT_TOKEN_RATE, pytest.approx(60.0))
+    gate.ended(1.0, asked, Usage(50, 100), 0.0)
+    assert gate.refusal(asked, 0.0) is None
+
+
+def test_prompt_tokens_are_charged_as_they_were_in_the_end():
+    gate = TenantGate(TenantLimit(tokens_per_s=10, burst_tokens=100))
+    gate.began(Usage(20), 0.0)
+    gate.ended(1.0, Usage(20), Usage(90), 0.0)
+    assert gate.refusal(Usage(11), 0.0) == (RejectionReason.TOKEN_RATE, pytest.approx(0.1))
+
+
+def test_what_nobody_knows_is_not_given_back_and_what_did_not_run_is():
+    for used, is_refused in ((None, True), (NO_USAGE, False)):
+        gate = TenantGate(TenantLimit(tokens_per_s=1, burst_tokens=10, output_tokens_per_s=1))
+        gate.began(Usage(10, 10), 0.0)
+        gate.ended(0.0, Usage(10, 10), used, 0.0)
+        assert (gate.refusal(Usage(10, 10), 0.0) is not None) is is_refused
+
+
+def test_a_limit_that_changes_holds_from_the_next_request_on():
+    gates = TenantGates({})
+    gates.of("a", TenantLimit(max_concurrent=1)).began(Usage(1), 0.0)
+    assert gates.of("a", TenantLimit(max_concurrent=1)).refusal(Usage(1), 0.0) is not None
+    assert gates.of("a", TenantLimit(max_concurrent=2)).refusal(Usage(1), 0.0) is None
+    assert gates.of("a", TenantLimit(max_concurrent=1)).refusal(Usage(1), 0.0) is not None, "it still runs"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, SEARCH, TEXT
 
+from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 from slo.monitor.core import FORGET_AFTER_S, SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor.messages import (
@@ -115,7 +116,7 @@ def test_a_replica_that_is_gone_leaves_nothing_behind(core):
     core.look(SETTLE_S + FORGET_AFTER_S + 1)
     assert core.policy.corrections == {}
     assert not core.subscribers
-    assert core.last_heard_s() == SETTLE_S
+    assert core.heard_s == SETTLE_S
 
 
 def test_a_directive_goes_to_its_replica_once_for_each_step(core):
@@ -298,3 +299,14 @@ def test_a_deployment_that_changes_its_tiers_leaves_nothing_of_the_old_ones():
     state = core.state(103.0)
     assert tuple(state.tiers) == FOUR.names
     assert {series.tier for series in state.series} == {IMAGE}
+
+
+def test_whoever_sizes_the_fleet_hears_the_routers_demand_and_who_is_at_risk(core):
+    demand = FleetDemand(PrefillDemand(1.5, 2.0), DecodeDemand(0.5, 3))
+    assert core.demand(0.0) is None
+    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen({}, {}, demand)), 1.0)
+    assert core.demand(1.0) == demand
+    core.heard(ingress(*[LATE] * 20), 2.0)
+    core.look(3.0)
+    assert core.demand(3.0) == replace(demand, prefill=PrefillDemand(1.5, 2.0, at_risk=True))
+    assert core.demand(10.0) is None, "the router has fallen silent"

@@ -1,4 +1,4 @@
-"""For whom the monitor orders a running prefill to make way."""
+"""For whom the monitor has a running prefill preempted."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ TABLE = {
     "a limit is in the way": (replace(STEP, preemptible_in_s=None), [URGENT], AT_RISK_PREMIUM, None),
     "the governor has not decided yet": (replace(STEP, kept=None), [URGENT], AT_RISK_PREMIUM, None),
     "the same tier": (replace(STEP, tiers=(BACKGROUND, PREMIUM)), [URGENT], NOBODY, None),
-    "a warm-up makes way for anybody": (replace(STEP, tiers=()), [URGENT], NOBODY, OUT_OF_TIME),
+    "a warm-up is preempted for anybody": (replace(STEP, tiers=()), [URGENT], NOBODY, OUT_OF_TIME),
     "stopping would harm as much": (HARM, [URGENT], NOBODY, None),
     "but the waiter's tier is at risk": (HARM, [URGENT], AT_RISK_PREMIUM, AT_RISK),
     "or the margin forbade it": (replace(STEP, kept=KeepReason.MARGIN), [URGENT], AT_RISK_PREMIUM, AT_RISK),

@@ -35,7 +35,7 @@ def after(arrivals):
 
 def test_nothing_is_expected_before_anything_has_arrived():
     assert Forecast().load == 0.0
-    assert Forecast().reserved(1.0) == 0.0
+    assert Forecast().reserved_for([1.0])[0] == 0.0
 
 
 @pytest.mark.parametrize("work_s", [0.1, 0.5, 1.0, 3.0])
@@ -69,7 +69,7 @@ def test_work_of_no_weight_does_not_count():
 @pytest.mark.parametrize(("load", "pressure"), [(0.5, 0.0), (0.88, 0.0), (1.05, 0.5), (1.2, 1.0), (1.8, 1.0)])
 def test_of_denser_work_a_share_is_kept_free_in_so_far_as_there_is_more_than_can_be_done(load, pressure):
     dense = steady((load, 4.0))
-    assert dense.reserved(0.1) == pytest.approx(min(0.95, SHARE * pressure * load), abs=0.06)
+    assert dense.reserved_for([0.1])[0] == pytest.approx(min(0.95, SHARE * pressure * load), abs=0.06)
 
 
 def test_nothing_is_kept_free_of_the_time_of_the_next_few():
@@ -83,35 +83,35 @@ def test_nothing_is_kept_free_of_the_time_of_the_next_few():
 
 def test_only_what_has_more_value_per_second_counts():
     mixed = steady((0.4, 4.0), (0.8, 1.0))  # 10 and 1.25 per second
-    assert mixed.reserved(1e3) == 0.0
-    assert mixed.reserved(10.0) == 0.0, "its own kind"
-    assert mixed.reserved(5.0) == pytest.approx(SHARE * 0.4, rel=0.1)
-    assert mixed.reserved(1.25) == mixed.reserved(5.0)
-    assert mixed.reserved(0.5) == pytest.approx(SHARE * 1.2, rel=0.1)
+    assert mixed.reserved_for([1e3])[0] == 0.0
+    assert mixed.reserved_for([10.0])[0] == 0.0, "its own kind"
+    assert mixed.reserved_for([5.0])[0] == pytest.approx(SHARE * 0.4, rel=0.1)
+    assert mixed.reserved_for([1.25])[0] == mixed.reserved_for([5.0])[0]
+    assert mixed.reserved_for([0.5])[0] == pytest.approx(SHARE * 1.2, rel=0.1)
 
 
 @pytest.mark.parametrize("value_per_s", [0.0, 1e-300, math.inf])
 def test_every_density_has_an_answer(value_per_s):
-    assert 0.0 <= steady((2.0, 1.0)).reserved(value_per_s) < 1.0
+    assert 0.0 <= steady((2.0, 1.0)).reserved_for([value_per_s])[0] < 1.0
 
 
 @given(ARRIVALS, DENSITIES)
 def test_nothing_is_kept_free_below_a_load_of_nine_tenths(arrivals, density):
     forecast = after(arrivals)
     if forecast.load <= 0.9:
-        assert forecast.reserved(density) == 0.0
+        assert forecast.reserved_for([density])[0] == 0.0
 
 
 @given(ARRIVALS, DENSITIES, DENSITIES)
 def test_the_denser_keeps_less_free(arrivals, one, other):
     forecast = after(arrivals)
-    assert forecast.reserved(max(one, other)) <= forecast.reserved(min(one, other))
+    assert forecast.reserved_for([max(one, other)])[0] <= forecast.reserved_for([min(one, other)])[0]
 
 
 @given(ARRIVALS, DENSITIES)
 def test_something_is_always_left(arrivals, density):
     forecast = after(arrivals)
-    assert 0.0 <= forecast.reserved(density) <= min(0.95, SHARE * forecast.load)
+    assert 0.0 <= forecast.reserved_for([density])[0] <= min(0.95, SHARE * forecast.load)
 
 
 @given(ARRIVALS)

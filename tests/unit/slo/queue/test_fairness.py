@@ -23,7 +23,7 @@ def fair(**rules):
 
 def busy(fairness, tier=PREMIUM, until_s=0.0):
     """The replica has served nothing but one class."""
-    fairness.account.served(tier, 100.0, until_s)
+    fairness.step_ended({tier: 1}, 100.0, until_s)
     return fairness
 
 
@@ -64,10 +64,10 @@ def test_a_class_below_its_share_counts_for_more():
         job("background", BACKGROUND, arrived_s=84.0),
     ]
     served = fair()
-    served.account.served(STANDARD, 50.0, 0.0)
-    served.account.served(BACKGROUND, 50.0, 0.0)
+    served.step_ended({STANDARD: 1}, 50.0, 0.0)
+    served.step_ended({BACKGROUND: 1}, 50.0, 0.0)
     assert names(queue, 100.0, served) == ["standard", "background"]  # 1.0, and 16 s * 0.05 = 0.8
-    served.account.served(STANDARD, 1000.0, 0.0)
+    served.step_ended({STANDARD: 1}, 1000.0, 0.0)
     assert names(queue, 100.0, served) == ["background", "standard"]  # 1.0, and 0.8 + 2 * (0.15 - 0.045)
 
 
@@ -133,7 +133,7 @@ def test_a_class_leads_less_with_what_is_late_anyway():
         now_s = 1000.0 * counts
         boost = fairness.boost_of(head, now_s)
         fairness.step_ended({BACKGROUND: 10}, 1.0, now_s + 1.0, boost)
-        fairness.account.served(PREMIUM, 1e6, now_s + 1.0)
+        fairness.step_ended({PREMIUM: 1}, 1e6, now_s + 1.0)
         next_s = now_s + counts / share
         assert fairness.boost_of(late, next_s - 0.01) is None
         assert fairness.boost_of(late, next_s + 0.01) is not None
@@ -163,7 +163,7 @@ def queues(draw):
     ]
     fairness = fair()
     for tier in draw(st.lists(TIERS, max_size=3)):
-        fairness.account.served(tier, draw(st.floats(0.1, 50)), 100.0)
+        fairness.step_ended({tier: 1}, draw(st.floats(0.1, 50)), 100.0)
     return queue, fairness, now_s
 
 

@@ -131,7 +131,9 @@ def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, foreca
     end_s = 0.0
     for prefill in feasible_set(prefills, start_s, forecast).feasible:
         end_s += prefill.remaining_s
-        reserved = 0.0 if forecast is None else forecast.reserved(value(prefill) / prefill.remaining_s)
+        reserved = (
+            0.0 if forecast is None else forecast.reserved_for([value(prefill) / prefill.remaining_s])[0]
+        )
         if reserved > 0.0:
             due_s = prefill.deadline_s - start_s
             assert end_s <= due_s - reserved * max(0.0, due_s - forecast.near_s) + 1e-9

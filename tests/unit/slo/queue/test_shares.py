@@ -18,8 +18,8 @@ def account(memory_s=60.0):
 
 def test_before_anything_was_served_everybody_lacks_their_share():
     fresh = account()
-    assert {tier: fresh.deficit(tier) for tier in SHARES} == SHARES
-    assert fresh.deficit(SYSTEM) == 0.0
+    assert {tier: fresh.state().deficit(tier) for tier in SHARES} == SHARES
+    assert fresh.state().deficit(SYSTEM) == 0.0
 
 
 def test_what_was_served_counts_by_time():
@@ -27,9 +27,9 @@ def test_what_was_served_counts_by_time():
     served.served(PREMIUM, 3.0, 3.0)
     served.served(BACKGROUND, 1.0, 3.0)
     assert served.achieved(PREMIUM) == pytest.approx(0.75)
-    assert served.deficit(PREMIUM) == 0.0
-    assert served.deficit(BACKGROUND) == 0.0
-    assert served.deficit(STANDARD) == pytest.approx(0.35)
+    assert served.state().deficit(PREMIUM) == 0.0
+    assert served.state().deficit(BACKGROUND) == 0.0
+    assert served.state().deficit(STANDARD) == pytest.approx(0.35)
 
 
 def test_what_was_served_long_ago_counts_less():
@@ -43,9 +43,9 @@ def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(PREMIUM, 1000.0, 99.0)
     paced.served(BACKGROUND, 1.5, 101.5, boosted=1.0)
-    assert not paced.is_paced(BACKGROUND, 109.9)
-    assert paced.is_paced(BACKGROUND, 110.0)
-    assert paced.is_paced(STANDARD, 101.5)
+    assert not paced.state().is_paced(BACKGROUND, 109.9)
+    assert paced.state().is_paced(BACKGROUND, 110.0)
+    assert paced.state().is_paced(STANDARD, 101.5)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 9.0), st.floats(0.0, 20.0)), min_size=1, max_size=60))

@@ -14,13 +14,13 @@ from prefill_node.engine.stepping.step_choice import (
     Resume,
     Start,
     Suspended,
-    SuspensionRoom,
     Wait,
     choose,
     in_excess,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
@@ -248,7 +248,7 @@ class Engine:
     """A replica's memory and queues, as far as the choice depends on them and they on it.
 
     A step computes a chunk of each of its requests. It is stopped as long as one of them has `stops_left`
-    and somebody else is there to make way for; then it keeps its blocks.
+    and somebody else is there to be preempted for; then it keeps its blocks.
     """
 
     requests: dict[str, Request]
@@ -386,7 +386,7 @@ def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, or
 # Late steps leave room for the suspension of those that are not
 
 LATER_S = 100.0
-LATE_ROOM = SuspensionRoom(steps=8, kept_bytes=1000)
+LATE_ROOM = Limits(max_suspended_steps=8, max_suspended_bytes=1000)
 
 
 def late_step(number, due_s, done=0.5, kept_bytes=10, tokens=100, **about):
@@ -428,7 +428,7 @@ def test_the_bytes_of_their_checkpoints_count_too():
 
 @given(
     st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.integers(0, 400), st.booleans()), max_size=16),
-    st.builds(SuspensionRoom, st.integers(0, 12), st.integers(0, 2000)),
+    st.builds(Limits, max_suspended_steps=st.integers(0, 12), max_suspended_bytes=st.integers(0, 2000)),
 )
 def test_what_is_late_leaves_room_and_what_is_not_is_never_touched(drawn, room):
     stopped = [
@@ -439,5 +439,5 @@ def test_what_is_late_leaves_room_and_what_is_not_is_never_touched(drawn, room):
     late = [item for item in stopped if item.prefill.deadline_s < LATER_S + 1.0 and not item.overdue]
     assert excess <= {item.step.step_id for item in late}
     left = [item.step for item in late if item.step.step_id not in excess]
-    assert len(left) <= LATE_PART * room.steps
-    assert sum(step.checkpoint_bytes for step in left) <= LATE_PART * room.kept_bytes
+    assert len(left) <= LATE_PART * room.max_suspended_steps
+    assert sum(step.checkpoint_bytes for step in left) <= LATE_PART * room.max_suspended_bytes

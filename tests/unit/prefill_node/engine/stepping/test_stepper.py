@@ -8,17 +8,18 @@ from prefill_node.engine.stepping.step_choice import (
     Resume,
     Start,
     Suspended,
-    SuspensionRoom,
     Wait,
 )
-from prefill_node.engine.stepping.stepper import Member, StartOver, StepLimits, Stepper, StepStop
+from prefill_node.engine.stepping.stepper import Member, StartOver, Stepper
+from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.fairness import Fairness
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.request import JobId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 PLENTY = 1000
@@ -27,7 +28,7 @@ PLENTY = 1000
 @pytest.fixture
 def stepper():
     rules = ChoiceRules(QueueOrder.SEDF, LINE, 1, Forecast(), Fairness(DEFAULT_TIERS))
-    return Stepper(rules, StepLimits(10.0, SuspensionRoom(2, 1000), arrival_wait_s=0.05))
+    return Stepper(rules, Limits(max_suspended_s=10.0, max_suspended_steps=2, max_suspended_bytes=1000), 0.05)
 
 
 def prefill(name, due_s=5.0, tier=PREMIUM, work_s=0.1):
@@ -49,7 +50,9 @@ def suspended(step, due_s=5.0):
 def preempt(stepper, name, at_s, beneficiary="", kept_bytes=10, still_here=True):
     members = {f"engine-{name}": 100} if still_here else {}
     stepper.step_ended(at_s)
-    return stepper.step_preempted(members, 5.0, StepStop(at_s, 3, 0.25, kept_bytes, beneficiary), at_s)
+    step = SuspendedStep(stepper.step_id, members, 5.0, 3, 0.25, kept_bytes, at_s, beneficiary)
+    stepper.step_preempted(step, at_s)
+    return step
 
 
 def test_a_step_that_runs_is_published_without_its_members_in_the_queue(stepper):
@@ -101,7 +104,7 @@ def test_a_step_is_charged_once_to_the_classes_of_its_members(stepper):
     stepper.step_ended(9.0)
     assert account.achieved(BACKGROUND) == pytest.approx(0.25)
     assert stepper.view([]).fairness == account.state()
-    assert account.state().deficit(PREMIUM) == account.deficit(PREMIUM)
+    assert account.state().deficit(STANDARD) == DEFAULT_TIERS[STANDARD].share - account.achieved(STANDARD)
 
 
 def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def monitor_actor(deployment):
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    yield find_monitor()
+    yield find_monitor("slackserve")
     ray.shutdown()
 
 

@@ -1,0 +1,205 @@
+"""Holds what an answer must conform to against limits of time and memory, before it reaches an engine.
+
+A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
+meanwhile, or dies. So it is compiled first in a fork of a child process. The child starts with the first
+request that has a grammar; verdicts are kept. What is wrong with a grammar is vLLM's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import xgrammar
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import (
+    choice_as_grammar,
+    convert_lark_to_ebnf,
+    grammar_is_likely_lark,
+)
+
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+_CHILD: Final = Path(__file__).with_name("grammar_child.py")
+_START_S: Final = 60.0
+_END_S: Final = 5.0
+_WALL: Final = 20.0
+"""A child that computes for its limit may take so many times as long on a busy machine."""
+_MAX_VERDICTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What compiling one grammar may take."""
+
+    timeout_s: float = 0.5
+    max_mib: int = 1024
+
+
+DEFAULT_LIMITS: Final = GrammarLimits()
+
+
+class GrammarCheck:
+    """Refuses what takes too much to compile.
+
+    Args:
+        limits: How much that is.
+        tokenizer: The engine's; masks are made for its vocabulary.
+        vocab_size: The model's.
+    """
+
+    def __init__(self, limits: GrammarLimits, tokenizer: Any, vocab_size: int) -> None:
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._child: asyncio.subprocess.Process | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    def stand_before(self, client: Any) -> None:
+        """Check what the engine is asked to generate by."""
+        generate = client.generate
+
+        async def checked(
+            prompt: Any, params: SamplingParams, *rest: Any, **options: Any
+        ) -> AsyncGenerator[Any, None]:
+            if params.structured_outputs is not None:
+                await self.check(params.structured_outputs)
+            async with contextlib.aclosing(generate(prompt, params, *rest, **options)) as outputs:
+                async for output in outputs:
+                    yield output
+
+        client.generate = checked
+
+    async def check(self, params: StructuredOutputsParams) -> None:
+        """Compile a grammar within the limits.
+
+        Raises:
+            VLLMValidationError: when that takes too much.
+        """
+        key = _key(params)
+        if key is None:
+            return
+        if key not in self._verdicts:
+            # A client that leaves does not stop the child in its work.
+            is_good = await asyncio.shield(self._judge(key))
+        else:
+            is_good = self._verdicts[key]
+            self._verdicts.move_to_end(key)
+        if not is_good:
+            limits = self._limits
+            message = (
+                "what the answer must conform to takes too long or too much memory to compile; "
+                f"limits.grammar_timeout_s allows {limits.timeout_s:g} s, "
+                f"limits.max_grammar_mib {limits.max_mib} MiB"
+            )
+            raise VLLMValidationError(message, parameter="structured_outputs")
+
+    async def _judge(self, key: tuple[str, str]) -> bool:
+        """Whether a grammar compiles within the limits; not when the child dies, which it does not keep."""
+        async with self._one_at_a_time:
+            if key in self._verdicts:
+                return self._verdicts[key]
+            if self._child is not None and _has_ended(self._child):
+                await self.close()
+            child = self._child or await self._start()
+            answer = await _ask(child, key, self._limits.timeout_s * _WALL)
+            if answer != "ok":
+                logs.event("grammar_refused", kind=key[0], bytes=len(key[1]), answer=answer or "none")
+            if answer == "":
+                await self.close()
+                return False
+            self._verdicts[key] = answer == "ok"
+            if len(self._verdicts) > _MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+            return self._verdicts[key]
+
+    async def close(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await child.wait()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            str(_CHILD),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._child = child
+        start = {
+            "tokenizer": await asyncio.to_thread(_tokenizer_info, self._tokenizer, self._vocab_size),
+            "max_s": self._limits.timeout_s,
+            "max_bytes": self._limits.max_mib << 20,
+        }
+        if await _ask(child, start, _START_S) != "ready":
+            raise RuntimeError("the process that checks grammars does not start")
+        return child
+
+
+async def _ask(child: asyncio.subprocess.Process, value: Any, timeout_s: float) -> str:
+    """The child's answer to a value; nothing when it has ended, or does not answer in time."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        async with asyncio.timeout(timeout_s):
+            child.stdin.write(json.dumps(value).encode() + b"\n")
+            await child.stdin.drain()
+            return (await child.stdout.readline()).decode().strip()
+    except (TimeoutError, ConnectionError, RuntimeError):  # the last is uvloop's for a pipe that is closed
+        return ""
+
+
+def _has_ended(child: asyncio.subprocess.Process) -> bool:
+    assert child.stdin is not None
+    return child.returncode is not None or child.stdin.is_closing()
+
+
+def _key(params: StructuredOutputsParams) -> tuple[str, str] | None:
+    """The kind and text of a grammar as xgrammar takes it; None for one that costs nothing."""
+    try:
+        kind, text = get_structured_output_key(params)
+    except ValueError:  # vLLM says so itself
+        return None
+    match kind.name.lower():
+        case "json_object":
+            return None
+        case "choice":
+            return "grammar", choice_as_grammar(json.loads(text))
+        case "grammar":
+            with contextlib.suppress(ValueError):
+                if grammar_is_likely_lark(text):
+                    return "grammar", convert_lark_to_ebnf(text)
+            return "grammar", text
+        case name:
+            return name, text
+
+
+def _tokenizer_info(tokenizer: Any, vocab_size: int) -> str:
+    """The vocabulary that masks are made for; none where xgrammar knows no way to read it."""
+    try:
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    except (ValueError, AttributeError, TypeError):
+        info = xgrammar.TokenizerInfo([])
+    return str(info.serialize_json())

@@ -1,0 +1,66 @@
+"""Calls to the replicas of a tier: whether they are there, and one call to all of them.
+
+Owns which errors say that a replica has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from grpc.aio import AioRpcError
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
+
+from slo.replacement import FailureCause
+from slo.request import ReplicaId
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+
+REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
+"""What a call ends with when the replica that has it does."""
+_ANY_UP_S: Final = 1.0
+"""So long replicas may take to say that they are up before there counts as none."""
+
+
+class TierCalls:
+    """Calls the replicas of the deployment that `handle` is of; they have the method `is_up`."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
+        """What is known to be wrong with a replica; for no replica in particular, whether there is any.
+
+        A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
+        """
+        if replica is None:
+            return None if await self.broadcast("is_up", within_s=_ANY_UP_S) else FailureCause.NO_REPLICA
+        try:
+            who = await self._handle.options(stream=False).is_up.remote(pin=replica)
+        except REPLICA_ERRORS:
+            return FailureCause.REPLICA_DIED
+        return FailureCause.ENGINE_DIED if who is None else None
+
+    async def broadcast(self, method: str, *args: Any, within_s: float | None = None) -> list[Any]:
+        """What `method` returns on the running replicas, without those where it fails.
+
+        Args:
+            method: Of the deployment.
+            args: Its arguments.
+            within_s: Longest wait; without the replicas that have not answered by then.
+        """
+        response = self._handle.broadcast(method, *args)
+        try:
+            # `results_async` has either all results or none: one replica that hangs would keep all others'.
+            sent = await response._fetch_replica_results_async()  # noqa: SLF001 - see above
+        except DeploymentUnavailableError:
+            return []
+        calls = [asyncio.ensure_future(each.get_async()) for each in sent]
+        done, late = await asyncio.wait(calls, timeout=within_s) if calls else (set(), set())
+        for call in late:
+            call.cancel()
+        answers = [call.result() for call in done if call.exception() is None]
+        return [answer for answer in answers if answer is not None]

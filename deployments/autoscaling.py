@@ -1,0 +1,95 @@
+"""Serve's autoscaling policy: sizes a tier of replicas by what the SLO monitor knows of the load.
+
+Runs in Serve's controller, which asks it several times a second and must not wait for it. Owns the clock, the
+question to the monitor, and what holds without an answer: as many replicas as there are. The rule is
+`slo.autoscaling`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import Any, Final, Literal
+
+from slo.autoscaling.need import FleetDemand, Need, decode_need, prefill_need
+from slo.autoscaling.scaler import Scaler, ScalingRules
+from telemetry import logs
+from telemetry.reporting.monitor_client import find_monitor
+
+_ASK_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
+_HOLDS_S: Final = 10.0
+"""An answer that is older says nothing any more."""
+
+
+class TierAutoscaler:
+    """Sizes one tier.
+
+    Args:
+        role: Which.
+        rules: The fields of `ScalingRules`.
+    """
+
+    def __init__(self, role: Literal["prefill", "decode"], **rules: Any) -> None:
+        self._role = role
+        self._scaler = Scaler(ScalingRules(**rules))
+        self._monitor: Any = None
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_s = -_ASK_S
+        self._demand: FleetDemand | None = None
+        self._heard_s = 0.0
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """How many replicas there shall be; see Ray Serve's `AutoscalingContext`.
+
+        Whatever goes wrong, they stay as many: an error here would end all updates of the application.
+        """
+        target: int = context.target_num_replicas
+        try:
+            return self._decide(context, target, time.monotonic()), {}
+        except Exception as error:  # noqa: BLE001 - see above
+            logs.event("autoscaling_failed", level=logging.ERROR, tier=self._role, error=repr(error)[:300])
+            return target, {}
+
+    def _decide(self, context: Any, target: int, now_s: float) -> int:
+        if (self._asking is None or self._asking.done()) and now_s - self._asked_s >= _ASK_S:
+            self._asked_s = now_s
+            self._asking = asyncio.get_running_loop().create_task(self._ask(context.app_name))
+        running: int = context.current_num_replicas
+        scaled = self._scaler.decide(self._need(running, now_s), running, target, now_s)
+        if scaled.target != target:
+            logs.event(
+                "tier_scaled",
+                tier=self._role,
+                replicas=scaled.target,
+                before=target,
+                running=running,
+                reason=scaled.reason.value,
+                demand=self._demand,
+            )
+        return scaled.target
+
+    def _need(self, running: int, now_s: float) -> Any:
+        if self._demand is None or now_s - self._heard_s > _HOLDS_S:
+            return None
+        if self._role == "prefill":
+            return partial(prefill_need, self._demand.prefill, running, start_s=self._scaler.rules.start_s)
+        return partial(_without_waiting, self._demand, running)
+
+    async def _ask(self, application: str) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if self._monitor is None:
+                    self._monitor = await asyncio.to_thread(find_monitor, application)
+                self._demand = await self._monitor.demand.remote()
+                self._heard_s = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - the edge of a task; without an answer nothing changes
+            self._monitor = None
+            logs.event("demand_unknown", level=logging.DEBUG, error=repr(error)[:300])
+
+
+def _without_waiting(demand: FleetDemand, running: int, _: float) -> Need:
+    """Decode's need does not depend on when another replica is up: nothing waits for it."""
+    return decode_need(demand.decode, running)

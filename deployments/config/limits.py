@@ -1,0 +1,68 @@
+"""What one request may ask of the server, whoever sends it.
+
+A refusal names its limit. What a tenant may ask for in a time is `deployments.config.admission`'s.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from slo.files.strict_yaml import Positive, Section
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class LimitsConfig(Section):
+    """What a client may send."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
+        2 * 1024 * 1024, description="Largest request body. A larger one is answered with 413."
+    )
+    body_timeout_s: Positive = Field(
+        30.0, description="How long a request body may take to arrive. A slower one is answered with 408."
+    )
+    max_bytes_in_flight: Annotated[int, Field(ge=1024)] = Field(
+        128 * 1024 * 1024, description="Bytes of all bodies that a node's proxy has and has not yet answered."
+    )
+    header_timeout_s: Positive = Field(
+        10.0, description="How long the headers of a request may take to arrive, from the connection on."
+    )
+    write_timeout_s: Positive = Field(
+        30.0, description="How long a client may take to read a piece of its answer."
+    )
+    idle_timeout_s: Annotated[int, Field(ge=1)] = Field(
+        60, description="How long a connection may stay open between two requests."
+    )
+    max_headers: Annotated[int, Field(ge=16)] = Field(100, description="Headers of a request.")
+    max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
+        16 * 1024, description="Bytes of all headers of a request, names and values."
+    )
+    max_json_depth: Annotated[int, Field(ge=8, le=200)] = Field(
+        64, description="Lists and objects inside each other in a body."
+    )
+    max_json_containers: Annotated[int, Field(ge=64)] = Field(
+        10_000, description="Lists and objects in a body."
+    )
+    max_json_values: Annotated[int, Field(ge=64)] = Field(
+        300_000, description="Values in a body; each token id of a prompt that comes as tokens is one."
+    )
+    max_sequences: Count = Field(16, description="Answers that one request may ask for: prompts times `n`.")
+    max_stop_tokens: Count = Field(64, description="Token ids in `stop_token_ids`.")
+    max_output_tokens: Count | None = Field(
+        None, description="The largest `max_tokens`; none leaves it to the model's length."
+    )
+    media_domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = Field(
+        (),
+        description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",
+    )
+    max_grammar_bytes: Count = Field(
+        16 * 1024,
+        description="Text of what an answer must conform to: `response_format`, `structured_outputs`, and "
+        "the tools' parameters where a tool must be called.",
+    )
+    grammar_timeout_s: Positive = Field(
+        0.5, description="Seconds of computing that compiling such a text may take."
+    )
+    max_grammar_mib: Annotated[int, Field(ge=64)] = Field(
+        1024, description="Memory that compiling it may take, MiB."
+    )

@@ -1,0 +1,136 @@
+"""One exchange with the HTTP API's application in the process, and what its answer means in gRPC's words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from deployments.http.gatekeeper import SERVER_ID_HEADER
+
+if TYPE_CHECKING:
+    from ray.serve.grpc_util import RayServegRPCContext
+    from starlette.types import ASGIApp, Message
+
+_OK: Final = 200
+_STATUS: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    431: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_STATUS_OF_TYPE: Final = {
+    "invalid_request_error": grpc.StatusCode.INVALID_ARGUMENT,
+    "overloaded_error": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "service_unavailable": grpc.StatusCode.UNAVAILABLE,
+}
+"""Of an error that comes after the answer has begun and so has no HTTP status."""
+SERVES_ID: Final = "request_id"
+"""A trailer that Serve sets itself: the id that it gave the request."""
+_EVENT_END: Final = b"\n\n"
+_DONE: Final = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How an HTTP answer begins."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the answer is one."""
+        return self.status == _OK
+
+
+async def exchange(
+    app: ASGIApp, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b""
+) -> AsyncGenerator[Head | bytes, None]:
+    """Yield the head of the answer, then of its body what has come since, as it comes.
+
+    Whoever closes it early, or is cancelled, has the request cancelled as a client does that goes away.
+    """
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    request = asyncio.Queue[dict[str, Any]]()  # after its one message it waits, as for a client that stays
+    request.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+    }
+    running = asyncio.ensure_future(app(scope, request.get, messages.put))
+    running.add_done_callback(lambda _: messages.put_nowait(None))
+    try:
+        while (message := await messages.get()) is not None:
+            if message["type"] == "http.response.start":
+                named = [(name.decode(), value.decode()) for name, value in message["headers"]]
+                yield Head(message["status"], dict(named))
+                continue
+            parts = [message.get("body", b"")]
+            while not messages.empty() and (more := messages.get_nowait()) is not None:
+                parts.append(more.get("body", b""))
+            if piece := b"".join(parts):
+                yield piece
+            if running.done() and messages.empty():
+                break
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Events:
+    """Reads server-sent events out of pieces that may end anywhere; `is_complete` after the last one."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._rest = b""
+
+    def read(self, piece: bytes) -> list[dict[str, Any]]:
+        """The events that `piece` completes."""
+        *events, self._rest = (self._rest + piece).split(_EVENT_END)
+        contents = [event.removeprefix(b"data: ") for event in events]
+        self.is_complete = self.is_complete or _DONE in contents
+        return [json.loads(content) for content in contents if content != _DONE]
+
+
+def tell(context: RayServegRPCContext, head: Head, request_id: str | None) -> None:
+    """Put into the trailers what the HTTP API says in headers."""
+    trailers = [
+        (name, value)
+        for name, value in head.headers.items()
+        if name.startswith("x-slo-") or name in ("retry-after", SERVER_ID_HEADER)
+    ]
+    if request_id is not None:
+        trailers.append(("x-request-id", request_id))
+    context.set_trailing_metadata(trailers)
+
+
+def refuse(context: RayServegRPCContext, error: Mapping[str, Any], status: int | None = None) -> None:
+    """Answer with an error of the HTTP API; without `status` it came when the answer had begun."""
+    if status is None:
+        code = _STATUS_OF_TYPE.get(error["type"], grpc.StatusCode.INTERNAL)
+    else:
+        code = _STATUS.get(status, grpc.StatusCode.INTERNAL)
+    context.set_code(code)
+    context.set_details(error["message"])
+    known = [("error-code", error["code"]), ("error-type", error["type"]), ("error-param", error["param"])]
+    told = [(name, value) for name, value in context.trailing_metadata() if name != SERVES_ID]
+    named = [(name, value) for name, value in known if value is not None and value.isascii()]
+    context.set_trailing_metadata([*told, *named])

@@ -1,0 +1,63 @@
+"""Between the gRPC API's messages and the HTTP API's JSON and headers, which have the same names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
+from google.protobuf.message import Message
+
+Answer = TypeVar("Answer", bound=Message)
+_OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
+_NOT_OURS: Final = frozenset({"content-type", "content-length"})
+"""Metadata that describes the gRPC message, not the body that is made of it."""
+
+
+def request_body(request: Message, *, stream: bool) -> bytes:
+    """The body of a chat or text completion, as an HTTP client would send it.
+
+    A field that is given both by itself and in `extra` is there twice, and refused for that as in any body.
+    """
+    try:
+        values = MessageToDict(request, preserving_proto_field_name=True)
+    except SerializeToJsonError:
+        return b"NaN"  # a number that JSON does not have is refused as it is over HTTP
+    values.pop("objective", None)
+    extra = values.pop("extra", {})
+    if "seed" in values:
+        values["seed"] = int(values["seed"])  # JSON's form of 64 bits is text
+    if "prompt_token_ids" in values:
+        values["prompt"] = values.pop("prompt_token_ids").get("ids", [])
+    for message in values.get("messages", []):
+        if "content_parts" in message:
+            message["content"] = message.pop("content_parts").get("parts", [])
+    fields = [*values.items(), ("stream", stream), *extra.items()]
+    return (
+        "{" + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields) + "}"
+    ).encode()
+
+
+def request_headers(
+    metadata: Iterable[tuple[str, str | bytes]], request: Any = None
+) -> list[tuple[bytes, bytes]]:
+    """The headers that say what metadata and a typed objective say."""
+    headers = [
+        (name.encode(), value.encode())
+        for name, value in metadata
+        if isinstance(value, str) and name not in _NOT_OURS
+    ]
+    if request is not None and "objective" in request.DESCRIPTOR.fields_by_name:
+        objective = request.objective
+        for name in _OBJECTIVES:
+            if objective.HasField(name):
+                header = f"x-slo-{name.replace('_', '-')}"
+                headers.append((header.encode(), str(getattr(objective, name)).encode()))
+    return headers
+
+
+def parsed(values: Any, answer: Answer) -> Answer:
+    """`answer` with what an answer's JSON says of its fields."""
+    ParseDict(values, answer, ignore_unknown_fields=True)
+    return answer

@@ -1,0 +1,188 @@
+"""Which fields of a request body are served: a list of what is allowed, so that whatever is new is refused.
+
+The names are those of vLLM's request models, version by version; a test compares them with the installed
+vLLM and fails when upstream adds one. Also owns which media a message may bring: a multimodal model fetches
+any URL that it is given, from inside the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from slo.errors import FieldError
+from slo.files.strict_yaml import nearest
+
+_SAMPLING: Final = frozenset(
+    [
+        "allowed_token_ids",
+        "bad_words",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "length_penalty",
+        "logit_bias",
+        "logprob_token_ids",
+        "logprobs",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "prompt_logprobs",
+        "repetition_detection",
+        "repetition_penalty",
+        "response_format",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "temperature",
+        "thinking_token_budget",
+        "top_k",
+        "top_p",
+        "use_beam_search",
+    ]
+)
+_COMMON: Final = _SAMPLING | frozenset(
+    [
+        "add_special_tokens",
+        "cache_salt",
+        "echo",
+        "model",
+        "request_id",
+        "return_token_ids",
+        "return_token_offsets",
+        "return_tokens_as_token_ids",
+        "routed_experts_prompt_start",
+        "session_id",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stream",
+        "stream_interval",
+        "stream_options",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "user",
+        "vllm_xargs",
+    ]
+)
+CHAT: Final = _COMMON | frozenset(
+    [
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "include_reasoning",
+        "max_completion_tokens",
+        "messages",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "return_assistant_tokens_mask",
+        "return_prompt_text",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+    ]
+)
+COMPLETION: Final = _COMMON | {"prompt", "suffix"}
+TOKENIZE: Final = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
+DETOKENIZE: Final = frozenset({"model", "tokens"})
+HINTS: Final = frozenset(
+    {"service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Fields of OpenAI's that vLLM's models lack: the ingress reads the first, the others change nothing."""
+_OURS: Final = "is set by the server itself"
+REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+    "kv_transfer_params": (_OURS, "leave it out"),
+    "ec_transfer_params": (_OURS, "leave it out"),
+    "priority": ("is not used here", "set x-slo-tier or service_tier instead"),
+    "chat_template": ("is a program for the server to run", "use chat_template_kwargs with the model's own"),
+    "prompt_embeds": ("is not served", "send text or token ids"),
+    "media_io_kwargs": ("says how the server reads media", "leave it out"),
+    "mm_processor_kwargs": ("says how the server reads media", "leave it out"),
+}
+"""Fields of vLLM's models that no client may set: why, and what instead."""
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
+_MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
+_MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
+"""Where a part has its URL, whatever its type says: vLLM reads some by their key."""
+
+
+def fields_of(model: Collection[str]) -> frozenset[str]:
+    """What is allowed in a body, by the fields of the request model that it is read as."""
+    if "messages" in model:
+        return CHAT | HINTS
+    if "max_tokens" in model:
+        return COMPLETION | HINTS
+    return TOKENIZE if "prompt" in model else DETOKENIZE
+
+
+def refuse_unknown_fields(values: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Refuse a body with a field that is not served.
+
+    Raises:
+        FieldError: naming it.
+    """
+    for name, value in values.items():
+        if name in allowed:
+            continue
+        if name in REFUSED:
+            if value is not None and (name != "priority" or value != 0):
+                raise FieldError(name, *REFUSED[name])
+            continue
+        raise FieldError(
+            name[:100], "is not a field that is served here", nearest(name[:100], allowed, "leave it out")
+        )
+    kwargs = values.get("chat_template_kwargs")
+    if isinstance(kwargs, dict) and "chat_template" in kwargs:
+        raise FieldError("chat_template_kwargs.chat_template", *REFUSED["chat_template"])
+
+
+def refuse_media(messages: Any, domains: Collection[str]) -> None:
+    """Refuse media that the server would have to fetch from elsewhere than `domains`.
+
+    Raises:
+        FieldError: naming the message.
+    """
+    for number, part in _parts(messages):
+        field = f"messages[{number}].content"
+        kind = part.get("type")
+        if kind is not None and (not isinstance(kind, str) or kind not in _TEXT_PARTS | _MEDIA_PARTS):
+            raise FieldError(
+                field, f"has a part of type {str(kind)[:100]!r}", "use text, or a URL of an image"
+            )
+        if kind is None and not part.keys() & (_MEDIA_KEYS | {"text"}):
+            raise FieldError(field, "has a part without a type", "give type")
+        for key in _MEDIA_KEYS & part.keys():
+            value = part[key]
+            _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)
+
+
+def _check_url(field: str, url: Any, domains: Collection[str]) -> None:
+    if url is None:
+        return
+    given = str(url).strip()
+    if given[:5].lower() == "data:":
+        return
+    try:
+        parts = urlsplit(given)
+        host = parts.hostname
+    except ValueError:
+        raise FieldError(field, "has a URL that is none", "use a data: URL") from None
+    if parts.scheme not in ("http", "https") or host not in domains or "\\" in given:
+        known = f"or one of {', '.join(sorted(domains))}" if domains else "no other is configured"
+        raise FieldError(
+            field,
+            f"has a URL of {str(host)[:100]!r}, which the server does not fetch from",
+            f"use a data: URL, {known} (limits.media_domains)",
+        )
+
+
+def _parts(messages: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                yield number, part

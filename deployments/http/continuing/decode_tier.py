@@ -1,0 +1,218 @@
+"""A request's answer from the decode tier: from one replica, and from the next when that one fails.
+
+The ingress has the client's connection and sees every piece, so it outlives what generates them. Owns when an
+answer goes on elsewhere, and what the client gets when it cannot. Noticing that a replica has failed is
+`stream_watch`'s; where the next one goes on is `delivered`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ray.exceptions import RayError, TaskCancelledError
+
+from decode_node.answers import REQUEST_FAILED, Piece, error_in
+from decode_node.tier_calls import REPLICA_ERRORS
+from deployments.http import errors as http_errors
+from deployments.http.continuing.delivered import Delivered
+from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
+from deployments.http.errors import HTTPError
+from router.messages import Placed, PlacementRequested
+from slo.errors import Rejected
+from slo.replacement import FailureCause
+from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, RequestContext
+from telemetry import logs
+from telemetry.catalogue import CONTINUATIONS
+from telemetry.instruments import Instruments
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentResponseGenerator
+
+    from deployments.http.placement_client import PlacementClient
+
+
+_CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, REQUEST_FAILED: FailureCause.REQUEST_FAILED}
+"""Errors of a decode replica that another one may not have, by their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was placed.
+
+    Attributes:
+        body: vLLM's chat or completion request.
+        placement: What the router was asked.
+        arrived_s: When it came, on this process's monotonic clock.
+    """
+
+    body: Any
+    placement: PlacementRequested
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTier:
+    """Gets answers.
+
+    Attributes:
+        placement: Says where a request goes on.
+        watch: Notices that a replica has failed.
+        max_replacements: How often one request is placed again.
+        instruments: Where it is counted.
+    """
+
+    placement: PlacementClient
+    watch: StreamWatch
+    max_replacements: int
+    instruments: Instruments
+
+    async def answer(
+        self,
+        asked: Asked,
+        context: RequestContext,
+        send: Callable[[Any, RequestContext], DeploymentResponseGenerator[Any]],
+    ) -> AsyncGenerator[Any, None]:
+        """The answer: events of a stream, or one object, which may be an error of its replicas.
+
+        Args:
+            asked: The request.
+            context: Where it was placed.
+            send: Calls the decode tier with a request and its context.
+
+        Raises:
+            HTTPError: when no replica can go on.
+        """
+        delivered = Delivered()
+        replacements = 0
+        while True:
+            responses = send(delivered.rest_of(asked.body), context)
+            is_over = False
+            try:
+                async with aclosing(self.watch.pieces(responses, context.decode_replica)) as pieces:
+                    async for piece in pieces:
+                        text = delivered.take(piece) if isinstance(piece, Piece) else _sound(piece)
+                        is_over = delivered.is_over or not isinstance(piece, Piece)  # all, or an error
+                        if text is not None:
+                            yield text
+                is_over = True
+            except TaskCancelledError:  # the client is gone
+                raise
+            except DecodeFailedError as error:
+                failure = error
+            except REPLICA_ERRORS as error:
+                failure = _caused_by(error, FailureCause.REPLICA_DIED)
+            except RayError as error:
+                failure = _caused_by(error, FailureCause.REQUEST_FAILED)
+            finally:
+                if not is_over:
+                    responses.cancel()
+            if is_over:
+                return
+            context = await self._elsewhere(asked, context, delivered, replacements, failure)
+            replacements += 1
+
+    async def _elsewhere(
+        self,
+        asked: Asked,
+        context: RequestContext,
+        delivered: Delivered,
+        replacements: int,
+        failure: DecodeFailedError,
+    ) -> RequestContext:
+        """Where the request goes on.
+
+        Raises:
+            HTTPError: when it does not.
+        """
+        lost = context.decode_replica
+        failed = context.failed_replicas if lost is None else (*context.failed_replicas, lost)
+        # A first token that has been sent was in time or late; the one after it has the tier's time again.
+        elapsed_s = 0.0 if delivered.has_begun else time.monotonic() - asked.arrived_s
+        again = replace(
+            asked.placement,
+            elapsed_s=elapsed_s,
+            failed_replicas=failed,
+            lost_replica=lost if failure.cause.is_replicas else None,
+            is_admitted=True,
+            however_late=True,
+        )
+        decision = None
+        refusal = delivered.bound if delivered.has_begun else None
+        if replacements >= self.max_replacements:
+            refusal = refusal or "limit"
+        if refusal is None:
+            decision = await self.placement.place(again)
+            refusal = "no_replica" if isinstance(decision, Rejected) else None
+        outcome = refusal or ("continued" if delivered.has_begun else "restarted")
+        self.instruments.count(CONTINUATIONS, cause=failure.cause.value, outcome=outcome)
+        logs.event(
+            "decode_failed",
+            level=logging.WARNING,
+            request_id=context.request_id,
+            job_id=context.job_id,
+            replica=lost,
+            cause=str(failure),
+            error=None if failure.__cause__ is None else repr(failure.__cause__)[:2000],
+            outcome=outcome,
+            decode_replica=getattr(decision, "decode_replica", None),
+        )
+        if refusal is not None:
+            raise _refused(refusal, failure, context)
+        assert not isinstance(decision, Rejected)
+        again_at = replace(
+            context,
+            ttft_budget_s=again.objective.ttft_s,
+            explicit_deadline=False,
+            failed_replicas=failed,
+            attempt=ATTEMPTS_PER_PLACE * (replacements + 1),
+        )
+        return at_place(again_at, decision).after(elapsed_s)
+
+
+def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
+    """The context of a request at its place; without one the replicas are Serve's choice."""
+    if placed is None:
+        return replace(
+            context, prefill_replica=None, decode_replica=None, cached_tokens=0, local_prefill=False
+        )
+    return replace(
+        context,
+        ttft_budget_s=placed.ttft_budget_s,
+        handoff_s=placed.handoff_s,
+        prefill_replica=placed.prefill_replica,
+        decode_replica=placed.decode_replica,
+        cached_tokens=placed.cached_tokens,
+        local_prefill=placed.prefill_replica is None,
+    )
+
+
+def _sound(answer: Any) -> Any:
+    """An answer that is one object.
+
+    Raises:
+        DecodeFailedError: when it says that its replica has failed.
+    """
+    error = error_in(answer)
+    if error is not None and (cause := _CAUSES.get(error.type)) is not None:
+        raise DecodeFailedError(cause, error.message)
+    return answer
+
+
+def _caused_by(error: Exception, cause: FailureCause) -> DecodeFailedError:
+    failure = DecodeFailedError(cause)
+    failure.__cause__ = error
+    return failure
+
+
+def _refused(refusal: str, failure: DecodeFailedError, context: RequestContext) -> HTTPError:
+    """What the client gets: the engine's own error if it lives on."""
+    if failure.cause is not FailureCause.REQUEST_FAILED:
+        return http_errors.decode_failed(refusal)
+    if failure.detail:
+        return http_errors.request_failed(failure.detail)
+    return http_errors.internal_error(context.request_id)

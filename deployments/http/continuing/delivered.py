@@ -1,0 +1,74 @@
+"""What a client has got of an answer, and so where another replica has to go on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from decode_node.answers import End, Piece, has_choice, is_done, is_role
+from sampling.carried import CARRIED_XARG, Carried
+
+if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+
+_CREATED: Final = re.compile(r'"created":\d+')
+"""When an answer began. A quotation mark inside a text has a backslash before it."""
+
+
+@dataclass(slots=True)
+class Delivered:
+    """Of one streamed answer.
+
+    Attributes:
+        has_begun: Whether the client has got some of the answer itself.
+        is_over: Whether it has got the last event.
+        bound: Why no other replica can go on with what has begun; None when one can.
+    """
+
+    has_begun: bool = False
+    is_over: bool = False
+    bound: str | None = None
+    _token_ids: list[int] = field(default_factory=list)
+    _end: End | None = None
+    _has_role: bool = False
+    _has_usage: bool = False
+    _created: str = ""
+
+    def take(self, piece: Piece) -> str | None:
+        """The text to hand over for a piece; None when the client has had it from another replica."""
+        if is_role(piece.text):
+            if self._has_role:
+                return None
+            self._has_role = True
+        elif has_choice(piece.text):
+            self.has_begun = True
+            self._token_ids += piece.token_ids
+            self._end, self.bound = piece.end, piece.bound
+        elif is_done(piece.text):
+            self.is_over = True
+        elif self._has_usage:
+            return None
+        else:
+            self._has_usage = True
+        created = _CREATED.search(piece.text)
+        if created is None or created[0] == self._created:
+            return piece.text
+        if not self._created:
+            self._created = created[0]
+            return piece.text
+        return _CREATED.sub(self._created, piece.text, count=1)
+
+    def rest_of(
+        self, body: ChatCompletionRequest | CompletionRequest
+    ) -> ChatCompletionRequest | CompletionRequest:
+        """The request for what is still to come of `body`'s answer."""
+        if not self._token_ids:
+            return body
+        reason, stop = (None, None) if self._end is None else self._end
+        if isinstance(stop, str):  # the text has it, and is looked through again
+            reason = stop = None
+        carried = msgspec.to_builtins(Carried(self._token_ids, None, reason, stop))
+        return body.model_copy(update={"vllm_xargs": {**(body.vllm_xargs or {}), CARRIED_XARG: carried}})

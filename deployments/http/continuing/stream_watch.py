@@ -1,0 +1,163 @@
+"""Noticing that a decode replica has failed while answers come from it.
+
+A replica whose process ends breaks the calls to it; one that hangs breaks nothing. Owns when a wait for the
+next piece ends without one. How many may leave a replica that has fallen silent is
+`slo.replacement_budget`'s; one that stays silent as long again is left by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slo.replacement import FailureCause
+from slo.replacement_budget import ReplacementBudget
+from slo.request import ReplicaId
+from telemetry import logs
+
+PERIOD_S: Final = 0.5
+SILENT_AFTER_S: Final = 4.0
+"""Longer than for a prefill replica: leaving costs a prefill, and an overloaded machine is no reason to."""
+
+
+class DecodeFailedError(Exception):
+    """No more pieces will come.
+
+    Attributes:
+        cause: Why.
+        detail: What whoever failed said of it.
+    """
+
+    def __init__(self, cause: FailureCause, detail: str = "") -> None:
+        super().__init__(f"{cause.value} ({detail})" if detail else cause.value)
+        self.cause = cause
+        self.detail = detail
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Somebody who reads an answer.
+
+    Attributes:
+        heard_s: When the last piece came.
+        wait: What can end the wait for the next one; None between two waits.
+        cause: Why the answer is given up; None while it is not.
+    """
+
+    heard_s: float
+    wait: asyncio.Timeout | None = None
+    cause: FailureCause | None = None
+
+    def give_up(self, cause: FailureCause) -> None:
+        if self.cause is not None:
+            return
+        self.cause = cause
+        if self.wait is not None:
+            self.wait.reschedule(0.0)
+
+
+class StreamWatch:
+    """Asks each replica that answers come from, from time to time, whether it is there.
+
+    Args:
+        ask: What is wrong with a replica, None for nothing that is known; for no replica in particular,
+            whether there is any.
+        period_s: How often, and from when on, seconds.
+        silent_after_s: How long an answer may take; a piece from the replica is as good.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[ReplicaId | None], Coroutine[Any, Any, FailureCause | None]],
+        period_s: float = PERIOD_S,
+        silent_after_s: float = SILENT_AFTER_S,
+    ) -> None:
+        self._ask = ask
+        self._period_s = period_s
+        self._silent_after_s = silent_after_s
+        self._waiting: dict[ReplicaId | None, set[_Waiting]] = {}
+        self._tasks: dict[ReplicaId | None, asyncio.Task[None]] = {}
+        self._budget = ReplacementBudget()
+
+    async def pieces(
+        self, answer: AsyncIterator[Any], replica: ReplicaId | None
+    ) -> AsyncGenerator[Any, None]:
+        """The pieces of an answer, as they come from a replica; None for one that nobody has named.
+
+        Raises:
+            DecodeFailedError: when it is not waited for any longer.
+        """
+        one = self._join(replica)
+        try:
+            while one.cause is None:
+                try:
+                    async with asyncio.timeout(None) as one.wait:
+                        piece = await anext(answer)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    if one.cause is None:  # not ours
+                        raise
+                    break
+                finally:
+                    one.wait = None
+                one.heard_s = time.monotonic()
+                yield piece
+            raise DecodeFailedError(one.cause)
+        finally:
+            self._leave(replica, one)
+
+    def _join(self, replica: ReplicaId | None) -> _Waiting:
+        now_s = time.monotonic()
+        self._budget.waits(now_s)
+        one = _Waiting(now_s)
+        self._waiting.setdefault(replica, set()).add(one)
+        if replica not in self._tasks:
+            # Not in the context of the request that happens to be first: Serve would cancel it with that one.
+            watch, context = self._watch(replica), contextvars.Context()
+            self._tasks[replica] = asyncio.get_running_loop().create_task(watch, context=context)
+        return one
+
+    def _leave(self, replica: ReplicaId | None, one: _Waiting) -> None:
+        self._waiting[replica].discard(one)
+        if not self._waiting[replica]:
+            del self._waiting[replica]
+            self._tasks.pop(replica).cancel()
+
+    async def _watch(self, replica: ReplicaId | None) -> None:
+        was_silent = False
+        while True:
+            await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            answer = asyncio.ensure_future(self._ask(replica))
+            try:
+                cause = await self._answered(answer, replica)
+            finally:
+                answer.cancel()
+            is_suspicion = cause is FailureCause.SILENT and not was_silent
+            was_silent = cause is FailureCause.SILENT
+            for one in list(self._waiting[replica]):
+                if is_suspicion and not self._budget.take(time.monotonic()):
+                    break
+                if cause is not None:
+                    one.give_up(cause)
+
+    async def _answered(
+        self, answer: asyncio.Future[FailureCause | None], replica: ReplicaId | None
+    ) -> FailureCause | None:
+        """What a replica answers that is asked now, or that it has been silent for too long."""
+        heard_s = time.monotonic()
+        while (left_s := heard_s + self._silent_after_s - time.monotonic()) > 0:
+            if not (await asyncio.wait([answer], timeout=left_s))[0]:
+                heard_s = max(heard_s, *(one.heard_s for one in self._waiting[replica]))
+            elif (error := answer.exception()) is None:
+                return answer.result()
+            else:
+                logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
+                return None
+        return FailureCause.SILENT

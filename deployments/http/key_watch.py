@@ -1,0 +1,70 @@
+"""Keeps an ingress's API keys as their file says, without a restart."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from deployments.config import ConfigError
+from deployments.config.keys import KeySource
+from slo.admission.tenants import KeyRing
+from telemetry import logs
+
+LOOK_S: Final = 1.0
+"""How often the file is looked at. A mounted secret changes by a link, which this sees as well."""
+
+
+class KeyWatch:
+    """The keys as of the file's last readable state.
+
+    A file that cannot be used changes nothing: the last keys that could be read stay, and the log says so.
+
+    Args:
+        source: Where the keys come from.
+
+    Raises:
+        ConfigError: when they cannot be used to begin with.
+    """
+
+    def __init__(self, source: KeySource) -> None:
+        self._source = source
+        self._ring = source.ring()
+        self._seen: tuple[int, ...] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ring(self) -> KeyRing:
+        """Whose each key is.
+
+        The first to ask, in the replica's process and maybe long after the application was built, waits for
+        the file to be read.
+        """
+        if self._thread is None and self._source.path is not None:
+            self._look(self._source.path)
+            self._thread = threading.Thread(target=self._watch, args=(self._source.path,), daemon=True)
+            self._thread.start()
+        return self._ring
+
+    def _watch(self, path: Path) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self._look(path)
+
+    def _look(self, path: Path) -> None:
+        try:
+            stat = path.stat()
+            seen: tuple[int, ...] | None = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        except OSError:
+            seen = (0,)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._ring = self._source.ring()
+        except ConfigError as error:
+            logs.event("api_keys_not_read", level=logging.ERROR, error=str(error)[:2000])
+        else:
+            logs.event("api_keys_read", keys=len(self._ring))

@@ -1,0 +1,199 @@
+"""What Serve's HTTP proxy, which holds the clients' connections, does for clients that send or read slowly.
+
+Serve calls `middlewares` in each proxy (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`); the limits come in its
+environment. Serve's proxy reads every body to its end before anybody refuses it, and waits for ever for
+headers and for readers. What a request is worth is the gatekeeper's to say, further in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.middleware import Middleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import errors as http_errors
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from deployments.http.errors import HTTPError
+
+IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
+LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
+"""The section `limits` as JSON; without it the defaults hold."""
+_GONE: Final[Message] = {"type": "http.disconnect"}
+
+
+def middlewares() -> list[Middleware]:
+    """What stands before each request in this proxy; also bounds how long headers may take."""
+    limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
+    for protocol in (HttpToolsProtocol, H11Protocol):
+        _bound_headers(protocol, limits.header_timeout_s)
+    return [Middleware(ConnectionLimits, limits=limits)]
+
+
+class ConnectionLimits:
+    """Bounds what each request, and all of a proxy together, may hold and for how long.
+
+    Args:
+        app: Serve's proxy.
+        limits: What a client may send.
+    """
+
+    def __init__(self, app: ASGIApp, limits: LimitsConfig) -> None:
+        self._app = app
+        self._limits = limits
+        self._in_flight_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; part of ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(self, receive, send)
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+            exchange.refusal = http_errors.too_large(self._limits.max_body_bytes)
+        else:
+            try:
+                await self._app(scope, exchange.receive, exchange.send)
+            finally:
+                exchange.answered()
+        if exchange.refusal is not None and not exchange.started:
+            await self._refuse(exchange.refusal, scope, receive, exchange.written)
+
+    async def _refuse(self, refusal: HTTPError, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
+        # Without closing: what is still under way would reset the connection before the client has read why.
+        # It is read and forgotten, for as long as headers may take.
+        refusal.headers["x-request-id"] = request_id[:128]
+        logs.event(
+            "request_refused",
+            request_id=request_id[:128],
+            path=scope["path"][:200],
+            status=refusal.status,
+            code=refusal.code,
+            why=refusal.message,
+        )
+        await refusal.response()(scope, receive, send)
+
+    def takes(self, size: int) -> HTTPError | None:
+        """Count bytes that have arrived; the refusal when they are too many."""
+        self._in_flight_bytes += size
+        if self._in_flight_bytes > (limit := self._limits.max_bytes_in_flight):
+            return http_errors.too_much_in_flight(limit)
+        return None
+
+    def gives_back(self, size: int) -> None:
+        """Bytes are held no more."""
+        self._in_flight_bytes -= size
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """What holds here."""
+        return self._limits
+
+
+class _Exchange:
+    """One request: what it has sent, until when the rest may come, and whether it is answered."""
+
+    def __init__(self, all_: ConnectionLimits, receive: Receive, send: Send) -> None:
+        self._all = all_
+        self._receive = receive
+        self._send = send
+        self._until_s = time.monotonic() + all_.limits.body_timeout_s
+        self._size = 0
+        self._is_whole = False
+        self.started = False
+        self.refusal: HTTPError | None = None
+
+    async def receive(self) -> Message:
+        """The next piece of the body; whoever asks is told that the client has gone once it is refused."""
+        if self._is_whole:
+            return await self._receive()
+        limits = self._all.limits
+        try:
+            async with asyncio.timeout(max(0.0, self._until_s - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            self.refusal = http_errors.too_slow(limits.body_timeout_s)
+            return self._gone()
+        size = len(message.get("body", b""))
+        self._size += size
+        self.refusal = self._all.takes(size)
+        if self._size > limits.max_body_bytes:
+            self.refusal = http_errors.too_large(limits.max_body_bytes)
+        if self.refusal is not None:
+            return self._gone()
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a piece of the answer on, unless the request has been refused here."""
+        if self.refusal is None:
+            self.answered()
+            self.started = True
+            await self.written(message)
+
+    async def written(self, message: Message) -> None:
+        """Give a piece of the answer to the client, and leave a client that does not take it."""
+        limit_s = self._all.limits.write_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._send(message)
+        except TimeoutError:
+            logs.event("slow_reader_left", limit_s=limit_s)
+            # The server then says that the client has gone, and Serve cancels the request as for any other.
+            getattr(self._send, "__self__").transport.abort()  # noqa: B009 - a bound method of uvicorn's
+
+    def answered(self) -> None:
+        """The request's bytes are held no more."""
+        self._all.gives_back(self._size)
+        self._size = 0
+
+    def _gone(self) -> Message:
+        self._is_whole = True
+        self.answered()
+        return _GONE
+
+
+def _bound_headers(protocol: Any, timeout_s: float) -> None:
+    """Have uvicorn close connections that take longer to send a request's headers."""
+    made, received = protocol.connection_made, protocol.data_received
+
+    def waits(connection: Any) -> bool:
+        return connection.cycle is None or connection.cycle.response_complete
+
+    def watch(connection: Any) -> None:
+        timer = getattr(connection, "_slackserve_timer", None)
+        if not waits(connection):
+            if timer is not None:
+                timer.cancel()
+                connection._slackserve_timer = None  # noqa: SLF001 - ours
+        elif timer is None:
+            connection._slackserve_timer = connection.loop.call_later(timeout_s, late, connection)  # noqa: SLF001
+
+    def late(connection: Any) -> None:
+        connection._slackserve_timer = None  # noqa: SLF001
+        if waits(connection) and not connection.transport.is_closing():
+            logs.event("slow_headers_left", limit_s=timeout_s)
+            connection.transport.close()
+
+    def connection_made(connection: Any, transport: Any) -> None:
+        made(connection, transport)
+        watch(connection)
+
+    def data_received(connection: Any, data: bytes) -> None:
+        received(connection, data)
+        watch(connection)
+
+    protocol.connection_made, protocol.data_received = connection_made, data_received

@@ -1,0 +1,76 @@
+"""How many tokens one request has taken of its tenant's, by its engine's own count.
+
+Owns what the engine is asked for so that a stream says so in every event, and that the client sees no more of
+it than it has asked for itself. A request that is cancelled has taken what its last events say.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from vllm.entrypoints.generate.base.protocol import StreamOptions
+
+from deployments.http.request_fields import answers_per_prompt, prompts
+from slo.admission.tenant_limits import NO_USAGE, Usage
+
+_COUNTS: Final = re.compile(
+    r',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
+    r'(?:,"\w+":(?:null|\{[^{}]*\}))*\}'
+)
+"""At the end of an event; inside a JSON string the quotes would be escaped."""
+_CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+),')
+_TOTALS: Final = '"choices":[]'
+"""The event before the end of a stream, with the usage of all its answers."""
+
+
+class TokenMeter:
+    """Counts what one request takes.
+
+    Args:
+        body: A chat or text completion. A stream is told to say its usage in each event.
+        admitted: The most that it may take.
+    """
+
+    def __init__(self, body: Any, admitted: Usage) -> None:
+        self._admitted = admitted
+        self._answers_per_prompt = answers_per_prompt(body)
+        self._answers_in_all = self._answers_per_prompt * prompts(body)
+        self._answers: dict[int, Usage] = {}
+        self._streams = bool(body.stream)
+        self._whole: Usage | None = None
+        self._shows_totals = self._shows_counts = True
+        if self._streams:
+            asked = body.stream_options
+            self._shows_totals = asked is not None and bool(asked.include_usage)
+            self._shows_counts = self._shows_totals and bool(asked.continuous_usage_stats)
+            body.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+
+    def answered(self, usage: Any) -> None:
+        """Take the usage of an answer that came as a whole; None of one that was refused."""
+        self._whole = (
+            NO_USAGE
+            if usage is None
+            else Usage(usage.prompt_tokens * self._answers_per_prompt, usage.completion_tokens or 0)
+        )
+
+    def read(self, event: str) -> str:
+        """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
+        if _TOTALS in event:
+            return event if self._shows_totals else ""
+        if (counts := _COUNTS.search(event)) is None:
+            return event
+        choice = _CHOICE.search(event)
+        self._answers[0 if choice is None else int(choice[1])] = Usage(int(counts[1]), int(counts[2]))
+        return event if self._shows_counts else event[: counts.start()] + event[counts.end() :]
+
+    @property
+    def used(self) -> Usage | None:
+        """What it has taken so far; None when nobody knows."""
+        if self._whole is not None or not self._streams:
+            return self._whole
+        seen = self._answers.values()
+        output_tokens = sum(answer.output_tokens for answer in seen)
+        if len(seen) < self._answers_in_all:  # of some prompts the length is not known
+            return Usage(self._admitted.prompt_tokens, output_tokens)
+        return Usage(sum(answer.prompt_tokens for answer in seen), output_tokens)

@@ -1,0 +1,88 @@
+"""One request's timeline, from the logs of the processes on this machine.
+
+Owns how the log lines of a request are found and read, as text and as JSON; what they say is their writers'.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+SESSION_LOGS: Final = Path("/tmp/ray/session_latest/logs")  # noqa: S108 - where Ray keeps them unless told otherwise
+_TEXT: Final = re.compile(
+    r"[A-Z]+ (?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) "
+    r"(?P<deployment>\S+) (?P<replica>\S+) .*?-- (?P<event>[a-z_]+) (?P<fields>.*=.*)"
+)
+_SHOWN: Final = re.compile(r"([a-z_]+)=(\S+)")
+_EVERYWHERE: Final = frozenset({"request_id", "job_id", "jobs"})
+"""Fields that say which request it is, which is known."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogEvent:
+    """Something that a process has logged of a request; `fields` as they stand there."""
+
+    at: datetime
+    where: str
+    event: str
+    fields: str
+
+
+def events_of(request_id: str, directory: Path) -> list[LogEvent]:
+    """What all processes have logged of a request, in the order of time; Ray has some lines in two files."""
+    lines = (line for path in _files(directory) for line in _lines(path) if request_id in line)
+    return sorted({event for line in lines if (event := _parsed(line)) and _is_of(request_id, event)})
+
+
+def timeline(events: Iterable[LogEvent]) -> Table:
+    """The events with the seconds since the first of them."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("seconds", "process", "event", "what"):
+        table.add_column(heading, justify="right" if heading == "seconds" else "left", overflow="fold")
+    first: datetime | None = None
+    for event in events:
+        first = first or event.at
+        said = [f"{name}={value}" for name, value in _SHOWN.findall(event.fields) if name not in _EVERYWHERE]
+        table.add_row(f"{(event.at - first).total_seconds():.3f}", event.where, event.event, " ".join(said))
+    return table
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    yield from (path for pattern in ("*.err", "*.log") for path in sorted(directory.rglob(pattern)))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(errors="replace") as file:
+        yield from file
+
+
+def _parsed(line: str) -> LogEvent | None:
+    if line.startswith("{"):
+        try:
+            values = json.loads(line)
+            line = (
+                f"INFO {values['asctime']} {values['deployment']} {values['replica']} -- {values['message']}"
+            )
+        except (ValueError, KeyError):
+            return None
+    if (found := _TEXT.match(line)) is None:
+        return None
+    where = f"{found['deployment'].removeprefix('slackserve_')} {found['replica']}"
+    at = datetime.strptime(found["at"], "%Y-%m-%d %H:%M:%S,%f")  # noqa: DTZ007 - one machine's, compared only
+    return LogEvent(at, where, found["event"], found["fields"].rstrip())
+
+
+def _is_of(request_id: str, event: LogEvent) -> bool:
+    """Whether it is about the request itself, or a job of it, by the client's id or the server's."""
+    return any(
+        re.fullmatch(rf"{re.escape(request_id)}(-[0-9a-f]+)?|.+-{re.escape(request_id)}", each)
+        for _, value in _SHOWN.findall(event.fields)
+        for each in value.split(",")
+    )

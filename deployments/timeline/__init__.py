@@ -1,0 +1,1 @@
+"""`slackserve timeline`."""

@@ -1,0 +1,57 @@
+"""`slackserve timeline`: the last minutes of a running deployment's prefill replicas, as a page."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+_console = Console(stderr=True)
+
+
+def seconds(text: str) -> float:
+    """A length of time as people write it: `60s`, `5m`, `1.5h`, or a number of seconds.
+
+    Raises:
+        typer.BadParameter: when it is not one.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None or (value := float(found[1]) * _UNITS[found[2]]) <= 0:
+        raise typer.BadParameter(f"{text!r} is no length of time; write 60s, 5m or 1h")
+    return value
+
+
+def timeline(
+    last: Annotated[
+        Any, typer.Option(parser=seconds, metavar="TIME", help="How far back: 60s, 5m, 1h.")
+    ] = "60s",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("timeline.html"),
+) -> None:
+    """Draw who ran, waited and was suspended on the running deployment's prefill replicas."""
+    with _console.status("asking the replicas"):
+        from deployments.local.running import NotRunningError, connect  # noqa: PLC0415 - imports Ray
+        from deployments.timeline.collect import pasts  # noqa: PLC0415 - likewise
+        from deployments.timeline.page import html  # noqa: PLC0415 - imports Matplotlib
+
+        try:
+            running = connect()
+            tiers, found = asyncio.run(pasts(running, last))
+        except NotRunningError as error:
+            _console.print(Text(f"timeline: {error}", style="red"))
+            raise typer.Exit(1) from None
+        page = html(running.model, datetime.now().astimezone(), last, found, tiers)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(page, encoding="utf-8")
+        except OSError as error:
+            _console.print(Text(f"timeline: cannot write {out}: {error.strerror}", style="red"))
+            raise typer.Exit(1) from None
+    requests = sum(len(past.jobs) for past in found.values() if past is not None)
+    _console.print(f"{out}: {requests} requests on {len(found)} prefill replicas", highlight=False)

@@ -1,0 +1,87 @@
+"""Watches over one replica's engine: one that has work and makes no progress is hung, and is killed.
+
+vLLM notices engines that end, not those that hang. A killed one is noticed: its requests end with an error
+and go elsewhere, the replica says that it is gone, and Serve replaces it. Owns the looking; when an
+engine counts as hung is `slo.liveness`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+from kv_transfer.engine_processes import kill_engine
+from slo.liveness import StallAccount, stall_limit_s
+from telemetry import logs
+from telemetry.catalogue import ENGINE_HANGS
+from telemetry.instruments import Instruments
+
+LOOK_S: Final = 0.5
+_ANSWER_S: Final = 1.0
+
+
+class EngineWatchdog:
+    """Looks at an engine every `LOOK_S` from `start` on, until the engine is dead.
+
+    Args:
+        role: Of the replica, for the metric.
+        client: vLLM's client of the engine, in the replica's process.
+        progress: Changes whenever the engine gets on: a step has ended, or part of a pass.
+        pass_s: Predicted seconds of the longest pass that may run now.
+        instruments: Must have `ENGINE_HANGS`.
+    """
+
+    METRICS = (ENGINE_HANGS,)
+
+    def __init__(
+        self,
+        role: str,
+        client: Any,
+        progress: Callable[[], Hashable],
+        pass_s: Callable[[], float],
+        instruments: Instruments,
+    ) -> None:
+        self._role = role
+        self._client = client
+        self._progress = progress
+        self._pass_s = pass_s
+        self._instruments = instruments
+        self._account = StallAccount()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Watch from now on; needs a running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while not self._client.errored:
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - the edge of a task; a watchdog that fails bites nobody
+                logs.event("engine_watch_failed", level=logging.ERROR, error=repr(error)[:300])
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        has_work = self._client.output_processor.has_unfinished_requests()
+        stalled_s = self._account.look(self._progress(), has_work=has_work, now_s=time.monotonic())
+        limit_s = stall_limit_s(self._pass_s())
+        if stalled_s <= limit_s:
+            return
+        if await self._answers():  # it has nothing to do, whatever its client believes
+            self._account = StallAccount()
+            logs.event("engine_knows_of_no_work", level=logging.WARNING, stalled_s=stalled_s)
+            return
+        logs.event("engine_hung", level=logging.ERROR, stalled_s=stalled_s, limit_s=limit_s)
+        self._instruments.count(ENGINE_HANGS, role=self._role)
+        kill_engine(self._client)
+
+    async def _answers(self) -> bool:
+        """Whether EngineCore answers between two steps, the only time when it listens."""
+        try:
+            await asyncio.wait_for(self._client.is_sleeping(), _ANSWER_S)
+        except TimeoutError:
+            return False
+        return True

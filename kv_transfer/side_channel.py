@@ -1,0 +1,114 @@
+"""NIXL's side channel: where a decode engine asks a prefill engine for what it needs to read its memory.
+
+vLLM's own listener ends for good at the first packet that it cannot read, and everybody who reaches the port
+can send one. Owns a listener that answers what vLLM's answers and takes no notice of anything else, and the
+question whether one answers. What is asked and answered is vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import zmq_ctx
+from vllm.utils.network_utils import make_zmq_path
+
+_log = logging.getLogger(__name__)
+
+PROBE_S: Final = 5.0
+_RECEIVE_MS: Final = 1000
+_REOPEN_S: Final = 1.0
+_MAX_BYTES: Final = 4096
+"""A question has thirty bytes; who sends more than this is cut off."""
+_MAX_TOLD: Final = 10
+
+
+class SideChannelError(RuntimeError):
+    """An engine's side channel does not answer on its own address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"NIXL's side channel does not answer on {host}:{port}: decode could read nothing from here; "
+            "give the tiers ports that nobody else uses (kv_transfer.prefill_port, kv_transfer.decode_port), "
+            "and check VLLM_NIXL_SIDE_CHANNEL_HOST"
+        )
+
+
+def serve_handshakes(
+    answers: Mapping[tuple[int, int], bytes],
+    ready: threading.Event,
+    stop: threading.Event,
+    host: str,
+    port: int,
+) -> None:
+    """Answer handshakes until told to stop, whatever else arrives; takes the place of vLLM's listener.
+
+    Args:
+        answers: By pipeline and tensor-parallel rank.
+        ready: Set once it listens.
+        stop: Looked at every second.
+        host: Where it listens.
+        port: Likewise.
+    """
+    while not stop.is_set():
+        try:
+            with zmq_ctx(zmq.ROUTER, make_zmq_path("tcp", host, port)) as socket:
+                socket.setsockopt(zmq.RCVTIMEO, _RECEIVE_MS)
+                ready.set()
+                _answer(socket, answers, stop)
+        except zmq.ZMQError as error:
+            _log.exception("NIXL's side channel on %s:%d failed (%s), it is opened again", host, port, error)
+            stop.wait(_REOPEN_S)
+
+
+def probe(host: str, port: int, rank: tuple[int, int], within_s: float = PROBE_S) -> None:
+    """Shake hands with a side channel as a decode engine does.
+
+    Raises:
+        SideChannelError: It does not answer in time.
+    """
+    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", host, port)) as socket:
+        socket.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
+        socket.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))
+        try:
+            socket.recv_multipart()
+        except zmq.Again:
+            raise SideChannelError(host, port) from None
+
+
+def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threading.Event) -> None:
+    ignored = 0
+    while not stop.is_set():
+        try:
+            frames = socket.recv_multipart()
+        except zmq.Again:
+            continue
+        answer = answers.get(_rank_in(frames))
+        if answer is None:
+            ignored += 1
+            if ignored <= _MAX_TOLD:
+                _log.warning(
+                    "NIXL's side channel: ignored a packet that is no handshake (%d so far)", ignored
+                )
+            continue
+        # The clock lets prefill and decode estimate how far their clocks are apart; vLLM compares it with the
+        # leases that it stamps in this process.
+        socket.send_multipart((frames[0], b"", answer, msgspec.msgpack.encode(time.perf_counter())))
+
+
+def _rank_in(frames: list[bytes]) -> tuple[int, int]:
+    """The rank that a packet asks about; one that nobody has when it is no handshake."""
+    nobody = (-1, -1)
+    if len(frames) != 3 or len(frames[2]) > _MAX_BYTES:  # noqa: PLR2004 - sender, delimiter, question
+        return nobody
+    try:
+        question, pipeline_rank, rank = msgspec.msgpack.decode(frames[2], type=tuple[bytes, int, int])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return nobody
+    return (pipeline_rank, rank) if question == GET_META_MSG else nobody

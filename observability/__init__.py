@@ -1,0 +1,1 @@
+"""What an operator is given: rules, alerts and dashboards, generated from the metrics and the targets."""

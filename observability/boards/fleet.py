@@ -1,0 +1,113 @@
+"""How full the fleet is, how well it is predicted, and what of it has failed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from observability.boards.queries import both_signs, in_window, now, worst
+from observability.causes import DECODE_PREEMPTIONS
+from observability.grafana import RATE, Dashboard, Panel, PanelRow, Query, Unit
+from telemetry.catalogue import (
+    BYTES_PER_TOKEN,
+    CONTINUATIONS,
+    CORRECTION,
+    DROPPED_EVENTS,
+    ENGINE_HANGS,
+    FIRST_TOKEN_ERROR,
+    FLEET_BACKLOG,
+    FLEET_LOAD,
+    KV_USAGE,
+    MONITOR_LOST,
+    POLICY_APPLIED,
+    PREDICTION_ERROR,
+    PROMPT_LENGTH_ERROR,
+    REPLACEMENTS,
+    REPORTS_DROPPED,
+    SUBSCRIBERS,
+    SUBSCRIBERS_BEHIND,
+    TTFT_PREDICTION_ERROR,
+    TTFT_PREDICTION_RATIO,
+)
+
+_OFF: Final = {"positive": "too long", "negative": "too short"}
+
+BOARD: Final = Dashboard(
+    name="fleet",
+    title="Fleet",
+    rows=(
+        PanelRow(
+            "Load",
+            (
+                Panel(
+                    "Load",
+                    Unit.RATIO,
+                    (worst(FLEET_LOAD),),
+                    meaning="Prefill work that arrives, over what the fleet can do.",
+                ),
+                Panel("Backlog", Unit.SECONDS, (worst(FLEET_BACKLOG, "tier"),)),
+                Panel("KV blocks in use", Unit.RATIO, (now(KV_USAGE, "{{role}} {{replica}}"),)),
+                Panel(
+                    "KV memory taken from running requests by vLLM",
+                    Unit.PER_MINUTE,
+                    (
+                        Query(
+                            "60 * sum by (ReplicaId) "
+                            f'(rate({DECODE_PREEMPTIONS}{{ReplicaId=~"$replica"}}[{RATE}]))',
+                            "{{ReplicaId}}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        PanelRow(
+            "Replicas",
+            (
+                Panel("Processes that report", Unit.COUNT, (now(SUBSCRIBERS, "{{role}}"),)),
+                Panel("Prefills placed again", Unit.COUNT, (in_window(REPLACEMENTS, "cause", "outcome"),)),
+                Panel(
+                    "Answers that lost their decode replica",
+                    Unit.COUNT,
+                    (in_window(CONTINUATIONS, "cause", "outcome"),),
+                ),
+                Panel("Engines that hung and were killed", Unit.COUNT, (in_window(ENGINE_HANGS, "role"),)),
+                Panel(
+                    "Out of the monitor's reach, or behind its policy",
+                    Unit.COUNT,
+                    (worst(MONITOR_LOST, "deployment"), now(SUBSCRIBERS_BEHIND, "behind")),
+                ),
+                Panel("Policy that is followed", Unit.COUNT, (worst(POLICY_APPLIED, "deployment"),)),
+                Panel(
+                    "Events that were lost on the way to metrics",
+                    Unit.COUNT,
+                    (in_window(DROPPED_EVENTS, "replica"), in_window(REPORTS_DROPPED)),
+                ),
+            ),
+        ),
+        PanelRow(
+            "Predictions",
+            (
+                Panel(
+                    "Prefill time, error", Unit.RATIO, (now(PREDICTION_ERROR, "{{replica}} {{statistic}}"),)
+                ),
+                Panel("Prefill time, correction", Unit.COUNT, (now(CORRECTION, "{{replica}}"),)),
+                Panel("Time to first token, error", Unit.RATIO, (now(FIRST_TOKEN_ERROR, "{{statistic}}"),)),
+                Panel(
+                    "Time to first token, error, p95 of either side",
+                    Unit.SECONDS,
+                    both_signs(TTFT_PREDICTION_ERROR, "tier", names=_OFF),
+                ),
+                Panel(
+                    "The same over what was measured",
+                    Unit.RATIO,
+                    both_signs(TTFT_PREDICTION_RATIO, "tier", names=_OFF),
+                ),
+                Panel(
+                    "Length of prompts, error, p95 of either side",
+                    Unit.RATIO,
+                    both_signs(PROMPT_LENGTH_ERROR, names=_OFF),
+                ),
+                Panel("Bytes of a token", Unit.COUNT, (now(BYTES_PER_TOKEN, "bytes"),)),
+            ),
+        ),
+    ),
+)

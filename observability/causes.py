@@ -1,0 +1,121 @@
+"""Alerts on causes: what makes requests late, or will."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from observability.promql import exported, grown, rate, select
+from observability.rule_groups import Alert, RuleGroup, Severity
+from telemetry.catalogue import (
+    FLEET_LOAD,
+    KV_TRANSFERS,
+    KV_USAGE,
+    MONITOR_LOST,
+    PREDICTION_ERROR,
+    PREEMPTION_AVAILABLE,
+    PREEMPTIONS,
+    REQUESTS,
+    ROUTER_FALLBACKS,
+    SLO_JUDGED,
+    VOTE_TIMEOUTS,
+    WORK_WASTED,
+)
+
+MAX_STOPS_PER_MIN: Final = 20
+MAX_WASTED: Final = 0.05
+"""Of a prefill replica's time."""
+MAX_LOST_TRANSFERS: Final = 5
+MAX_FALLBACKS: Final = 0.01
+MIN_FALLBACKS: Final = 5
+MAX_PREDICTION_ERROR: Final = 0.5
+
+DECODE_PREEMPTIONS: Final = "ray_vllm_num_preemptions_total"
+"""vLLM's own, labelled `ReplicaId` where ours are labelled `replica`."""
+_OF_DECODE: Final = f'label_replace({select(KV_USAGE, role="decode")}, "ReplicaId", "$1", "replica", "(.*)")'
+
+
+def cause_alerts() -> RuleGroup:
+    """All of them."""
+    fallbacks = grown(ROUTER_FALLBACKS, "10m")
+    return RuleGroup(
+        "slackserve-causes",
+        "30s",
+        (
+            Alert(
+                "SlackServeSliAbsent",
+                f"absent({exported(SLO_JUDGED)})",
+                Severity.PAGE,
+                "Nobody counts how objectives are met; the alerts on error budgets cannot fire.",
+                for_="5m",
+            ),
+            Alert(
+                "SlackServeMonitorLost",
+                f"max by (deployment) ({exported(MONITOR_LOST)}) > 0",
+                Severity.TICKET,
+                "{{ $labels.deployment }} does not reach the SLO monitor and keeps its last policy.",
+                for_="2m",
+            ),
+            Alert(
+                "SlackServeOverload",
+                f"max({exported(FLEET_LOAD)}) > 1",
+                Severity.TICKET,
+                "More prefill work arrives than the fleet can do: {{ $value | humanizePercentage }} of it.",
+                for_="10m",
+            ),
+            Alert(
+                "SlackServeManyStops",
+                f"60 * {rate(PREEMPTIONS, '5m', 'replica')} > {MAX_STOPS_PER_MIN}",
+                Severity.TICKET,
+                "{{ $labels.replica }} stops running prefills {{ $value | humanize }} times a minute.",
+                for_="5m",
+            ),
+            Alert(
+                "SlackServeWastedWork",
+                f"{rate(WORK_WASTED, '10m', 'replica')} > {MAX_WASTED}",
+                Severity.TICKET,
+                "{{ $labels.replica }} throws {{ $value | humanizePercentage }} of its prefill time away.",
+                for_="5m",
+            ),
+            Alert(
+                "SlackServePreemptionUnavailable",
+                f"min by (replica) ({exported(PREEMPTION_AVAILABLE)}) == 0",
+                Severity.TICKET,
+                "{{ $labels.replica }} serves without preemption.",
+                for_="5m",
+            ),
+            Alert(
+                "SlackServeVoteTimeouts",
+                f"{grown(VOTE_TIMEOUTS, '10m', 'replica')} > 0",
+                Severity.TICKET,
+                "A rank of {{ $labels.replica }} stayed away from a vote; its engine has failed.",
+            ),
+            Alert(
+                "SlackServeDecodePreemptions",
+                f"60 * sum by (ReplicaId) (rate({DECODE_PREEMPTIONS}[5m])) > {MAX_STOPS_PER_MIN}\n"
+                f"and on (ReplicaId) {_OF_DECODE}",
+                Severity.TICKET,
+                "{{ $labels.ReplicaId }} takes KV memory from {{ $value | humanize }} requests a minute.",
+                for_="5m",
+            ),
+            Alert(
+                "SlackServeKvTransfersLost",
+                f"{grown(KV_TRANSFERS, '10m', 'result', result='~failed|expired')} > {MAX_LOST_TRANSFERS}",
+                Severity.TICKET,
+                "{{ $value | humanize }} NIXL transfers of the last 10 minutes have {{ $labels.result }}.",
+            ),
+            Alert(
+                "SlackServeRouterFallbacks",
+                f"{fallbacks}\n/ {grown(REQUESTS, '10m')} > {MAX_FALLBACKS}\n"
+                f"and {fallbacks} >= {MIN_FALLBACKS}",
+                Severity.TICKET,
+                "{{ $value | humanizePercentage }} of the requests were placed without the router.",
+            ),
+            Alert(
+                "SlackServePredictionsOff",
+                f"{select(PREDICTION_ERROR, statistic='mape')} > {MAX_PREDICTION_ERROR}",
+                Severity.TICKET,
+                "Predicted prefill times of {{ $labels.replica }} are {{ $value | humanizePercentage }} off.",
+                for_="15m",
+            ),
+        ),
+    )

@@ -1,0 +1,73 @@
+"""Expressions of Prometheus' query language over the metrics of the catalogue.
+
+Owns the names under which Prometheus sees a metric. Every function refuses labels that the metric does not
+have, so that an expression cannot name what is not exported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from telemetry.catalogue import MONITOR, Metric, MetricKind
+
+_OF_RAY: Final = frozenset({"replica", "deployment", "application"})
+"""Labels that Ray Serve adds to what the processes record."""
+
+
+def exported(metric: Metric) -> str:
+    """The name of a metric as Prometheus sees it; of a histogram, without the suffix of its parts."""
+    prefix = "" if metric in MONITOR else "ray_"
+    return f"{prefix}{metric.name}" + ("_total" if metric.kind is MetricKind.COUNTER else "")
+
+
+def select(metric: Metric, *, part: str = "", **matchers: str) -> str:
+    """The series of a metric.
+
+    Args:
+        metric: Which one.
+        part: Of a histogram, `bucket` or `count`.
+        matchers: By label, a value, or `~` and a regular expression.
+    """
+    _check_labels(metric, matchers)
+    name = f"{exported(metric)}_{part}" if part else exported(metric)
+    tests = ",".join(
+        f'{label}=~"{value[1:]}"' if value.startswith("~") else f'{label}="{value}"'
+        for label, value in matchers.items()
+    )
+    return f"{name}{{{tests}}}" if tests else name
+
+
+def rate(metric: Metric, window: str, *by: str, part: str = "", **matchers: str) -> str:
+    """How much a counter grows in a second, summed by labels."""
+    return _summed(metric, f"rate({select(metric, part=part, **matchers)}[{window}])", by)
+
+
+def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
+    """How much a counter has grown in a window, from nothing too.
+
+    Ray exports a counter only once it has counted, and `increase` does not see what a series begins with.
+    """
+    series = select(metric, **matchers)
+    begun = f"(max_over_time({series}[{window}]) unless {series} offset {window})"
+    return _summed(metric, f"{begun} or increase({series}[{window}])", by)
+
+
+def quantile(q: float, metric: Metric, window: str, *by: str, **matchers: str) -> str:
+    """A quantile of a histogram, by labels."""
+    if metric.kind is not MetricKind.HISTOGRAM or ("sign" in metric.labels and "sign" not in matchers):
+        msg = f"{metric.name} has quantiles only as a histogram, and only of one sign"
+        raise ValueError(msg)
+    return f"histogram_quantile({q:g}, {rate(metric, window, *by, 'le', part='bucket', **matchers)})"
+
+
+def _summed(metric: Metric, expression: str, by: tuple[str, ...]) -> str:
+    _check_labels(metric, by)
+    return f"sum by ({', '.join(by)}) ({expression})" if by else f"sum({expression})"
+
+
+def _check_labels(metric: Metric, labels: object) -> None:
+    known = set(metric.labels) | (_OF_RAY if metric not in MONITOR else set())
+    known |= {"le"} if metric.kind is MetricKind.HISTOGRAM else set()
+    if unknown := set(labels) - known:  # type: ignore[call-overload] # a mapping's keys, or a tuple
+        msg = f"{metric.name} has no label {min(unknown)!r}; it has {', '.join(sorted(known)) or 'none'}"
+        raise ValueError(msg)

@@ -1,0 +1,9 @@
+"""The worker of a decode replica on an NVIDIA GPU."""
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from sampling.worker import CarryingWorker
+
+
+class CarryingGPUWorker(CarryingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
+    """`worker_cls` of a decode replica on a GPU."""

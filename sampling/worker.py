@@ -1,0 +1,49 @@
+"""A vLLM worker whose requests go on from carried tokens, and whose seeds survive chunked prompts.
+
+Wraps one method of one object: the batch of vLLM's first model runner, where every request enters. The second
+runner takes a request's generated tokens from the scheduler and has seeds that depend on positions alone; it
+needs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sampling.allowed_tokens import keep_masks_right
+from sampling.carried import Carried
+from sampling.seeds import take_up
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class CarryingWorker:
+    """Mixed into a vLLM worker; see the module."""
+
+    vllm_config: VllmConfig
+    model_runner: Any
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Allocate the KV cache, which makes the batch that stays, and wrap that."""
+        super().initialize_from_config(kv_cache_config)  # type: ignore[misc] # the worker mixed in
+        if self.vllm_config.use_v2_model_runner:
+            return
+        batch = self.model_runner.input_batch
+        take_in = batch.add_request
+
+        def add_request(state: Any) -> int:
+            _go_on(state, batch.vocab_size, self.model_runner.device)
+            return int(take_in(state))
+
+        batch.add_request = add_request
+        keep_masks_right(batch, self.model_runner.requests)
+
+
+def _go_on(state: Any, vocabulary: int, device: Any) -> None:
+    """Give a request, vLLM's `CachedRequestState`, the tokens that it brings along, the first time."""
+    carried = Carried.of(state.sampling_params)
+    new = 0
+    if carried is not None and not state.output_token_ids:
+        state.output_token_ids.extend(carried.token_ids)
+        new = len(carried.token_ids)
+    take_up(state, new, vocabulary, device)

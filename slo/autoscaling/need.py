@@ -1,0 +1,123 @@
+"""How many replicas the work needs that a fleet has, by what is predicted of it.
+
+Pure. Owns the predictions; when the number of replicas follows them is `slo.autoscaling.scaler`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+CATCH_UP_S: Final = 30.0
+"""A backlog may take so long to be worked off, or as long as a replica takes to start, if that is longer."""
+_QUEUEING: Final = 0.35
+"""Below this part of the fleet's time a missed objective is nothing that more replicas would mend."""
+
+
+class ScaleReason(enum.StrEnum):
+    """Why a tier of replicas has the size that it has; the values label log lines."""
+
+    DEMAND = "demand"
+    """Of the work that arrives."""
+    BACKLOG = "backlog"
+    """Of the work that waits, or will until another replica is up."""
+    AT_RISK = "at_risk"
+    """A tier of requests burns its error budget."""
+    MEMORY = "memory"
+    PACE = "pace"
+    FEWER_SUFFICE = "fewer_suffice"
+    NOTHING_TO_DO = "nothing_to_do"
+    UNKNOWN = "unknown"
+    """Nobody says what there is to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDemand:
+    """What there is to prefill.
+
+    Attributes:
+        work: Predicted work that arrives, seconds per second of the fastest replica; refused work included.
+        backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
+        at_risk: Whether a tier misses its target (`slo.monitor.shedding.TierBurn.at_risk`).
+    """
+
+    work: float
+    backlog_s: float
+    at_risk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeDemand:
+    """What there is to decode.
+
+    Attributes:
+        memory: KV memory in use once what is on its way has arrived, in that of one replica.
+        requests: How many the replicas have, or will by then.
+        pace: The predicted time per output token of the slowest, in the strictest objective's; 0 when nothing
+            decodes, or nothing is promised.
+    """
+
+    memory: float
+    requests: int
+    pace: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDemand:
+    """What there is to do for both tiers of replicas."""
+
+    prefill: PrefillDemand
+    decode: DecodeDemand
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What work needs.
+
+    Attributes:
+        steady: Replicas that would be busy with it all the time.
+        at_least: Replicas that it takes in any case, for `reason`.
+        usual: Why `steady` is what it is.
+        is_at_risk: Whether a tier of requests misses its target: nothing is taken away meanwhile.
+        wants_more: Whether another replica may mend that.
+    """
+
+    steady: float
+    at_least: float
+    usual: ScaleReason
+    reason: ScaleReason
+    is_at_risk: bool = False
+    wants_more: bool = False
+
+
+def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: float) -> Need:
+    """Of prefill: for what arrives, and for what will wait by the time that another replica is up.
+
+    Args:
+        seen: What there is to do.
+        running: Replicas that take requests.
+        ahead_s: Until those that are starting are up; `start_s` if none is.
+        start_s: How long a replica takes to start.
+    """
+    grows_s = max(0.0, seen.work - running) * ahead_s
+    at_least = seen.work + (seen.backlog_s + grows_s) / max(start_s, CATCH_UP_S)
+    return Need(
+        seen.work,
+        at_least,
+        ScaleReason.DEMAND,
+        ScaleReason.BACKLOG,
+        seen.at_risk,
+        wants_more=seen.at_risk and seen.work > _QUEUEING * running,
+    )
+
+
+def decode_need(seen: DecodeDemand, running: int) -> Need:
+    """Of decode: for its memory, and for its pace, which more replicas mend only where requests share one."""
+    shares = seen.requests > running
+    return Need(
+        seen.memory,
+        running * seen.pace if shares else 0.0,
+        ScaleReason.MEMORY,
+        ScaleReason.PACE,
+    )

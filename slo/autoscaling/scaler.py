@@ -1,0 +1,123 @@
+"""When a tier of replicas grows and shrinks.
+
+Pure: reads no clock. It grows as soon as the replicas are all but busy, to what leaves them room. It shrinks
+to the most that were needed at any time within the last minutes, on the average of as long as a replica takes
+to start, so that it follows neither waves nor noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from slo.autoscaling.need import Need, ScaleReason
+
+_FULL: Final = 9 / 8
+"""Replicas are too few that are in use for more than so many times what is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """The bounds of a tier, and how it is scaled.
+
+    Attributes:
+        start_s: How long a replica takes from its order until it serves.
+        keep_s: Replicas are kept that were needed within this time.
+        busy: Part of their time, or memory, that replicas are planned to be in use.
+
+    Raises:
+        ValueError: when they contradict each other.
+    """
+
+    min_replicas: int
+    max_replicas: int
+    start_s: float = 60.0
+    keep_s: float = 300.0
+    busy: float = 0.8
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ValueError(f"1 <= {self.min_replicas} <= {self.max_replicas} does not hold")
+        if not 0 < self.busy <= 1:
+            raise ValueError(f"0 < {self.busy} <= 1 does not hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """How many replicas there shall be, and why."""
+
+    target: int
+    reason: ScaleReason
+
+
+class Scaler:
+    """Decides for one tier of replicas; to be asked every second or so.
+
+    It shrinks nothing until it has watched for `ScalingRules.keep_s`.
+    """
+
+    def __init__(self, rules: ScalingRules) -> None:
+        self.rules = rules
+        self._grown_s = -math.inf
+        self._first_s: float | None = None
+        self._sufficed: deque[tuple[float, int]] = deque()
+        self._lately: deque[tuple[float, float]] = deque()
+
+    def decide(self, need: Callable[[float], Need] | None, running: int, target: int, now_s: float) -> Scaled:
+        """How many replicas there shall be from now on.
+
+        Args:
+            need: What is needed, by the seconds until another replica is up; None when nobody knows.
+            running: Replicas that serve.
+            target: How many there shall be until now.
+            now_s: The time; never goes back.
+        """
+        rules = self.rules
+        is_starting = target > running and now_s - self._grown_s < 2 * rules.start_s
+        if need is None:
+            self._lately.clear()
+            self._sufficed.clear()  # whoever shrinks has seen all of the last minutes
+            self._first_s = None
+            return Scaled(self._bounded(target), ScaleReason.UNKNOWN)
+        ahead_s = max(0.0, self._grown_s + rules.start_s - now_s) if is_starting else rules.start_s
+        found = need(ahead_s)
+        is_full = found.steady > _FULL * rules.busy * target
+        usual = math.ceil(found.steady / rules.busy) if is_full else 0
+        at_least = math.ceil(found.at_least)
+        enough = self._bounded(max(usual, at_least))
+        reason = found.usual if usual >= at_least else found.reason
+        if found.wants_more and not is_starting and enough <= target:
+            enough, reason = self._bounded(target + 1), ScaleReason.AT_RISK
+        most = self._most(found, enough, target, now_s)
+        if enough > target:
+            self._grown_s = now_s
+            return Scaled(enough, reason)
+        if most < target:
+            return Scaled(self._bounded(most), ScaleReason.FEWER_SUFFICE)
+        return Scaled(self._bounded(target), ScaleReason.NOTHING_TO_DO)
+
+    def _most(self, found: Need, enough: int, target: int, now_s: float) -> int:
+        """The most replicas that were needed within the time that they are kept."""
+        rules = self.rules
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self._lately.append((now_s, found.steady))
+        while self._lately[0][0] < now_s - rules.start_s:
+            self._lately.popleft()
+        mean = math.fsum(steady for _, steady in self._lately) / len(self._lately)
+        suffices = math.ceil(max(mean / rules.busy, mean + found.at_least - found.steady))
+        if found.is_at_risk:
+            suffices = max(suffices, target)
+        if enough > target:  # what is ordered is kept
+            suffices = max(suffices, enough)
+        while self._sufficed and self._sufficed[-1][1] <= suffices:
+            self._sufficed.pop()
+        self._sufficed.append((now_s, suffices))
+        while self._sufficed[0][0] < now_s - rules.keep_s:
+            self._sufficed.popleft()
+        return self._sufficed[0][1] if now_s - self._first_s >= rules.keep_s else target
+
+    def _bounded(self, replicas: int) -> int:
+        return min(max(replicas, self.rules.min_replicas), self.rules.max_replicas)

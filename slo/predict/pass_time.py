@@ -1,0 +1,96 @@
+"""What forward passes take on a replica, learned from those that it has measured.
+
+Owns the correction of the fixed and of the linear part of a prediction, apart from each other: what a warm-up
+takes for fixed has more in it than a pass has. The model of a pass is `slo.predict.prefill_time`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from slo.predict.prefill_time import PrefillPredictor
+
+REMEMBERED: Final = 64
+"""Latest passes that count."""
+_EACH_UNTIL: Final = 16
+_EVERY: Final = 8
+_ROUNDS: Final = 6
+_LEAST_S: Final = 1e-6
+_LEAST_SPREAD: Final = 0.02
+_SIGMAS: Final = 2.0
+_MAD_TO_SIGMA: Final = 1.4826
+_ANCHOR: Final = 0.3
+"""What a measurement of the warm-up counts, of a pass: passes of one length change little for others."""
+_TOGETHER: Final = 0.25
+"""How much it counts, of a pass that is all fixed, that both parts are off by the same factor: in long passes
+the fixed part does not show."""
+
+
+class LearnedPasses:
+    """The passes of one replica.
+
+    Args:
+        prior: What holds before the first pass; of its linear part the shape is kept.
+        anchors: Prompt lengths that it was measured at.
+
+    Attributes:
+        predictor: What holds now.
+    """
+
+    def __init__(self, prior: PrefillPredictor, anchors: Sequence[int]) -> None:
+        self.predictor = prior
+        self._prior = prior
+        linear = replace(prior, fixed_s=0.0)
+        self._anchors = [(linear.prefill_s(tokens), prior.prefill_s(tokens)) for tokens in anchors]
+        self._passes: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._seen = 0
+
+    def add(self, tokens: int, pairs: float, seconds: float) -> None:
+        """A pass was measured."""
+        if tokens <= 0 or seconds < _LEAST_S:
+            return
+        self._passes.append((self._prior.pass_s(tokens, pairs) - self._prior.fixed_s, seconds))
+        self._seen += 1
+        if self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Least squares of relative errors; passes that were held up count the less the more they were."""
+        points = np.array([point for point in (*self._anchors, *self._passes) if point[1] >= _LEAST_S])
+        first = len(points) - len(self._passes)
+        features = np.column_stack([np.ones(len(points)), points[:, 0]]) / points[:, 1:]
+        known = np.full(first, _ANCHOR)
+        weights = np.append(known, np.ones(len(self._passes)))
+        fixed_s, scale = self._prior.fixed_s, 1.0
+        for _ in range(_ROUNDS):
+            fixed_s, scale = self._solved(features, weights)
+            errors = np.abs(1.0 - features[first:] @ (fixed_s, scale))
+            reach = _SIGMAS * max(_LEAST_SPREAD, _MAD_TO_SIGMA * float(np.median(errors)))
+            weights = np.append(known, np.minimum(1.0, reach / np.maximum(errors, reach / 10)))
+        self.predictor = replace(
+            self._prior,
+            fixed_s=fixed_s,
+            per_token_s=scale * self._prior.per_token_s,
+            per_pair_s=scale * self._prior.per_pair_s,
+        )
+
+    def _solved(self, features: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+        """Both coefficients, neither negative."""
+        root = np.sqrt(weights)
+        rows, wanted = features * root[:, None], root
+        if self._prior.fixed_s > 0:
+            off = float(np.median(1.0 / (features @ (self._prior.fixed_s, 1.0))))
+            together = _TOGETHER / off * np.array([[1.0 / self._prior.fixed_s, -1.0]])
+            rows, wanted = np.concatenate([rows, together]), np.append(wanted, 0.0)
+        (fixed_s, scale), *_ = np.linalg.lstsq(rows, wanted, rcond=None)
+        if fixed_s >= 0 and scale >= 0:
+            return float(fixed_s), float(scale)
+        kept = 1 if fixed_s < 0 else 0
+        alone = features[:, kept]
+        best = float((weights * alone).sum() / (weights * alone**2).sum())
+        return (0.0, best) if kept else (best, 0.0)

@@ -1,0 +1,192 @@
+"""A cluster whose nodes have a replica each is upgraded under load, and loses a node."""
+
+import asyncio
+import copy
+import random
+import shutil
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+from fleet import tell, until
+from nodes import ROOT, Cluster
+from serving import free_port
+from steady_load import SteadyLoad
+from streams import WHOLE, client, stream
+from waiting import assert_soon
+
+from benchmarks.engines.tiny_models import build_tiny_llama
+from deployments.local.launcher import get_json
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
+
+TOKENS = 1500
+PACKAGES = "slo router prefill_node decode_node kv_transfer sampling telemetry deployments"
+
+
+def another_version(directory):
+    """The code as it was when the monitor was another."""
+    for package in PACKAGES.split():
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (directory / "slo" / "monitor" / "core.py").open("a") as file:
+        file.write("\n# Another version.\n")
+    return directory
+
+
+def serve_config(model, code):
+    ports = random.randrange(24_000, 31_000)
+    args = {
+        "model": str(model),
+        "model_name": "tiny",
+        "max_model_len": 4096,
+        "warmup_tokens": [32, 512],
+        "ingress_replicas": 2,
+        "node_labels": {TIER: "head"},
+        "prefill": {"replicas": 2, "node_labels": {TIER: "prefill"}},
+        "decode": {"replicas": 2, "node_labels": {TIER: "decode"}},
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "monitor": {"port": 0, "shed": False},
+        "tiers": {
+            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
+            "standard": {"ttft_ms": 30_000, "weight": 2},
+            "background": {"weight": 1},
+        },
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": PORT},
+        "applications": [
+            {
+                "name": "slackserve",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build",
+                "runtime_env": {"env_vars": {"PYTHONPATH": str(code)}},
+                "args": args,
+            }
+        ],
+    }
+
+
+PORT = free_port()
+URL = f"http://127.0.0.1:{PORT}"
+TIER = "slackserve.io/tier"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        cluster = Cluster(directory)
+        try:
+            cluster.start_head(cpus=1)
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster):
+    """Of each tier, the processes of its nodes."""
+    return {tier: [cluster.add({TIER: tier}, cpus=2) for _ in range(2)] for tier in ("prefill", "decode")}
+
+
+@pytest.fixture(scope="module")
+def config(cluster, nodes, tmp_path_factory):
+    """What has been deployed, of another version of the code."""
+    directory = tmp_path_factory.mktemp("upgrade")
+    config = serve_config(build_tiny_llama(directory / "tiny"), another_version(directory / "before"))
+    assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
+    assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+    return config
+
+
+def monitors(cluster):
+    """The names of the SLO monitors that live."""
+    found = cluster.get("/api/v0/actors?detail=1&limit=1000") or {}
+    actors = found["data"]["result"]["result"]
+    return {one["name"] for one in actors if one["class_name"] == "SloMonitor" and one["state"] == "ALIVE"}
+
+
+def running(cluster, deployment):
+    """The replicas of a deployment that run."""
+    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
+    replicas = application["deployments"][deployment]["replicas"]
+    return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+
+def is_deployed(cluster):
+    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
+    return application["status"] == "RUNNING" and all(
+        deployment["status"] == "HEALTHY" for deployment in application["deployments"].values()
+    )
+
+
+def changed(config):
+    """The same with the code as it is, and another setting."""
+    config = copy.deepcopy(config)
+    (application,) = config["applications"]
+    application["runtime_env"]["env_vars"]["PYTHONPATH"] = str(ROOT)
+    application["args"]["handoff_ms"] = 40
+    return config
+
+
+async def test_an_upgrade_under_load(cluster, config):
+    (old,) = monitors(cluster)
+    async with SteadyLoad(URL, "none", clients=0) as nobody:
+        expected = await nobody.reference()
+    async with SteadyLoad(URL, "none", expected) as load:
+        await load.until_answered(time.monotonic(), placed=True)
+        started_s = time.monotonic()
+        deployed = await asyncio.to_thread(cluster.deploy, changed(config))
+        assert deployed.returncode == 0, deployed.stderr
+
+        async def has_new_monitor():
+            return await asyncio.to_thread(monitors, cluster) - {old}
+
+        monitor_s = await until(has_new_monitor, 60, "no monitor runs the new code")
+
+        async def is_done():
+            return await asyncio.to_thread(is_deployed, cluster)
+
+        await until(is_done, 280, "the upgrade did not end")
+        upgraded_s = round(time.monotonic() - started_s, 1)
+        await load.until_answered(time.monotonic(), placed=True)
+    errors = [one.error for one in load.since(started_s) if one.error is not None]
+    answers = len(load.since(started_s)) - len(errors)
+    tell("upgrade under load", monitor_s=monitor_s, upgraded_s=upgraded_s, answers=answers, errors=errors)
+    assert errors == []
+    assert monitor_s <= 30
+
+
+async def test_a_node_is_lost(cluster, config, nodes):
+    """What the other nodes stream goes on, and once there is a node in its place, all is as before."""
+    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
+    begun = set()
+    async with client(fleet) as http:
+        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(8)]
+
+        async def all_stream():
+            return len(begun) == len(calls)
+
+        await until(all_stream, 30, "not every answer has begun")
+        before = running(cluster, "Decode:tiny")
+        lost = nodes["decode"][0]
+        for process in (*lost.children(recursive=True), lost):
+            process.kill()
+        lost_s = time.monotonic()
+        after = await stream(http, 8, lambda: None)
+        answered_s = round(time.monotonic() - lost_s, 1)
+        answers = await asyncio.gather(*calls)
+        whole = sum(answer == (TOKENS, WHOLE) for answer in answers)
+        await asyncio.to_thread(cluster.add, {TIER: "decode"}, 2)
+
+        async def is_whole():
+            now = await asyncio.to_thread(running, cluster, "Decode:tiny")
+            return len(now) == 2 and now != before
+
+        await until(is_whole, 120, "the replica of the lost node was not replaced")
+        back_s = round(time.monotonic() - lost_s, 1)
+    tell("node killed", answered_s=answered_s, streams=len(answers), whole=whole, back_s=back_s)
+    assert after == (8, WHOLE)
+    assert whole >= 3, "streams elsewhere have ended with it"
+    assert all(answer == (TOKENS, WHOLE) or "[DONE]" not in answer[1] for answer in answers)

@@ -1,0 +1,152 @@
+"""Prefill replicas and their processes fail under load; no client gets an error, or a wrong token."""
+
+import asyncio
+import os
+import random
+import re
+import signal
+import time
+from itertools import pairwise
+
+import httpx
+import psutil
+import pytest
+import ray
+from fleet import actor, tell, until
+from processes import of_kind
+from steady_load import WAIT_S
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, f"left behind: {[' '.join(process.cmdline()) for process in alive]}"
+
+
+async def test_every_16th_pull_fails(fleet):
+    failed = len(fleet.replacements())
+    async with fleet.under_load("every 16th pull fails") as fault:
+        await asyncio.sleep(8)
+        fault.happens()
+        fault_free_s = fault.load.slowest_s()
+        with fleet.faulty(wrong_peer_every=16):
+            await asyncio.sleep(15)
+        fault.measured["failed_pulls"] = len(fleet.replacements()) - failed
+        fault.measured["fault_free_first_token_s"] = round(fault_free_s, 2)
+    assert fault.measured["failed_pulls"] >= 2
+    assert fault.load.slowest_s(fault.at_s) <= fault_free_s + 2 + fault_free_s
+
+
+async def test_a_prefill_replica_is_killed_between_prefill_and_pull(fleet, spans):
+    async with fleet.under_load("prefill replica killed between prefill and pull") as fault:
+        lost = await fleet.busiest()
+        processes = fleet.processes("prefill", lost)
+        failed = len(fleet.replacements())
+        with fleet.faulty(hold_pulls=True):
+            await asyncio.sleep(1)
+            prefilled = set(re.findall(r"prefill_ended .*job_id=(\S+)", fleet.log))
+            processes[0].kill()
+            fault.happens()
+            assert_gone(processes)
+        fault.measured["forgotten_s"] = await fleet.until_forgotten("prefill", lost)
+        fault.measured["answered_s"] = round(await fault.load.until_answered(fault.at_s, placed=True), 2)
+        await asyncio.sleep(5)
+        fault.measured["replacements"] = len(fleet.replacements()) - failed
+        waited = [one for one in fault.load.since(fault.at_s) if one.started_s < fault.at_s]
+        fault.measured["waited_s"] = round(max(one.ended_s for one in waited) - fault.at_s, 2)
+    assert fault.measured["replacements"] > 0, "nobody had lost anything; was the right process killed?"
+    waited_for_pull = [line for line in fleet.replacements()[failed:] if job_of_line(line) in prefilled]
+    assert waited_for_pull, "no pull was under way"
+    assert fault.measured["waited_s"] <= 5 + WAIT_FOR_WORK_S
+    await until(lambda: asyncio.to_thread(is_linked, spans), 20, "no trace shows the lost prefill")
+
+
+def job_of_line(line):
+    return re.search(r"job_id=(\S+)", line)[1]
+
+
+WAIT_FOR_WORK_S = 5.0
+"""What all that wait take in any case, on a machine with two cores and half of its prefill replicas."""
+
+
+def is_linked(spans):
+    """Whether a prefill that was asked for again is linked, in its trace, to the one that was lost."""
+    asked = {(span.trace_id, span.span_id) for span in spans.spans if span.name == "prefill_call"}
+    again = [span for span in spans.spans if span.name == "prefill_call" and span.links]
+    return any(set(span.links) <= asked and span.links[0][0] == span.trace_id for span in again)
+
+
+async def test_a_prefill_replica_is_stopped_for_a_while(fleet):
+    async with fleet.under_load("prefill replica stopped for 3 s") as fault:
+        stopped = fleet.processes("prefill", await fleet.busiest())[0]
+        failed = len(fleet.replacements())
+        stopped.suspend()
+        fault.happens()
+        await asyncio.sleep(3)
+        stopped.resume()
+        await asyncio.sleep(5)
+        fault.measured["replacements"] = len(fleet.replacements()) - failed
+
+
+async def test_a_prefill_engine_is_stopped(fleet):
+    async with fleet.under_load("prefill engine stopped") as fault:
+        lost = await fleet.busiest()
+        processes = fleet.processes("prefill", lost)
+        told = fleet.log.count("engine_hung")
+        next(of_kind("engine", processes)).suspend()
+        fault.happens()
+
+        async def noticed():
+            return fleet.log.count("engine_hung") > told
+
+        fault.measured["noticed_s"] = await until(noticed, 10, "nobody noticed that the engine hangs")
+        fault.measured["forgotten_s"] = await fleet.until_forgotten("prefill", lost)
+        await fault.load.until_answered(time.monotonic(), placed=True)
+    assert_gone(processes[1:])
+
+
+async def test_a_prefill_replica_drains(fleet):
+    """Shut one of two down the way Serve does when it scales down or upgrades."""
+    async with fleet.under_load("prefill replica drained") as fault:
+        leaving = await fleet.busiest()
+        handle, pid = actor("Prefill:", leaving)
+        fault.happens()
+        shutdown = handle.perform_graceful_shutdown.remote()
+
+        async def told():
+            return (await fleet.replicas("prefill"))[leaving]["draining"]
+
+        fault.measured["told_s"] = await until(told, 5, "the router did not hear of it")
+        outstanding = [(await fleet.replicas("prefill"))[leaving]["outstanding"]]
+        while not (await asyncio.to_thread(ray.wait, [shutdown], timeout=0.05))[0]:
+            replica = (await fleet.replicas("prefill")).get(leaving)
+            outstanding.append(0 if replica is None else replica["outstanding"])
+            assert time.monotonic() - fault.at_s < 40, "the replica did not end"
+        fault.measured["drained_s"] = round(time.monotonic() - fault.at_s, 2)
+        os.kill(pid, signal.SIGKILL)  # as Serve does then
+        await fault.load.until_answered(time.monotonic(), placed=True)
+    assert all(later <= earlier for earlier, later in pairwise(outstanding)), outstanding
+    assert re.search(r"prefill_drained .*is_empty=True", fleet.log)
+
+
+async def test_full_replicas_are_not_taken_for_silent(fleet):
+    await fleet.until_whole()
+    failures = len(fleet.replacements())
+    async with httpx.AsyncClient(
+        base_url=fleet.deployment.url,
+        headers={"authorization": f"Bearer {fleet.key}", "x-slo-tier": "premium"},
+        timeout=WAIT_S,
+    ) as client:
+
+        async def ask(number):
+            prompt = random.Random(number).choices(range(200), k=3900)
+            started_s = time.monotonic()
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+            (await client.post("/v1/completions", json=body)).raise_for_status()
+            return time.monotonic() - started_s
+
+        took_s = await asyncio.gather(*[ask(number) for number in range(100)])
+    tell("prefill replicas full", answers=len(took_s), slowest_s=round(max(took_s), 2))
+    assert max(took_s) > 3.0, "nobody had to wait for a place"
+    assert len(fleet.replacements()) == failures

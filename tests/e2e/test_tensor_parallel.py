@@ -1,0 +1,40 @@
+"""Prefill has two ranks, decode one: prefills are stopped by a vote, and decode joins what it pulls."""
+
+import random
+
+import pytest
+from overtaking import assert_overtaken
+from serving import free_port, start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+KEYS = {"acme": "key-of-acme"}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, tiny_model):
+    ports = random.randrange(24_000, 31_000)
+    config = {
+        "model": str(tiny_model),
+        "model_name": "tiny",
+        "port": free_port(),
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "prefill": {"tensor_parallel_size": 2},
+        "monitor": {"port": 0, "shed": False},
+        "max_model_len": 4096,
+        "warmup_tokens": [32, 512, 2048],
+        "tiers": {
+            "premium": {"ttft_ms": 2000, "sheddable": False, "weight": 4},
+            "standard": {"ttft_ms": 4000, "weight": 2},
+            "background": {"weight": 1},
+        },
+        "api_keys": [{"tenant": "acme", "key": KEYS["acme"]}],
+    }
+    running = start(tmp_path_factory.mktemp("two-ranks"), config, KEYS)
+    yield running
+    running.process.terminate()
+    running.process.wait(60)
+
+
+async def test_a_prefill_with_two_ranks_is_overtaken(two_ranks):
+    await assert_overtaken(two_ranks)

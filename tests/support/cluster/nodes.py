@@ -1,0 +1,111 @@
+"""A Ray cluster of several nodes on this machine, which asks for a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import yaml
+from serving import free_port
+from waiting import assert_soon
+
+from deployments.cli import SERVE_ENVIRONMENT
+
+ROOT = Path(__file__).parents[3]
+BIN = Path(sys.executable).parent
+TOKEN = secrets.token_hex(32)
+
+
+class Cluster:
+    """Ray nodes on this machine; `dashboard` is where the head takes deployments."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._nodes = []
+        self._gcs, self._dashboard_port = free_port(), free_port()
+        self.dashboard = f"http://127.0.0.1:{self._dashboard_port}"
+
+    def start_head(self, cpus=0):
+        """The head, which runs nothing by default."""
+        self._start(
+            "--head",
+            f"--port={self._gcs}",
+            f"--dashboard-port={self._dashboard_port}",
+            f"--temp-dir={self._directory}",
+            f"--num-cpus={cpus}",
+            "--labels=slackserve.io/tier=head",
+        )
+
+    def add_group(self, group):
+        """A node with the labels and the CPUs of a group's pods."""
+        (container,) = group["template"]["spec"]["containers"]
+        self.add(group["labels"], container["resources"]["limits"]["cpu"])
+
+    def add(self, labels, cpus):
+        """A node; its process."""
+        given = ",".join(f"{name}={value}" for name, value in labels.items())
+        return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}", f"--labels={given}")
+
+    def _start(self, *options):
+        ports = [
+            f"--{name}={free_port()}"
+            for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
+        ]
+        command = [BIN / "ray", "start", "--block", "--disable-usage-stats", *ports, *options]
+        path = Path(self._directory) / f"node-{len(self._nodes)}.log"
+        with path.open("wb") as log:
+            node = subprocess.Popen(
+                command, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._nodes.append(node)
+        # One after the other: nodes that start at once on one machine take the same names for their sockets.
+        assert_soon(lambda: "Ray runtime started" in path.read_text() or node.poll() is not None, 60)
+        assert node.poll() is None, path.read_text()
+        return psutil.Process(node.pid)
+
+    def get(self, path):
+        """What its dashboard answers; None when it does not."""
+        request = urllib.request.Request(
+            f"{self.dashboard}{path}", headers={"authorization": f"Bearer {TOKEN}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return yaml.safe_load(answer.read())
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def deploy(self, config, token=TOKEN):
+        """Run `serve deploy`; the process that has ended."""
+        path = Path(self._directory) / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return subprocess.run(
+            [BIN / "serve", "deploy", str(path), "--address", self.dashboard],
+            env=environment(token),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def stop(self):
+        """End all its processes."""
+        processes = [psutil.Process(node.pid) for node in self._nodes if node.poll() is None]
+        processes += [child for process in processes for child in process.children(recursive=True)]
+        for node in reversed(self._nodes):
+            node.terminate()
+        _, alive = psutil.wait_procs(processes, timeout=30)
+        for process in alive:
+            process.kill()
+
+
+def environment(token=TOKEN):
+    """Of all its processes."""
+    given = os.environ | SERVE_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
+    given.pop("RAY_ADDRESS", None)
+    return given | {"RAY_AUTH_TOKEN": token}

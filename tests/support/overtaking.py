@@ -1,0 +1,75 @@
+"""Urgent requests overtake running prefills of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+
+import httpx
+from waiting import assert_soon, at_rest
+
+LONG, URGENT = 3900, 64
+
+
+def random_prompt(tokens):
+    return random.choices(range(200), k=tokens)
+
+
+class Caller:
+    """Sends completions and notes when the first chunk came."""
+
+    def __init__(self, deployment):
+        self._http = httpx.AsyncClient(
+            base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
+        )
+
+    async def complete(self, prompt, **headers):
+        """(text, TTFT in seconds, when the first chunk came)."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        started_s = time.monotonic()
+        first_s, text = 0.0, ""
+        async with self._http.stream(
+            "POST", "/v1/completions", json=body | {"stream": True}, headers=headers
+        ) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                first_s = first_s or time.monotonic()
+                text += "".join(re.findall(r'"text":\s*"((?:[^"\\]|\\.)*)"', line))
+        return text, first_s - started_s, first_s
+
+    async def long(self, prompt):
+        return await self.complete(prompt, **{"x-slo-tier": "background"})
+
+    async def urgent(self, prompt, ttft_ms):
+        return await self.complete(prompt, **{"x-slo-tier": "premium", "x-slo-ttft-ms": f"{ttft_ms:.0f}"})
+
+
+async def assert_overtaken(deployment):
+    """An urgent request overtakes a running prefill, which then ends as if nothing had been."""
+    caller = Caller(deployment)
+    await caller.long(random_prompt(LONG))
+    _, long_s, _ = await caller.long(random_prompt(LONG))
+    _, alone_s, _ = await caller.urgent(random_prompt(URGENT), 2000)
+    budget_ms = (alone_s + long_s / 2) * 1e3  # more than a stop takes, less than the long one has left
+    before = deployment.metric("slackserve_preemptions_total", outcome="kept")
+    overtook = 0
+    for _ in range(8):
+        running = asyncio.create_task(caller.long(prompt := random_prompt(LONG)))
+        await asyncio.sleep(long_s / 5)
+        _, _, urgent_at_s = await caller.urgent(random_prompt(URGENT), budget_ms)
+        text, _, long_at_s = await running
+        overtook += urgent_at_s < long_at_s
+        # The prefix cache answers the second time with the KV that the stopped prefill has left.
+        assert (await caller.long(prompt))[0] == text
+    assert overtook >= 6, f"only {overtook} of 8 overtook"
+    await asyncio.to_thread(
+        assert_soon,
+        lambda: deployment.metric("slackserve_preemptions_total", outcome="kept") >= before + 4,
+        30,
+        "the stops do not show in the metrics",
+    )
+    await asyncio.to_thread(assert_soon, lambda: at_rest(deployment), 10)
+    assert deployment.metric("slackserve_prefill_suspended_steps") == 0
+    assert deployment.metric("slackserve_preemption_available") == 1

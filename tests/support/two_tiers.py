@@ -1,0 +1,131 @@
+"""A prefill and a decode engine that pull over NIXL, with the real orchestrator between them, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from benchmarks.engines.offline_engine import async_engine
+from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.orchestrator import Call, Orchestrator, _Run
+from decode_node.prefill_health import PrefillWatch
+from decode_node.spans import RequestSpans
+from kv_transfer.connector import KVRole, kv_transfer_config
+from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.engine_setup import EngineSetup
+from sampling.carried import Prefilled
+from slo.replacement import ReplacementRules
+from slo.request import JOB_XARG, WEIGHT_XARG, JobId, ReplicaId, RequestContext
+from slo.tiers import PREMIUM
+
+
+class Tiers:
+    """Both engines; it is the prefill tier, the router and the metrics of the orchestrator as well.
+
+    Attributes:
+        asked: Each prefill that was asked for.
+        failing: So many of the next prefills are answered with an address where nobody is.
+        before_pull: Awaited once, between the next prefill and its pull.
+        released: Jobs whose KV blocks nobody will pull.
+        counted: What was counted, with its labels.
+    """
+
+    def __init__(self, prefill, decode):
+        self.prefill_engine, self.engine = prefill, decode
+        self.asked, self.released, self.counted = [], [], []
+        self.failing = 0
+        self.before_pull = None
+        self.replace = SimpleNamespace(remote=self._no_router)
+        self._client = decode
+        self._jobs = 0
+        self._releasing = []
+        rules = ReplacementRules(3, frozenset())
+        here = SimpleNamespace(_engine_client=decode)
+        self.orchestrator = Orchestrator(
+            ReplicaId("decode"), here, self, PrefillWatch(self._is_well), self, 1.0, rules, self
+        )
+        self.orchestrator.stand_before(decode)
+
+    async def generate(self, prompt, params, carried=None):
+        """The outputs that vLLM's OpenAI layer gets for a request, which may bring tokens along."""
+        self._jobs += 1
+        job = JobId(f"job-{self._jobs}")
+        context = RequestContext(job, job, PREMIUM, None, prefill_replica=ReplicaId("prefill"))
+        call = Call(SimpleNamespace(), None, is_chat=False, token_ids=prompt, spans=RequestSpans(""))
+        self.orchestrator._runs[job] = _Run(call, context, carried=carried)
+        params = params.clone()
+        params.extra_args = {**(params.extra_args or {}), JOB_XARG: job}
+        tokens = {"type": "token", "prompt_token_ids": prompt}
+        try:
+            async for output in self._client.generate(tokens, params, job):
+                yield output
+        finally:
+            del self.orchestrator._runs[job]
+
+    async def prefill(self, request, info, context):
+        self.asked.append(request)
+        tokens = {"type": "token", "prompt_token_ids": request.token_ids}
+        params = request.params.clone()
+        params.extra_args = {**params.extra_args, JOB_XARG: context.attempt_id, WEIGHT_XARG: 1.0}
+        outputs = self.prefill_engine.generate(tokens, params, context.attempt_id)
+        (output,) = [output async for output in outputs]
+        params = output.kv_transfer_params
+        if self.failing and params is not None:
+            self.failing -= 1
+            nobody = {"remote_port": _unused_port(), "remote_engine_id": f"nobody-{self.failing}"}
+            params = {**params, **nobody}
+        if (wait := self.before_pull) is not None:
+            self.before_pull = None
+            await wait()
+        return Prefilled(output.outputs[0], params, "prefill")
+
+    def release(self, context):
+        self.released.append(context.attempt_id)
+        core = self.prefill_engine.engine_core
+        release = core.abort_requests_async([RELEASE_PREFIX + context.attempt_id])
+        self._releasing.append(asyncio.get_running_loop().create_task(release))
+
+    def count(self, metric, amount=1.0, **labels):
+        self.counted.append(labels)
+
+    async def _is_well(self, replica):
+        return None
+
+    async def _no_router(self, request):
+        raise RuntimeError("there is none")
+
+
+@contextmanager
+def two_tiers(model, lease_s=60, **options):
+    """Both, and a stock engine that does all by itself; that one computes a prompt at once.
+
+    On CPU a stock engine ends with a chunk of a prompt that has a seed.
+    """
+    with (
+        _engine(model, KVRole.PREFILL, lease_s, setup=EngineSetup(mode="resume"), **options) as prefill,
+        _engine(
+            model, KVRole.DECODE, lease_s, scheduler_cls=SCHEDULER, worker_cls=WORKERS["cpu"], **options
+        ) as decode,
+        async_engine(model, **options | {"max_num_batched_tokens": options["max_model_len"]}) as (alone, _),
+    ):
+        yield Tiers(prefill, decode), alone
+
+
+@contextmanager
+def _engine(model, role, lease_s, **options):
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_unused_port())
+    with async_engine(model, kv_transfer_config=kv_transfer_config(role, "cpu", lease_s), **options) as (
+        engine,
+        _,
+    ):
+        yield engine
+
+
+def _unused_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

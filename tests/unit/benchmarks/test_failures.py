@@ -1,0 +1,32 @@
+"""What was measured of a failure replaces what was known of it, and nothing else."""
+
+import json
+
+import pytest
+
+from benchmarks import report
+from benchmarks.engines import failures
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    for module in (report, failures):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    return tmp_path / "failures.json"
+
+
+def measured(tmp_path, *rows):
+    path = tmp_path / "measured"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_second_run_replaces_what_it_has_measured(results, tmp_path):
+    failures.keep(measured(tmp_path, {"fault": "b", "errors": 1, "lost_s": 3}, {"fault": "a", "errors": 0}))
+    failures.keep(measured(tmp_path, {"fault": "b", "errors": 2}))
+    rows = json.loads(results.read_text())["results"]
+    assert [(name, row["errors"], row.get("lost_s")) for name, row in rows.items()] == [
+        ("a", 0, None),
+        ("b", 2, None),
+    ]
+    assert all(row["commit"] and row["date"] for row in rows.values())

@@ -1,0 +1,120 @@
+"""Grammars that would keep an engine busy or eat its memory."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from transformers import PreTrainedTokenizerFast
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from benchmarks.engines.tiny_models import build_tiny_llama
+from decode_node.grammar_check import GrammarCheck, GrammarLimits
+
+GOOD = [
+    StructuredOutputsParams(regex="[a-z]{3,5}"),
+    StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(choice=["yes", 'n"o']),
+    StructuredOutputsParams(grammar='root ::= "a" | "b"'),
+]
+INVALID = [
+    StructuredOutputsParams(regex="("),
+    StructuredOutputsParams(grammar="root ::= undefined"),
+    StructuredOutputsParams(json={"type": "no such type"}),
+]
+RULES = 450
+SLOW = [
+    # 14 kB, of which each rule leads to every other: seconds with the smallest of vocabularies.
+    StructuredOutputsParams(
+        grammar="root ::= r0\n"
+        + "\n".join(f'r{n} ::= ("a" | "b" | r{(n + 1) % RULES} | r{(n + 7) % RULES})*' for n in range(RULES))
+    ),
+    StructuredOutputsParams(
+        json={
+            "anyOf": [
+                {"type": "object", "properties": {f"p{n}": {"$ref": "#"} for n in range(size)}}
+                for size in range(1, 60)
+            ]
+        }
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return PreTrainedTokenizerFast.from_pretrained(build_tiny_llama(tmp_path_factory.mktemp("m") / "tiny"))
+
+
+@pytest.fixture
+async def check(tokenizer):
+    check = GrammarCheck(GrammarLimits(timeout_s=0.5, max_mib=512), tokenizer, len(tokenizer))
+    yield check
+    await check.close()
+
+
+@pytest.mark.slow
+async def test_a_child_that_has_died_meanwhile_is_started_anew(check):
+    await check.check(GOOD[0])
+    psutil.Process(check._child.pid).kill()
+    await asyncio.sleep(0.2)
+    await check.check(GOOD[1])
+
+
+@pytest.mark.slow
+async def test_what_compiles_passes_and_what_is_wrong_is_left_to_vllm(check):
+    for params in GOOD + INVALID:
+        await check.check(params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", SLOW)
+async def test_what_takes_too_much_is_refused_and_the_next_one_served(check, params):
+    await check.check(GOOD[0])
+    started_s = time.monotonic()
+    with pytest.raises(VLLMValidationError, match=r"limits.grammar_timeout_s allows 0.5 s"):
+        await check.check(params)
+    assert time.monotonic() - started_s < 5
+    with pytest.raises(VLLMValidationError):
+        await check.check(params)
+    await check.check(GOOD[1])
+
+
+@pytest.mark.slow
+async def test_a_verdict_is_kept(check):
+    await check.check(GOOD[0])
+    await check.close()
+    await check.check(GOOD[0])
+    assert check._child is None, "nobody was asked"
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_changes_no_others_verdict(check):
+    await check.check(GOOD[0])
+    asking = asyncio.create_task(check.check(SLOW[0]))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    await check.check(GOOD[1])
+    with pytest.raises(VLLMValidationError):
+        await check.check(SLOW[0])
+
+
+@pytest.mark.slow
+async def test_a_child_that_dies_is_replaced(check):
+    await check.check(GOOD[0])
+    psutil.Process(check._child.pid).kill()
+    with pytest.raises(VLLMValidationError):
+        await check.check(GOOD[1])
+    await check.check(GOOD[1])
+
+
+async def test_a_request_without_a_grammar_costs_nothing(check):
+    async def generate(prompt, params, request_id, **_):
+        yield prompt, request_id
+
+    client = SimpleNamespace(generate=generate)
+    check.stand_before(client)
+    assert [out async for out in client.generate("hi", SamplingParams(), "r")] == [("hi", "r")]
+    assert check._child is None

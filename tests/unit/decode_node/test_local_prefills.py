@@ -1,0 +1,51 @@
+"""Only so many prompts are computed at once, and each of them until it has been computed."""
+
+import asyncio
+
+from decode_node.local_prefills import LocalPrefills
+
+
+async def test_others_wait_until_a_prompt_is_computed():
+    local, began = LocalPrefills(2), []
+    done = [asyncio.Event() for _ in range(4)]
+    end = asyncio.Event()
+
+    async def one(number):
+        async with local.turn() as computed:
+            began.append(number)
+            await done[number].wait()
+            computed()
+            await end.wait()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    assert (began, local.computing, local.outstanding) == ([0, 1], 2, 4)
+    done[1].set()
+    await asyncio.sleep(0.01)
+    assert (began, local.computing, local.outstanding) == ([0, 1, 2], 2, 3)
+    tasks[0].cancel()
+    tasks[2].cancel()
+    await asyncio.sleep(0.01)
+    assert (began, local.computing, local.outstanding) == ([0, 1, 2, 3], 1, 1)
+    done[3].set()
+    end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (local.computing, local.outstanding) == (0, 0)
+
+
+async def test_who_gives_up_waiting_takes_no_place():
+    local = LocalPrefills(1)
+
+    async def wait():
+        async with local.turn():
+            raise AssertionError("it is nobody's turn")
+
+    async with local.turn():
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert local.outstanding == 1
+    assert (local.computing, local.outstanding) == (0, 0)
+    async with local.turn():
+        pass

@@ -1,0 +1,139 @@
+"""Keys: where they come from, what they may do, and what is refused of them."""
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+
+from deployments.config import ConfigError
+from deployments.config.settings import parse
+from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
+from slo.errors import AuthenticationError
+from slo.tiers import BACKGROUND, STANDARD
+
+NOW_S = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture
+def in_file(tmp_path):
+    """A configuration with keys in a file."""
+
+    def write(*keys, **more):
+        path = tmp_path / "keys.yaml"
+        path.write_text(yaml.safe_dump([*keys]))
+        return parse({"api_keys_file": str(path), **more})
+
+    return write
+
+
+def ring_of(config):
+    return config.key_source().ring()
+
+
+def test_keys_come_from_file_and_environment(in_file, monkeypatch):
+    monkeypatch.setenv("UMBRA_KEY", "key-of-umbra")
+    config = in_file(
+        {"tenant": "file", "key": "key-of-file", "highest_tier": "background"},
+        api_keys=[{"tenant": "umbra", "key_env": "UMBRA_KEY"}],
+    )
+    ring = ring_of(config)
+    assert ring.tenant("key-of-umbra", NOW_S).name == "umbra"
+    assert ring.tenant("key-of-file", NOW_S).highest_tier == BACKGROUND
+    with pytest.raises(AuthenticationError):
+        ring.tenant("key-of-nobody", NOW_S)
+
+
+def test_a_key_in_the_configuration_itself_is_refused_and_not_told():
+    with pytest.raises(ConfigError, match="the key of tenant 'a' stands in the configuration") as refused:
+        parse({"api_keys": [{"tenant": "a", "key": "secret-key-1"}]})
+    assert "secret-key-1" not in str(refused.value)
+    assert "key_env" in str(refused.value)
+    assert "api_keys_file" in str(refused.value)
+
+
+def test_a_key_that_is_missing_or_shared_is_refused(in_file, tmp_path):
+    missing = parse({"api_keys": [{"tenant": "a", "key_env": "NOT_SET_ANYWHERE"}]})
+    with pytest.raises(ConfigError, match=r"\$NOT_SET_ANYWHERE, which is not set"):
+        missing.key_source()
+    shared = in_file({"tenant": "a", "key": "same-key-1"}, {"tenant": "b", "key": "same-key-1"})
+    with pytest.raises(ConfigError, match="two tenants have the same key"):
+        ring_of(shared)
+    path = tmp_path / "keys.yaml"
+    for text in ("tenant: x\n", "[]", ""):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="expected a list of keys"):
+            parse({"api_keys_file": str(path)}).key_source()
+
+
+@pytest.mark.parametrize("key", [12345678, "hunter2", ["hunter2"], 0.1234567])
+def test_a_key_that_is_no_key_is_not_told(key, in_file):
+    """Unquoted digits and keys that are too short."""
+    for read in (
+        lambda: parse({"api_keys": [{"tenant": "a", "key": key}]}),
+        lambda: in_file({"tenant": "a", "key": key}).key_source(),
+    ):
+        with pytest.raises(ConfigError, match="key: ") as refused:
+            read()
+        assert str(key).strip("[']") not in str(refused.value)
+
+
+def test_a_key_expires(in_file):
+    config = in_file({"tenant": "a", "key": "key-of-a-1", "expires": "2030-01-01T00:00:00+00:00"})
+    assert ring_of(config).tenant("key-of-a-1", NOW_S - 1).name == "a"
+    with pytest.raises(AuthenticationError, match="expired"):
+        ring_of(config).tenant("key-of-a-1", NOW_S)
+    with pytest.raises(ConfigError, match=r"expires: .*timezone"):
+        in_file({"tenant": "a", "key": "key-of-a-1", "expires": "2030-01-01T00:00:00"}).key_source()
+
+
+def test_limits_are_of_the_tenant_whatever_its_keys(in_file, monkeypatch):
+    monkeypatch.setenv("KEY_OF_A", "key-of-a-2")
+    keys = [
+        {"tenant": "a", "key": "key-of-a-1", "limits": {"max_concurrent": 3}},
+        {"tenant": "b", "key": "key-of-b-1", "limits": {"tokens_per_s": 100, "burst_tokens": 500}},
+        {"tenant": "c", "key": "key-of-c-1"},
+    ]
+    more = {"api_keys": [{"tenant": "a", "key_env": "KEY_OF_A"}]}
+    ring = ring_of(in_file(*keys, **more))
+    limits = [ring.tenant(f"key-of-{name}", NOW_S).limit for name in ("a-1", "a-2", "b-1", "c-1")]
+    assert limits[:2] == [TenantLimit(max_concurrent=3)] * 2
+    assert limits[2:] == [TenantLimit(tokens_per_s=100, burst_tokens=500), NO_LIMIT]
+    default = {"admission": {"default_limits": {"output_tokens_per_s": 5}}}
+    ring = ring_of(in_file(*keys, **default))
+    assert ring.tenant("key-of-c-1", NOW_S).limit == TenantLimit(output_tokens_per_s=5)
+    assert ring_of(parse(default)).tenant(None, NOW_S).limit == TenantLimit(output_tokens_per_s=5)
+    with pytest.raises(ConfigError, match="tenant 'a' have different limits"):
+        ring_of(in_file(*keys, {"tenant": "a", "key": "key-of-a-3", "limits": {"max_concurrent": 4}}))
+
+
+def test_tenants_share_cached_prefixes_in_groups_only(in_file):
+    keys = [{"tenant": name, "key": f"key-of-{name}"} for name in "abcd"]
+    keys[1]["cache_group"] = keys[2]["cache_group"] = "a"
+    ring = ring_of(in_file(*keys))
+    a, b, c, d = (ring.tenant(key["key"], NOW_S).cache_salt for key in keys)
+    assert b == c
+    assert len({a, b, d}) == 3, "a group has another name than a tenant"
+
+
+def test_salts_stay_when_keys_change(in_file):
+    source = in_file({"tenant": "a", "key": "key-of-a-1"}).key_source()
+    before = source.ring().tenant("key-of-a-1", NOW_S).cache_salt
+    in_file({"tenant": "a", "key": "key-of-a-2"}, {"tenant": "b", "key": "key-of-b-1"})
+    assert source.ring().tenant("key-of-a-2", NOW_S).cache_salt == before
+    assert source.ring().tenant("key-of-b-1", NOW_S).cache_salt != before
+
+
+def test_the_tier_of_those_without_keys():
+    assert ring_of(parse({})).tenant(None, NOW_S).highest_tier is None
+    assert ring_of(parse({"anonymous_tier": "standard"})).tenant(None, NOW_S).highest_tier == STANDARD
+    with pytest.raises(ConfigError, match="no tier 'standart'; did you mean 'standard'"):
+        parse({"anonymous_tier": "standart"})
+
+
+def test_no_key_travels_with_the_source(in_file, monkeypatch):
+    monkeypatch.setenv("UMBRA_KEY", "key-of-umbra")
+    source = in_file(
+        {"tenant": "a", "key": "key-of-file"}, api_keys=[{"tenant": "umbra", "key_env": "UMBRA_KEY"}]
+    ).key_source()
+    assert b"key-of-" not in pickle.dumps((source, source.ring()))

@@ -1,0 +1,153 @@
+"""An exchange with an application in the process: the answer as it comes, its end, a client that goes."""
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from fastapi import FastAPI, Request
+from grpc_context import Context
+from starlette.responses import JSONResponse, StreamingResponse
+
+from deployments.grpc.exchange import Events, Head, exchange, refuse, tell
+
+
+def application():
+    app = FastAPI()
+    app.left = asyncio.Event()
+
+    @app.post("/echo")
+    async def echo(request: Request):
+        return JSONResponse(
+            {"body": (await request.body()).decode(), "key": request.headers["x-key"]},
+            headers={"x-slo-tier": "premium"},
+        )
+
+    @app.get("/stream")
+    async def stream():
+        async def events():
+            try:
+                for number in range(1000):
+                    yield f'data: {{"n": {number}}}\n\n'
+                    await asyncio.sleep(0.001)
+            finally:
+                app.left.set()
+
+        return StreamingResponse(events())
+
+    @app.get("/breaks")
+    async def breaks():
+        async def events():
+            yield "data: {}\n\n"
+            raise RuntimeError("in the middle")
+
+        return StreamingResponse(events())
+
+    return app
+
+
+async def test_a_request_and_its_answer():
+    pieces = exchange(application(), "POST", "/echo", [(b"x-key", b"k")], b"hello")
+    head, body = [piece async for piece in pieces]
+    assert isinstance(head, Head)
+    assert head.is_ok
+    assert head.headers["x-slo-tier"] == "premium"
+    assert body == b'{"body":"hello","key":"k"}'
+
+
+async def test_no_route_is_an_answer_too():
+    head, _ = [piece async for piece in exchange(application(), "GET", "/nowhere", [])]
+    assert (head.status, head.is_ok) == (404, False)
+
+
+async def test_closing_an_exchange_is_a_client_that_goes():
+    app = application()
+    async with aclosing(exchange(app, "GET", "/stream", [])) as pieces:
+        assert (await anext(pieces)).is_ok
+        assert Events().read(await anext(pieces))[0] == {"n": 0}
+    assert app.left.is_set()
+
+
+async def test_cancelling_the_one_who_waits_is_a_client_that_goes():
+    app = application()
+
+    async def read():
+        async with aclosing(exchange(app, "GET", "/stream", [])) as pieces:
+            async for _ in pieces:
+                pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert app.left.is_set()
+
+
+async def test_a_slow_reader_gets_what_has_come_at_once():
+    async with aclosing(exchange(application(), "GET", "/stream", [])) as pieces:
+        await anext(pieces)
+        await anext(pieces)
+        await asyncio.sleep(0.1)
+        assert len(Events().read(await anext(pieces))) > 5
+
+
+async def test_an_application_that_breaks_breaks_the_exchange():
+    with pytest.raises(RuntimeError, match="in the middle"):
+        [piece async for piece in exchange(application(), "GET", "/breaks", [])]
+
+
+def test_events_may_end_anywhere():
+    events = Events()
+    whole = b'data: {"a": 1}\n\ndata: {"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
+    found = [event for byte in whole for event in events.read(bytes([byte]))]
+    assert found == [{"a": 1}, {"b": "é"}]
+    assert events.is_complete
+    cut = Events()
+    cut.read(whole[:20])
+    assert not cut.is_complete
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "INVALID_ARGUMENT"),
+        (401, "UNAUTHENTICATED"),
+        (404, "NOT_FOUND"),
+        (413, "RESOURCE_EXHAUSTED"),
+        (431, "RESOURCE_EXHAUSTED"),
+        (429, "RESOURCE_EXHAUSTED"),
+        (500, "INTERNAL"),
+        (503, "UNAVAILABLE"),
+        (418, "INTERNAL"),
+    ],
+)
+def test_status_and_trailers(status, code):
+    context = Context()
+    tell(context, Head(status, {"retry-after": "7", "x-slo-tier": "premium", "content-type": "x"}), "mine")
+    error = {"message": "why", "type": "t", "code": "c", "param": None}
+    refuse(context, error, status)
+    assert (context.code, context.details) == (grpc.StatusCode[code], "why")
+    assert context.trailers == [
+        ("request_id", "r"),
+        ("retry-after", "7"),
+        ("x-slo-tier", "premium"),
+        ("x-request-id", "mine"),
+        ("error-code", "c"),
+        ("error-type", "t"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("service_unavailable", "UNAVAILABLE"),
+        ("overloaded_error", "RESOURCE_EXHAUSTED"),
+        ("invalid_request_error", "INVALID_ARGUMENT"),
+        ("server_error", "INTERNAL"),
+    ],
+)
+def test_an_error_in_the_middle_has_the_code_of_its_type(kind, code):
+    context = Context()
+    refuse(context, {"message": "why", "type": kind, "code": "c", "param": "p"})
+    assert context.code is grpc.StatusCode[code]

@@ -1,0 +1,164 @@
+"""A gRPC message says in JSON and headers what an HTTP client would have said."""
+
+import json
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.json_format import ParseDict
+from ray.serve.llm.openai_api_models import ChatCompletionRequest
+
+from deployments.config.limits import LimitsConfig
+from deployments.grpc import inference_pb2 as pb
+from deployments.grpc.messages import parsed, request_body, request_headers
+from deployments.http.request_body import parse, read
+from slo.admission.tenants import ANONYMOUS
+from slo.errors import FieldError
+
+
+def test_a_chat_in_openais_words():
+    request = pb.ChatRequest(
+        model="tiny",
+        messages=[
+            pb.Message(role="system", content="be brief"),
+            pb.Message(
+                role="user",
+                content_parts=ParseDict({"parts": [{"type": "text", "text": "hi"}]}, pb.ContentParts()),
+            ),
+        ],
+        max_tokens=3,
+        temperature=0.7,
+        stop=["a", "b"],
+        logit_bias={"5": -1.5},
+        seed=2**40,
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        objective=pb.Objective(tier="premium"),
+    )
+    request.tool_choice.string_value = "auto"
+    request.extra.update({"top_k": 5, "ignore_eos": True, "vllm_xargs": {"a": 1.5}})
+    assert json.loads(request_body(request, stream=True)) == {
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        ],
+        "max_tokens": 3,
+        "temperature": 0.7,
+        "stop": ["a", "b"],
+        "logit_bias": {"5": -1.5},
+        "seed": 2**40,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": "auto",
+        "stream": True,
+        "top_k": 5,
+        "ignore_eos": True,
+        "vllm_xargs": {"a": 1.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ({"prompt": "hi"}, "hi"),
+        ({"prompt": ""}, ""),
+        ({"prompt_token_ids": {"ids": [1, 2, 0]}}, [1, 2, 0]),
+        ({"prompt_token_ids": {}}, []),
+    ],
+)
+def test_a_prompt_of_text_or_tokens(prompt, expected):
+    body = json.loads(request_body(pb.CompleteRequest(model="tiny", **prompt), stream=False))
+    assert body == {"model": "tiny", "prompt": expected, "stream": False}
+
+
+def test_zero_is_sent_and_what_is_not_set_is_not():
+    body = json.loads(request_body(pb.CompleteRequest(prompt="", max_tokens=0, temperature=0), stream=False))
+    assert body == {"prompt": "", "max_tokens": 0, "temperature": 0.0, "stream": False}
+
+
+@pytest.mark.parametrize("extra", [{"prompt": "there"}, {"stream": True}])
+def test_what_is_given_twice_is_refused_as_in_any_body(extra):
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    request = pb.CompleteRequest(model="tiny", prompt="here")
+    request.extra.update(extra)
+    with pytest.raises(FieldError, match="is given more than once"):
+        parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
+
+
+def test_a_number_that_json_does_not_have_is_refused_as_in_any_body():
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    from deployments.http.errors import HTTPError
+
+    request = pb.CompleteRequest(model="tiny", prompt="here")
+    request.extra.update({"top_k": float("nan")})
+    with pytest.raises(HTTPError, match="NaN is not a number in JSON"):
+        parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
+
+
+def test_metadata_and_a_typed_objective_are_headers():
+    request = pb.ChatRequest(objective=pb.Objective(tier="premium", ttft_ms=250, tpot_ms=0.5))
+    metadata = [("authorization", "Bearer k"), ("trace-bin", b"\0"), ("content-length", "7")]
+    assert request_headers(metadata, request) == [
+        (b"authorization", b"Bearer k"),
+        (b"x-slo-tier", b"premium"),
+        (b"x-slo-ttft-ms", b"250.0"),
+        (b"x-slo-tpot-ms", b"0.5"),
+    ]
+
+
+def test_a_key_in_the_metadata_and_in_the_objective_is_there_twice():
+    request = pb.ChatRequest(objective=pb.Objective(ttft_ms=250))
+    names = [name for name, _ in request_headers([("x-slo-ttft-ms", "5")], request)]
+    assert names == [b"x-slo-ttft-ms", b"x-slo-ttft-ms"]
+
+
+def test_an_answer_with_what_the_api_does_not_type():
+    answer = parsed(
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1_800_000_000,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": None, "tool_calls": [], "audio": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "stop_reason": 7,
+                }
+            ],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+        },
+        pb.ChatResponse(),
+    )
+    assert answer.created == 1_800_000_000
+    assert answer.usage.total_tokens == 4
+    (choice,) = answer.choices
+    assert not choice.message.HasField("body")
+    assert (choice.finish_reason, choice.stop_reason.number_value) == ("stop", 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"extra": {"temprature": 1}}, "temprature"),
+        ({"extra": {"chat_template": "{{ 1 }}"}}, "chat_template"),
+        ({"extra": {"structured_outputs": {"regex": "a" * 20_000}}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "a": "a" * 20_000}}, "response_format"),
+        ({"n": 17}, "n"),
+    ],
+)
+def test_the_limits_of_http_hold(fields, field):
+    request = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+    json_format.ParseDict(fields, request)
+    with pytest.raises(FieldError) as refused:
+        read(request_body(request, stream=False), ChatCompletionRequest, LimitsConfig(), ANONYMOUS)
+    assert refused.value.field == field
+
+
+def test_media_of_parts_are_held_to_the_same_hosts():
+    part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+    request = pb.ChatRequest(model="m", messages=[pb.Message(role="user")])
+    json_format.ParseDict(part, request.messages[0].content_parts.parts.add())
+    with pytest.raises(FieldError, match="the server does not fetch from"):
+        read(request_body(request, stream=False), ChatCompletionRequest, LimitsConfig(), ANONYMOUS)

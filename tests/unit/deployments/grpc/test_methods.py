@@ -1,0 +1,107 @@
+"""The methods of the ingress over a scripted application: health, failures, streams that break off."""
+
+import grpc
+import pytest
+from fastapi import FastAPI
+from grpc_context import Context
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from starlette.responses import JSONResponse, StreamingResponse
+
+from deployments.grpc import inference_pb2 as pb
+from deployments.grpc import methods
+from deployments.grpc.methods import InferenceIngress
+
+UNAVAILABLE = '{"error": {"message": "m", "type": "service_unavailable", "code": "c", "param": null}}'
+
+
+@pytest.fixture
+def ingress():
+    class Scripted(InferenceIngress):
+        def __init__(self):
+            self.ready, self.events = True, []
+            self.app = FastAPI()
+
+            @self.app.get("/ready")
+            async def ready():
+                return JSONResponse({}, 200 if self.ready else 503)
+
+            @self.app.post("/v1/completions")
+            async def completions():
+                async def stream():
+                    for event in self.events:
+                        if isinstance(event, Exception):
+                            raise event
+                        yield f"data: {event}\n\n"
+
+                return StreamingResponse(stream(), media_type="text/event-stream")
+
+    return Scripted()
+
+
+async def streamed(ingress, *events):
+    ingress.events = events
+    context = Context()
+    answers = [answer async for answer in ingress.CompleteStream(pb.CompleteRequest(), context)]
+    return answers, context
+
+
+async def test_a_stream_to_its_end(ingress):
+    answers, context = await streamed(ingress, '{"choices": [{"text": "a"}]}', "[DONE]")
+    assert [chunk.choices[0].text for answer in answers for chunk in answer.chunks] == ["a"]
+    assert context.code is None
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (None, "INTERNAL"),
+        (RuntimeError("with a path in it"), "INTERNAL"),
+        (
+            '{"error": {"message": "m", "type": "service_unavailable", "code": "c", "param": null}}',
+            "UNAVAILABLE",
+        ),
+    ],
+)
+async def test_a_stream_that_does_not_get_there_never_ends_well(ingress, last, code):
+    """It ends with an empty answer, as the status travels with answers only."""
+    events = ['{"choices": [{"text": "a"}]}', *([last] if last else [])]
+    answers, context = await streamed(ingress, *events)
+    assert not answers[-1].chunks
+    assert sum(len(answer.chunks) for answer in answers) == 1
+    assert context.code is grpc.StatusCode[code]
+    assert "path" not in context.details
+
+
+async def test_what_cannot_be_understood_is_an_error_without_a_traceback(ingress):
+    context = Context()
+    ingress.events = ["{"]
+    assert await ingress.Complete(pb.CompleteRequest(), context) == pb.CompleteResponse()
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert context.details == "the server failed to answer; its log has the details under request id r"
+
+
+async def test_a_route_that_there_is_not_is_an_error(ingress):
+    context = Context()
+    await ingress.Chat(pb.ChatRequest(), context)
+    assert context.code is grpc.StatusCode.INTERNAL
+
+
+async def test_health_follows_readiness(ingress):
+    async def status():
+        return (await ingress.Check(HealthCheckRequest(), Context())).status
+
+    assert await status() == HealthCheckResponse.SERVING
+    ingress.ready = False
+    assert await status() == HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_watcher_is_told_of_changes_for_a_while(ingress, monkeypatch):
+    monkeypatch.setattr(methods, "_WATCH_S", 0.3)
+    monkeypatch.setattr(methods, "_LOOK_S", 0.02)
+    seen = []
+    async for answer in ingress.Watch(HealthCheckRequest(), Context()):
+        seen.append(answer.status)
+        ingress.ready = False
+    assert seen == [HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
+    (unknown,) = [answer async for answer in ingress.Watch(HealthCheckRequest(service="x"), Context())]
+    assert unknown.status == HealthCheckResponse.SERVICE_UNKNOWN

@@ -1,0 +1,176 @@
+"""An answer goes on elsewhere when its replica fails; what cannot ends in our own words."""
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
+
+from decode_node.answers import REQUEST_FAILED, Piece
+from deployments.http.continuing.decode_tier import Asked, DecodeTier
+from deployments.http.continuing.stream_watch import StreamWatch
+from deployments.http.errors import HTTPError
+from router.messages import Placed, PlacementReason, PlacementRequested
+from sampling.carried import CARRIED_XARG
+from slo.errors import Rejected, RejectionReason
+from slo.objectives import Objective
+from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
+from slo.tiers import STANDARD
+
+P, A, B, C = (ReplicaId(name) for name in "pabc")
+NOBODY = Rejected(RejectionReason.NO_REPLICA, 10.0)
+DIED = ActorDiedError()
+BODY = CompletionRequest(model="tiny", prompt="a", stream=True)
+
+
+def event(number, **more):
+    return Piece(f'data: {{"choices":[{{"text":"{number}"}}]}}', [number], **more)
+
+
+DONE = Piece("data: [DONE]")
+
+
+def error(kind, code=500):
+    return ErrorResponse(error={"message": "it broke", "type": kind, "code": code})
+
+
+def placed(decode):
+    return Placed(P, decode, 10, 2.0, 0.5, 1.5, 0.1, PlacementReason.NOBODY_LATE)
+
+
+class Fleet:
+    """Replays what each decode replica sends; it is the router, the handle and the metrics as well."""
+
+    def __init__(self, plays, places=()):
+        self.plays, self.places = plays, list(places)
+        self.asked, self.sent, self.counted, self.cancelled = [], [], [], []
+
+    async def place(self, request):
+        self.asked.append(request)
+        return self.places.pop(0)
+
+    def send(self, body, context):
+        self.sent.append((body, context))
+        return Responses(self, context.decode_replica)
+
+    def count(self, metric, **labels):
+        self.counted.append(tuple(labels.values()))
+
+    async def answer(self, limit=2):
+        async def ask(_):
+            return None
+
+        tier = DecodeTier(self, StreamWatch(ask, 1.0, 5.0), limit, self)
+        asked = Asked(
+            BODY,
+            PlacementRequested(
+                JobId("j"),
+                Objective(STANDARD, 2.0, None),
+                explicit_deadline=False,
+                prompt_tokens=10,
+                prompt_bytes=0,
+            ),
+            0.0,
+        )
+        context = RequestContext(JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=A)
+        self.got = []
+        async for piece in tier.answer(asked, context, self.send):
+            self.got.append(piece)
+        return self.got
+
+
+class Responses:
+    def __init__(self, fleet, replica):
+        self.fleet, self.replica = fleet, replica
+        self.pieces = iter(fleet.plays[replica])
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        piece = next(self.pieces, None)
+        if piece is None:
+            raise StopAsyncIteration
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def cancel(self):
+        self.fleet.cancelled.append(self.replica)
+
+
+FAILURES = pytest.mark.parametrize(
+    ("failure", "cause"), [(DIED, "replica_died"), (error(ENGINE_DIED), "engine_died")]
+)
+
+
+@FAILURES
+async def test_a_stream_goes_on_where_it_was(failure, cause):
+    fleet = Fleet({A: [event(1), event(2), failure], B: [event(3), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, event(2).text, event(3).text, DONE.text]
+    assert fleet.counted == [(cause, "continued")]
+    assert fleet.cancelled == [A]
+    (asked,) = fleet.asked
+    assert (asked.failed_replicas, asked.lost_replica) == ((A,), A)
+    assert (asked.is_admitted, asked.however_late, asked.elapsed_s) == (True, True, 0.0)
+    (first, _), (body, context) = fleet.sent
+    assert first is BODY
+    assert body.vllm_xargs[CARRIED_XARG]["token_ids"] == [1, 2]
+    assert (context.decode_replica, context.failed_replicas, context.attempt) == (B, (A,), 100)
+
+
+@FAILURES
+async def test_before_the_first_token_it_begins_elsewhere(failure, cause):
+    fleet = Fleet({A: [failure], B: [event(1), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, DONE.text]
+    assert fleet.counted == [(cause, "restarted")]
+    assert fleet.sent[1][0] is BODY
+    assert fleet.asked[0].elapsed_s > 0
+
+
+async def test_it_fails_again_and_goes_on_again():
+    fleet = Fleet({A: [event(1), DIED], B: [event(2), DIED], C: [event(3), DONE]}, [placed(B), placed(C)])
+    assert await fleet.answer() == [event(1).text, event(2).text, event(3).text, DONE.text]
+    assert fleet.sent[2][0].vllm_xargs[CARRIED_XARG]["token_ids"] == [1, 2]
+    assert (fleet.sent[2][1].failed_replicas, fleet.sent[2][1].attempt) == ((A, B), 200)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "places", "limit", "code", "outcome"),
+    [
+        pytest.param([event(1), DIED], [NOBODY], 2, "no_replica", "no_replica", id="nobody"),
+        pytest.param([event(1), DIED], [], 0, "decode_failed", "limit", id="too often"),
+        pytest.param([event(1, bound="grammar"), DIED], [], 2, "decode_failed", "grammar", id="bound"),
+        pytest.param([error(REQUEST_FAILED)], [NOBODY], 2, "engine_error", "no_replica", id="one request"),
+    ],
+)
+async def test_what_cannot_go_on_ends_with_an_error_of_ours(pieces, places, limit, code, outcome):
+    fleet = Fleet({A: pieces}, places)
+    with pytest.raises(HTTPError) as refused:
+        await fleet.answer(limit)
+    assert refused.value.code == code
+    assert fleet.counted[0][1] == outcome
+    assert len(fleet.got) == len(pieces) - 1
+
+
+async def test_a_replica_that_fails_after_the_last_event_does_no_harm():
+    fleet = Fleet({A: [event(1), DONE, DIED]})
+    assert await fleet.answer() == [event(1).text, DONE.text]
+    assert fleet.counted == []
+
+
+async def test_a_bound_stream_that_has_not_begun_begins_elsewhere():
+    fleet = Fleet({A: [DIED], B: [event(1, bound="grammar"), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, DONE.text]
+
+
+async def test_without_the_router_serve_chooses_another():
+    fleet = Fleet({A: [event(1), DIED], None: [event(2), DONE]}, [None])
+    assert await fleet.answer() == [event(1).text, event(2).text, DONE.text]
+    assert fleet.sent[1][1].prefill_replica is None
+    assert fleet.sent[1][1].failed_replicas == (A,)
+
+
+@pytest.mark.parametrize("refusal", [error("BadRequestError", 400), error("prefill_failed", 503)])
+async def test_what_the_request_or_the_prefill_tier_is_to_blame_for_is_answered(refusal):
+    fleet = Fleet({A: [refusal]})
+    assert await fleet.answer() == [refusal]
+    assert fleet.counted == []

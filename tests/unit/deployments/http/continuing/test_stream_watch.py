@@ -1,0 +1,101 @@
+"""A wait for a piece ends when its replica has failed, and not because it is slow."""
+
+import asyncio
+import time
+
+import pytest
+
+from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
+from slo.replacement import FailureCause
+from slo.replacement_budget import MIN_BUDGET
+from slo.request import ReplicaId
+
+A = ReplicaId("a")
+NEVER = 60.0
+
+
+async def well(_):
+    return None
+
+
+async def silent(_):
+    await asyncio.sleep(NEVER)
+
+
+async def dead(_):
+    return FailureCause.ENGINE_DIED
+
+
+async def answer(*waits_s):
+    for number, wait_s in enumerate(waits_s):
+        await asyncio.sleep(wait_s)
+        yield number
+
+
+async def read(watch, *waits_s):
+    got = []
+    try:
+        async for piece in watch.pieces(answer(*waits_s), A):
+            got.append(piece)  # noqa: PERF401 - what came before the failure counts
+    except DecodeFailedError as error:
+        return got, error.cause
+    return got, None
+
+
+@pytest.mark.parametrize("ask", [well, silent])
+async def test_pieces_pass(ask):
+    watch = StreamWatch(ask, 0.01, NEVER)
+    assert await read(watch, 0, 0.02, 0) == ([0, 1, 2], None)
+    assert not watch._tasks
+    assert not watch._waiting
+
+
+@pytest.mark.parametrize(("ask", "cause"), [(silent, FailureCause.SILENT), (dead, FailureCause.ENGINE_DIED)])
+async def test_the_wait_ends_with_the_replica(ask, cause):
+    watch = StreamWatch(ask, 0.01, 0.05)
+    started_s = time.monotonic()
+    assert await read(watch, 0, NEVER) == ([0], cause)
+    assert time.monotonic() - started_s < 2
+    assert not watch._tasks
+
+
+async def test_a_replica_that_goes_on_is_not_silent_whatever_it_answers():
+    watch = StreamWatch(silent, 0.01, 0.5)
+    quick = read(watch, *[0.05] * 40)
+    slow = read(watch, 0, 1.5)
+    assert await asyncio.gather(quick, slow) == [(list(range(40)), None), ([0, 1], None)]
+
+
+async def test_an_ask_that_fails_says_nothing():
+    async def broken(_):
+        raise RuntimeError("no answer")
+
+    assert await read(StreamWatch(broken, 0.01, 0.05), 0, 0.1) == ([0, 1], None)
+
+
+async def test_not_all_leave_a_replica_that_was_silent_for_once():
+    asked = []
+
+    async def silent_at_first(replica):
+        asked.append(replica)
+        await (silent(replica) if len(asked) == 1 else well(replica))
+
+    watch = StreamWatch(silent_at_first, 0.01, 0.05)
+    everybody = await asyncio.gather(*[read(watch, 0, 1.0) for _ in range(3 * MIN_BUDGET)])
+    assert sum(cause is FailureCause.SILENT for _, cause in everybody) == MIN_BUDGET
+
+
+async def test_all_leave_a_replica_that_stays_silent():
+    watch = StreamWatch(silent, 0.01, 0.05)
+    everybody = await asyncio.gather(*[read(watch, 0, NEVER) for _ in range(3 * MIN_BUDGET)])
+    assert {cause for _, cause in everybody} == {FailureCause.SILENT}
+
+
+async def test_whoever_leaves_is_cancelled_not_failed():
+    watch = StreamWatch(silent, 0.01, NEVER)
+    task = asyncio.create_task(read(watch, NEVER))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not watch._tasks

@@ -1,0 +1,113 @@
+"""The list of fields that are served, held against the vLLM that is installed."""
+
+import json
+
+import pytest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints import chat_utils
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import allowed_fields
+from deployments.http.request_body import parse
+from slo.errors import FieldError
+
+LIMITS = LimitsConfig(media_domains=("pictures.example",))
+SAY = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "allowed"),
+    [(ChatCompletionRequest, allowed_fields.CHAT), (CompletionRequest, allowed_fields.COMPLETION)],
+)
+def test_every_field_of_vllms_is_decided_on(model, allowed):
+    """One that upstream adds belongs into one of the lists, once it was read what it does."""
+    known = set(model.model_fields)
+    assert known - allowed - allowed_fields.REFUSED.keys() == set()
+    assert allowed - known == set()
+    assert not allowed & allowed_fields.REFUSED.keys()
+
+
+def test_every_kind_of_part_of_vllms_is_decided_on():
+    embeddings = {"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil"}
+    kinds = allowed_fields._TEXT_PARTS | allowed_fields._MEDIA_PARTS
+    assert set(chat_utils.MM_PARSER_MAP) == kinds | embeddings
+
+
+def refused(model=ChatCompletionRequest, **fields):
+    body = (
+        {"model": "m", "messages": SAY} if model is ChatCompletionRequest else {"model": "m", "prompt": "hi"}
+    )
+    with pytest.raises(FieldError) as caught:
+        parse(json.dumps({**body, **fields}).encode(), model, LIMITS)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"best_of": 3}, "best_of", "is not a field that is served here"),
+        ({"prompt": "hi"}, "prompt", "is not a field"),
+        ({"kv_transfer_params": {}}, "kv_transfer_params", "is set by the server itself"),
+        ({"priority": 1}, "priority", "set x-slo-tier"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "is a program"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", "program"),
+        ({"mm_processor_kwargs": {}}, "mm_processor_kwargs", "media"),
+    ],
+)
+def test_what_is_refused(fields, field, message):
+    error = refused(**fields)
+    assert error.field == field
+    assert message in str(error)
+
+
+def test_a_completion_takes_no_tensors():
+    assert refused(CompletionRequest, prompt_embeds="AAAA").field == "prompt_embeds"
+    assert refused(CompletionRequest, messages=SAY).field == "messages"
+
+
+def test_hints_and_nothings_pass():
+    body = {"model": "m", "messages": SAY, "metadata": {"a": "b"}, "store": False, "priority": 0}
+    parse(json.dumps({**body, "kv_transfer_params": None}).encode(), ChatCompletionRequest, LIMITS)
+
+
+def say(*parts):
+    return [{"role": "user", "content": "x"}, {"role": "user", "content": [*parts]}]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}},
+        {"type": "image_url", "image_url": "http://169.254.169.254/"},
+        {"type": "input_image", "image_url": "https://elsewhere.example/a.png"},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": {"url": "https://pictures.example.evil.example/a.png"}},
+        {"type": "image_url", "image_url": {"url": "https://pictures.example@evil.example/a.png"}},
+        {"type": "image_url", "image_url": {"url": "https://evil.example\\@pictures.example/"}},
+        {"type": "image_url", "image_url": {"url": "https://[pictures.example/"}},
+        {"type": "audio_url", "audio_url": {"url": " http://localhost:8265/api"}},
+        {"type": "video_url", "video_url": {"url": "HTTP://localhost/v.mp4"}},
+        {"type": "text", "text": "hi", "uuid": "1", "image_url": "http://localhost/"},
+        {"image_url": "http://localhost/"},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"type": "image_pil", "image_pil": None},
+        {"type": ["image_url"], "image_url": "http://localhost/"},
+        {"image_embeds": "AAAA"},
+    ],
+)
+def test_the_server_fetches_nothing_that_is_not_configured(part):
+    assert refused(messages=say(part)).field == "messages[1].content"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "look at http://localhost/"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "https://pictures.example:8443/a.png"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+def test_what_a_message_may_bring(part):
+    allowed_fields.refuse_media(say(part), LIMITS.media_domains)

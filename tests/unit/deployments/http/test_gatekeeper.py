@@ -1,0 +1,101 @@
+"""What is refused before a route sees it."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from deployments.config.limits import LimitsConfig
+from deployments.http.gatekeeper import Gatekeeper
+from slo.admission.tenants import ApiKey, KeyRing, Tenant, digest
+
+LIMITS = LimitsConfig(max_body_bytes=1024, body_timeout_s=0.2, max_headers=16, max_header_bytes=2048)
+
+
+class Keys:
+    """As `KeyWatch`, of keys that do not change."""
+
+    def __init__(self, *keys):
+        self.ring = KeyRing(keys)
+
+
+class Counts:
+    def count(self, *_, **labels):
+        self.last = labels
+
+
+async def served(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"served"})
+
+
+async def post(headers=(), content=b"", *keys):
+    gate = Gatekeeper(served, Keys(*keys), LIMITS)
+    gate._instruments = Counts()
+    transport = httpx.ASGITransport(app=gate)
+    async with httpx.AsyncClient(transport=transport, base_url="http://slackserve") as client:
+        return await client.post("/v1/completions", headers=headers, content=content)
+
+
+async def test_an_ordinary_request_passes():
+    answer = await post([("x-request-id", "a")], b"x" * 1024)
+    assert (answer.status_code, answer.text) == (200, "served")
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "message"),
+    [
+        ([("x-request-timeout-seconds", "0")], b"", 400, "x-request-timeout-seconds: is set by the server"),
+        ([("X_Request_Disconnect_Disabled", "?1")], b"", 400, "x-request-disconnect-disabled: is set by the"),
+        ([(f"x-{number}", "1") for number in range(20)], b"", 431, "limits.max_headers allows 16"),
+        ([("x-long", "1" * 3000)], b"", 431, "limits.max_header_bytes allows 2048"),
+        ([], b"x" * 1025, 413, "the body is larger than 1024 bytes, limits.max_body_bytes"),
+    ],
+)
+async def test_refusals(headers, content, status, message):
+    answer = await post(headers, content)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_a_body_that_does_not_arrive_is_given_up():
+    async def slowly():
+        for _ in range(100):
+            yield b"x"
+            await asyncio.sleep(0.05)
+
+    answer = await post(content=slowly())
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "body_timeout"
+
+
+async def test_every_answer_has_an_id_that_no_client_chooses():
+    ids = set()
+    for content in (b"", b"", b"x" * 2000):
+        answer = await post([("x-request-id", "mine")], content)
+        ids.add(answer.headers["x-slackserve-id"])
+    assert len(ids) == 3
+    assert not any("mine" in each for each in ids)
+
+
+async def test_a_refusal_is_logged_with_its_tenant_and_never_the_key(caplog):
+    key = ApiKey(digest("key-of-acme"), Tenant("acme"))
+    with caplog.at_level("WARNING", "ray.serve"):
+        answer = await post([("authorization", "Bearer key-of-acme")], b"x" * 2000, key)
+        wrong = await post([("authorization", "Bearer wrong-key-1")], b"", key)
+    assert (answer.status_code, wrong.status_code) == (413, 401)
+    acme, unknown = (record.getMessage() for record in caplog.records)
+    for part in (
+        "request_refused",
+        "tenant=acme",
+        "status=413",
+        "code=body_too_large",
+        "path=/v1/completions",
+    ):
+        assert part in acme
+    assert f"server_id={answer.headers['x-slackserve-id']}" in acme
+    assert "tenant=" not in unknown
+    assert "code=invalid_api_key" in unknown
+    assert "key-of-acme" not in acme
+    assert "wrong-key-1" not in unknown

@@ -1,0 +1,68 @@
+"""Keys that change while an ingress runs."""
+
+import pickle
+
+import pytest
+import yaml
+from waiting import assert_soon
+
+from deployments.config.settings import parse
+from deployments.http.key_watch import KeyWatch
+from slo.errors import AuthenticationError
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "keys.yaml"
+
+
+def write(file, *keys):
+    """As a mounted secret changes: all at once."""
+    new = file.with_suffix(".new")
+    new.write_text(yaml.safe_dump([{"tenant": key[:1], "key": key} for key in keys]))
+    new.rename(file)
+
+
+def built(file):
+    """As it reaches an ingress."""
+    watch = KeyWatch(parse({"api_keys_file": str(file)}).key_source())
+    return pickle.loads(pickle.dumps(watch))
+
+
+def knows(watch, key):
+    try:
+        return watch.ring.tenant(key, 0.0).name
+    except AuthenticationError:
+        return None
+
+
+def test_a_key_is_added_and_another_revoked(file):
+    write(file, "a-key-12345")
+    watch = built(file)
+    assert knows(watch, "a-key-12345") == "a"
+    write(file, "b-key-12345")
+    assert_soon(lambda: knows(watch, "b-key-12345") == "b", 3)
+    assert knows(watch, "a-key-12345") is None
+
+
+def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(file, caplog):
+    write(file, "a-key-12345")
+    watch = built(file)
+    with caplog.at_level("INFO", "ray.serve"):
+        assert knows(watch, "a-key-12345") == "a"
+        for ruin in (lambda: file.write_text("[]"), lambda: file.write_text("- {tenant: c}"), file.unlink):
+            told = len(caplog.records)
+            ruin()
+            assert_soon(lambda told=told: len(caplog.records) > told, 3)
+            assert knows(watch, "a-key-12345") == "a"
+            assert caplog.records[-1].getMessage().startswith("api_keys_not_read")
+        write(file, "b-key-12345")
+        assert_soon(lambda: knows(watch, "b-key-12345") == "b", 3)
+
+
+def test_what_was_revoked_since_the_application_was_built_is_refused_from_the_first_request_on(file):
+    write(file, "a-key-12345", "b-key-12345")
+    watch = built(file)
+    write(file, "b-key-12345")
+    assert knows(watch, "a-key-12345") is None
+    assert knows(watch, "b-key-12345") == "b"

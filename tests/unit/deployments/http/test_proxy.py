@@ -1,0 +1,223 @@
+"""Clients that send or read slowly, against a real server with the proxy's limits."""
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deployments.config.limits import LimitsConfig
+from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, middlewares
+
+LIMITS = LimitsConfig(
+    max_body_bytes=100_000,
+    max_bytes_in_flight=250_000,
+    body_timeout_s=0.6,
+    header_timeout_s=0.5,
+    write_timeout_s=0.5,
+)
+EVENT = b"data: " + b"x" * 2000 + b"\n\n"
+
+
+class Proxy:
+    """As Serve's: reads the body to its end, answers with a stream, and cancels when the client has gone."""
+
+    def __init__(self):
+        self.streaming = self.left = 0
+
+    async def __call__(self, scope, receive, send):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            self.left += 1
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        events = 3000 if scope["path"] == "/long" else 1
+        gone = asyncio.ensure_future(receive())
+        self.streaming += 1
+        try:
+            for _ in range(events):
+                if gone.done():
+                    self.left += 1
+                    return
+                await send({"type": "http.response.body", "body": EVENT, "more_body": True})
+                await asyncio.sleep(0)
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.streaming -= 1
+            gone.cancel()
+
+
+@pytest.fixture
+async def served(monkeypatch):
+    """The proxy and its port."""
+    kept = HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received
+    monkeypatch.setenv(LIMITS_VARIABLE, LIMITS.model_dump_json())
+    (middleware,) = middlewares()
+    proxy = Proxy()
+    app = middleware.cls(proxy, **middleware.kwargs)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools"))
+    running = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
+        await asyncio.sleep(0.01)
+    yield proxy, listening.getsockname()[1], app
+    server.should_exit = True
+    server.force_exit = True
+    await running
+    HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received = kept
+
+
+def head(path="/", length=0):
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+async def connect(port):
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+    return await asyncio.open_connection(sock=raw, limit=1024)
+
+
+async def closed_after_s(reader):
+    """When the server closes a connection from which its client does not read."""
+    started_s = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    return time.monotonic() - started_s
+
+
+async def post(port, content=b"{}"):
+    async with httpx.AsyncClient() as client:
+        return await client.post(f"http://127.0.0.1:{port}/", content=content)
+
+
+async def test_others_are_served(served):
+    _, port, _ = served
+    answer = await post(port)
+    assert (answer.status_code, answer.content) == (200, EVENT)
+
+
+async def test_headers_that_do_not_end(served):
+    _, port, _ = served
+    for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\nx-a:"):
+        reader, writer = await connect(port)
+        writer.write(sent)
+        assert 0.3 < await closed_after_s(reader) < 2
+        writer.close()
+
+
+async def test_the_second_request_of_a_connection_is_held_to_it_as_well(served):
+    _, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head())
+    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"POST / HTTP/1.1\r\nx-slow:")
+    assert await closed_after_s(reader) < 2
+    writer.close()
+
+
+async def test_a_body_that_does_not_end(served):
+    proxy, port, app = served
+    reader, writer = await connect(port)
+    writer.write(head(length=1000) + b"{")
+    answer = await reader.read(4096)
+    assert b"408" in answer
+    assert b"limits.body_timeout_s" in answer
+    assert proxy.left == 1
+    assert app._in_flight_bytes == 0
+    writer.close()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_that_is_too_large_is_refused_before_it_is_here(served, announced):
+    _, port, app = served
+    most = 0
+
+    async def body():
+        nonlocal most
+        for _ in range(1600):
+            most = max(most, app._in_flight_bytes)
+            yield b"x" * 10_000
+
+    headers = {"content-length": "16000000"} if announced else {}
+    started_s = time.monotonic()
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/", content=body(), headers=headers)
+    assert time.monotonic() - started_s < 1
+    assert answer.status_code == 413
+    assert "limits.max_body_bytes" in answer.text
+    assert answer.headers["x-request-id"]
+    assert most <= 100_000 + 2 * 65_536, "a piece is at most what uvicorn reads at once"
+    assert app._in_flight_bytes == 0
+
+
+async def test_all_bodies_together_are_bounded(served):
+    _, port, app = served
+    writers = []
+    for _ in range(3):
+        _, writer = await connect(port)
+        writer.write(head(length=90_000) + b"x" * 80_000)
+        writers.append(writer)
+    while app._in_flight_bytes < 240_000:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    refused = await post(port, b"x" * 50_000)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "bytes_in_flight"
+    assert "limits.max_bytes_in_flight" in refused.json()["error"]["message"]
+    for writer in writers:
+        writer.close()
+    while app._in_flight_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (await post(port, b"x" * 50_000)).status_code == 200
+
+
+async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head("/long"))
+    await reader.read(100)
+    started_s = time.monotonic()
+    while proxy.streaming:
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started_s < 5
+    assert proxy.left == 1
+    assert (await post(port)).status_code == 200
+    writer.close()
+
+
+async def test_hundreds_of_slow_readers_and_uploads_hold_up_nobody(served):
+    """As many as the process has descriptors for, on both ends; all are gone soon after."""
+    proxy, port, app = served
+    slow = []
+    for number in range(200):
+        reader, writer = await connect(port)
+        writer.write(head("/long") if number % 2 else head(length=1000) + b"{")
+        slow.append((reader, writer))
+    took_s = []
+    async with httpx.AsyncClient() as client:
+        for _ in range(20):
+            started_s = time.monotonic()
+            assert (await client.post(f"http://127.0.0.1:{port}/", content=b"{}")).status_code == 200
+            took_s.append(time.monotonic() - started_s)
+    deadline_s = time.monotonic() + 20
+    while proxy.streaming or app._in_flight_bytes:
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.1)
+    assert sorted(took_s)[10] < 2, took_s
+    for _, writer in slow:
+        writer.close()
+
+
+def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch):
+    monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
+    kept = HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received
+    (middleware,) = middlewares()
+    HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received = kept
+    assert middleware.cls is ConnectionLimits
+    assert middleware.kwargs["limits"] == LimitsConfig()

@@ -1,0 +1,112 @@
+"""What a body may be, and that refusing one holds up nobody."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+
+from deployments.config.limits import LimitsConfig
+from deployments.http.body_shape import json_shape
+from deployments.http.errors import HTTPError
+from deployments.http.request_body import parse
+from slo.errors import FieldError
+
+LIMITS = LimitsConfig()
+LARGEST = LIMITS.max_body_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b"", (0, 0, 0)),
+        (b"[]", (1, 1, 1)),
+        (b'{"a": [1, 2, {"b": []}]}', (4, 6, 4)),
+        (rb'{"a": "[[[\"{{{,,,"}', (1, 1, 1)),
+        (rb'["\\", [1]]', (2, 3, 2)),
+        (b'["unfinished [[[', (1, 1, 1)),
+    ],
+)
+def test_shapes(text, shape):
+    assert json_shape(text, 100) == shape
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def containers_and_depth(value):
+    if not isinstance(value, list | dict):
+        return 0, 0
+    inner = [containers_and_depth(item) for item in (value.values() if isinstance(value, dict) else value)]
+    return 1 + sum(count for count, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+
+
+@given(VALUES)
+def test_the_shape_is_what_parsing_finds(value):
+    shape = json_shape(json.dumps(value).encode(), 1000)
+    assert (shape.containers, shape.depth) == containers_and_depth(value)
+
+
+def largest(unit, opening=b"[", closing=b"]"):
+    return opening + unit * ((LARGEST - 100) // len(unit)) + closing
+
+
+WORST = {
+    "lists": largest(b"[],", closing=b"[]]"),
+    "deep": b"[" * 9_999 + b"]" * 9_999,
+    "deep objects": b'{"a":' * 30_000 + b"1" + b"}" * 30_000,
+    "quotes": largest(b'"'),
+    "escaped quotes": largest(rb"\"", b'"', b""),
+    "an unfinished text": largest(b"[,{", b'"', b""),
+    "a number": largest(b"9", b'{"model": "m", "prompt": [', b"]}"),
+    "prompts": b'{"model": "m", "prompt": [' + b'"a",' * 250_000 + b'"a"]}',
+    "floats": b'{"model": "m", "prompt": [' + b"0.1," * 250_000 + b"1]}",
+    "names": b"{" + b",".join(b'"k%d": 1' % number for number in range(140_000)) + b"}",
+}
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_bodies_are_refused_before_anybody_notices(name, model):
+    """Parsing holds the event loop, so the time is what all other streams stand still."""
+    assert len(WORST[name]) <= LARGEST
+    started_s = time.thread_time()
+    with pytest.raises((HTTPError, FieldError)):
+        parse(WORST[name], model, LIMITS)
+    assert time.thread_time() - started_s < 0.2
+
+
+def test_the_longest_prompts_are_read():
+    tokens = {"model": "m", "prompt": [7] * 290_000}
+    assert len(parse(json.dumps(tokens).encode(), CompletionRequest, LIMITS).prompt) == 290_000
+    text = {"model": "m", "prompt": "{[,]} " * 300_000}
+    assert parse(json.dumps(text).encode(), CompletionRequest, LIMITS).prompt == text["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" * 65 + b"]" * 65, "the body has 65 lists and objects inside each other; limits.max_json_depth"),
+        (b"[" + b"{}," * 10_000 + b"1]", "the body has 10001 lists and objects; limits.max_json_containers"),
+        (b"[" + b"1," * 300_000 + b"1]", "the body has 300001 values; limits.max_json_values allows 300000"),
+        (b"\xff{}", "the body is not JSON"),
+        (b'{"model": "m", "prompt": "a", "temperature": Infinity}', "the body is not JSON: Infinity"),
+    ],
+)
+def test_refusals_name_their_limit(content, message):
+    with pytest.raises(HTTPError) as refused:
+        parse(content, CompletionRequest, LIMITS)
+    assert (refused.value.status, refused.value.message[: len(message)]) == (400, message)
+
+
+@pytest.mark.parametrize("half", [rb"\ud800", rb"\uDFff", rb"x\udc00\ud800"])
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_not(half):
+    with pytest.raises(FieldError, match="prompt"):
+        parse(b'{"model": "m", "prompt": "' + half + b'"}', CompletionRequest, LIMITS)
+    assert parse(rb'{"model": "m", "prompt": "\ud83d\ude00"}', CompletionRequest, LIMITS).prompt == "😀"

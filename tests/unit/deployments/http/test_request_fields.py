@@ -1,0 +1,146 @@
+"""What one request may ask for, and how large its prompt is."""
+
+import json
+
+import pytest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import request_fields
+from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.request_body import parse
+from slo.admission.tenants import ANONYMOUS, Tenant, cache_salt, server_secret
+from slo.errors import FieldError
+
+LIMITS = LimitsConfig(max_output_tokens=100, max_grammar_bytes=300)
+MESSAGES = [{"role": "user", "content": "12345"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "x" * 300}}}
+
+
+def completion(**fields):
+    return parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
+
+
+def chat(**fields):
+    body = {"model": "m", "messages": MESSAGES, **fields}
+    made = parse(json.dumps(body).encode(), ChatCompletionRequest, LIMITS)
+    request_fields.materialise(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        (completion(n=17), "n", "asks for 17 prompts times n; limits.max_sequences allows 16"),
+        (completion(n=4, prompt=["a"] * 5), "n", "asks for 20 prompts times n"),
+        (completion(prompt=[[1, 2]] * 17), "n", "asks for 17 prompts times n"),
+        (chat(n=17), "n", "asks for 17"),
+        (chat(stop_token_ids=[1] * 65), "stop_token_ids", "limits.max_stop_tokens allows 64"),
+        (
+            completion(max_tokens=101),
+            "max_tokens",
+            "asks for 101 tokens; limits.max_output_tokens allows 100",
+        ),
+        (chat(max_completion_tokens=101), "max_tokens", "asks for 101 tokens"),
+    ],
+)
+def test_what_is_too_much(body, field, message):
+    with pytest.raises(FieldError) as refused:
+        request_fields.refuse_excess(body, LIMITS)
+    assert refused.value.field == field
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"structured_outputs": {"regex": "a" * 300}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a" * 150, "b" * 150]}}, "structured_outputs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n" * 300, "schema": {}}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "structural_tag", "format": {"text": "t" * 300}}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
+    with pytest.raises(FieldError, match=r"bytes of grammar; limits.max_grammar_bytes allows 300") as refused:
+        chat(**fields)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(n=16),
+        completion(n=2, prompt=["a"] * 8, max_tokens=100),
+        completion(prompt=[1] * 1000),
+        completion(structured_outputs={"regex": "a" * 40}),
+        chat(tools=[TOOL]),
+    ],
+)
+def test_what_is_not(body):
+    request_fields.refuse_excess(body, LIMITS)
+
+
+def test_everything_that_a_template_renders_counts():
+    alone = request_fields.prompt_size(chat()).text_bytes
+    assert alone >= len("user12345")
+    assert request_fields.prompt_size(chat(tools=[TOOL])).text_bytes >= alone + 60
+    assert request_fields.prompt_size(chat(documents=[{"text": "d" * 1000}])).text_bytes >= alone + 1000
+    assert request_fields.prompt_size(chat(chat_template_kwargs={"k": "v" * 500})).text_bytes >= alone + 500
+
+
+DIGESTS = [b"of acme's key", b"of zenith's"]
+SECRET = server_secret(DIGESTS)
+ACME, ZENITH = (Tenant(name, cache_salt=cache_salt(SECRET, f"tenant {name}")) for name in ("acme", "zenith"))
+LONG = "a prefix that is worth guessing " * 100
+
+
+def hashes(tenant, **fields):
+    body = completion(prompt=LONG, **fields)
+    request_fields.keep_apart(body, tenant)
+    return body.cache_salt, prefix_hashes(body).hashes
+
+
+def test_a_tenant_finds_nothing_of_anothers():
+    (salt, own), (other_salt, others) = hashes(ACME), hashes(ZENITH)
+    assert salt != other_salt
+    assert own
+    assert not {*own} & {*others}
+    assert hashes(ACME) == (salt, own)
+
+
+def test_a_clients_own_salt_keeps_apart_within_a_tenant():
+    assert not {*hashes(ACME)[1]} & {*hashes(ACME, cache_salt="mine")[1]}
+    assert not {*hashes(ACME, cache_salt="mine")[1]} & {*hashes(ZENITH, cache_salt="mine")[1]}
+    # Who knows another's salt still cannot name it: theirs stands before it.
+    assert not {*hashes(ZENITH, cache_salt=ACME.cache_salt)[1]} & {*hashes(ACME)[1]}
+
+
+def test_without_keys_everybody_shares():
+    assert hashes(ANONYMOUS) == (None, prefix_hashes(completion(prompt=LONG)).hashes)
+
+
+def test_a_salt_is_the_same_in_every_process_and_needs_the_keys():
+    assert cache_salt(server_secret(DIGESTS[::-1]), "tenant acme") == ACME.cache_salt
+    assert cache_salt(server_secret(DIGESTS[:1]), "tenant acme") != ACME.cache_salt
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (completion(), 16),
+        (completion(max_tokens=30, n=2, prompt=["a", "b", "c"]), 180),
+        (completion(prompt=[[1], [2]], max_tokens=7), 14),
+        (chat(), 100),
+        (chat(max_completion_tokens=5, n=3), 15),
+    ],
+)
+def test_the_most_that_all_answers_may_have(body, tokens):
+    assert request_fields.output_tokens(body, LIMITS, 4096) == tokens
+
+
+def test_a_request_that_names_no_limit_may_have_what_the_model_takes():
+    assert request_fields.output_tokens(chat(), LimitsConfig(), 4096) == 4096

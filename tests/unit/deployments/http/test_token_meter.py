@@ -1,0 +1,112 @@
+"""What a request has taken, by vLLM's own events, and what of them its client sees."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionResponseStreamChoice,
+    ChatCompletionStreamResponse,
+)
+from vllm.entrypoints.openai.completion.protocol import (
+    CompletionResponseStreamChoice,
+    CompletionStreamResponse,
+)
+from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo, UsageInfo
+
+from deployments.http.token_meter import TokenMeter
+from slo.admission.tenant_limits import NO_USAGE, Usage
+
+ADMITTED = Usage(1000, 4096)
+
+
+def usage(prompt, output):
+    details = CompletionTokenUsageInfo(reasoning_tokens=1)
+    return UsageInfo(
+        prompt_tokens=prompt,
+        total_tokens=prompt + output,
+        completion_tokens=output,
+        completion_tokens_details=details,
+    )
+
+
+def chat(**fields):
+    return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "hi"}], **fields)
+
+
+def sse(chunk, **how):
+    return f"data: {chunk.model_dump_json(**how)}\n\n"
+
+
+def chat_event(index, output, text="a", prompt=7):
+    choice = ChatCompletionResponseStreamChoice(index=index, delta=DeltaMessage(content=text))
+    chunk = ChatCompletionStreamResponse(id="c", created=1, model="m", choices=[choice])
+    chunk.usage = usage(prompt, output)
+    return sse(chunk, exclude_unset=True)
+
+
+def text_event(index, output, prompt):
+    choice = CompletionResponseStreamChoice(index=index, text="a")
+    chunk = CompletionStreamResponse(id="c", created=1, model="m", choices=[choice])
+    chunk.usage = usage(prompt, output)
+    return sse(chunk, exclude_unset=True)
+
+
+def totals(prompt, output):
+    chunk = CompletionStreamResponse(id="c", created=1, model="m", choices=[], usage=usage(prompt, output))
+    return sse(chunk, exclude_none=True)
+
+
+def values(event):
+    return json.loads(event.removeprefix("data: "))
+
+
+def test_a_stream_is_counted_and_its_client_sees_nothing_of_it():
+    meter = TokenMeter(chat(stream=True), ADMITTED)
+    assert "usage" not in values(meter.read(chat_event(0, 1)))
+    assert meter.used == Usage(7, 1)
+    meter.read(chat_event(0, 5))
+    assert meter.read(totals(7, 5)) == ""
+    assert meter.read("data: [DONE]\n\n") == "data: [DONE]\n\n"
+    assert meter.used == Usage(7, 5)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_who_asks_for_usage_gets_what_was_asked_for(continuous):
+    options = {"include_usage": True, "continuous_usage_stats": continuous}
+    meter = TokenMeter(chat(stream=True, stream_options=options), ADMITTED)
+    assert ("usage" in values(meter.read(chat_event(0, 1)))) is continuous
+    assert values(meter.read(totals(7, 5)))["usage"]["total_tokens"] == 12
+
+
+def test_every_answer_has_its_prompt():
+    body = CompletionRequest(model="m", prompt=["a", "bb"], n=2, stream=True)
+    meter = TokenMeter(body, ADMITTED)
+    for index, (output, prompt) in enumerate([(3, 10), (4, 10), (5, 20)]):
+        meter.read(text_event(index, output, prompt))
+    assert meter.used == Usage(ADMITTED.prompt_tokens, 12), "one prompt's length may be unknown"
+    meter.read(text_event(3, 6, 20))
+    assert meter.used == Usage(60, 18)
+
+
+def test_text_that_looks_like_usage_is_text():
+    meter = TokenMeter(chat(stream=True), ADMITTED)
+    tricky = '","usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
+    assert values(meter.read(chat_event(0, 9, tricky)))["choices"][0]["delta"]["content"] == tricky
+    assert meter.used == Usage(7, 9)
+
+
+def test_a_stream_that_is_left_before_its_first_token():
+    assert TokenMeter(chat(stream=True), ADMITTED).used == Usage(1000, 0)
+
+
+def test_an_answer_that_comes_whole():
+    meter = TokenMeter(chat(n=3), ADMITTED)
+    assert meter.used is None, "what a cancelled one has generated nobody knows"
+    meter.answered(SimpleNamespace(prompt_tokens=7, completion_tokens=20))
+    assert meter.used == Usage(21, 20)
+    refused = TokenMeter(chat(), ADMITTED)
+    refused.answered(None)
+    assert refused.used == NO_USAGE

@@ -1,0 +1,94 @@
+"""Serve's policy: what it makes of answers, silence and errors."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deployments import autoscaling
+from deployments.autoscaling import TierAutoscaler
+from deployments.config import ConfigError
+from deployments.config.settings import parse
+from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
+
+RULES = {"min_replicas": 1, "max_replicas": 4, "start_s": 60.0, "keep_s": 300.0, "busy": 0.8}
+BUSY = FleetDemand(PrefillDemand(2.0, 0.0), DecodeDemand(1.2, 30))
+
+
+def context(running=1, target=1):
+    return SimpleNamespace(app_name="app", current_num_replicas=running, target_num_replicas=target)
+
+
+@pytest.fixture
+def monitor(monkeypatch):
+    """Answers what is put into `demand`; an exception is raised."""
+    known = SimpleNamespace(demand=None, asked=0)
+
+    async def demand():
+        known.asked += 1
+        if isinstance(known.demand, Exception):
+            raise known.demand
+        return known.demand
+
+    def find(application):
+        assert application == "app"
+        return SimpleNamespace(demand=SimpleNamespace(remote=demand))
+
+    monkeypatch.setattr(autoscaling, "find_monitor", find)
+    return known
+
+
+async def settled(policy, **replicas):
+    """Its decision once it has heard an answer."""
+    policy(context(**replicas))
+    await policy._asking
+    return policy(context(**replicas))[0]
+
+
+async def test_it_sizes_its_tier_by_what_the_monitor_says(monitor):
+    monitor.demand = BUSY
+    assert await settled(TierAutoscaler("prefill", **RULES)) == 3, "2 of work, and what waits by then"
+    assert await settled(TierAutoscaler("decode", **RULES)) == 2
+
+
+async def test_it_asks_once_a_second_at_most(monitor):
+    monitor.demand = BUSY
+    policy = TierAutoscaler("prefill", **RULES)
+    for _ in range(10):
+        policy(context())
+        await asyncio.sleep(0.01)
+    assert monitor.asked == 1
+
+
+@pytest.mark.parametrize("answer", [None, RuntimeError("the monitor has died")])
+async def test_without_an_answer_nothing_changes(monitor, answer):
+    monitor.demand = answer
+    assert await settled(TierAutoscaler("prefill", **RULES), running=3, target=3) == 3
+
+
+async def test_what_fails_in_it_does_not_reach_serve():
+    policy = TierAutoscaler("prefill", **RULES)
+    assert policy(SimpleNamespace(target_num_replicas=3)) == (3, {}), "there is no such context"
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        ({"min_replicas": 1}, "min_replicas goes with max_replicas"),
+        ({"replicas": 3, "max_replicas": 2}, "3, which is not between"),
+        ({"replicas": 2, "min_replicas": 3, "max_replicas": 4}, "2, which is not between"),
+    ],
+)
+def test_bounds_that_cannot_be_kept_are_refused(pool, message):
+    with pytest.raises(ConfigError, match=message):
+        parse({"prefill": pool})
+
+
+def test_a_tier_that_follows_the_load_needs_the_monitor():
+    with pytest.raises(ConfigError, match=r"decode\.max_replicas needs monitor\.enabled"):
+        parse({"decode": {"max_replicas": 2}, "monitor": {"enabled": False}})
+
+
+def test_the_fewest_are_those_at_the_start_unless_said_otherwise():
+    pool = parse({"prefill": {"replicas": 2, "max_replicas": 5}}).prefill
+    assert (pool.fewest, pool.most) == (2, 5)

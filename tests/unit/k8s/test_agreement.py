@@ -1,0 +1,278 @@
+"""What the manifests say twice, they say alike: in pods, in the configuration of Serve, and in the lock."""
+
+import re
+
+import pytest
+import yaml
+from manifests import K8S, ROOT, compose, groups, overlay, pod_templates, ray_service, serve_config
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config.settings import SlackServeConfig, parse
+from deployments.grpc import SERVICERS
+
+OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+LOCK = (ROOT / "requirements" / "cpu.lock").read_text()
+
+
+def application(objects):
+    """The application as Serve reads it, and its arguments as SlackServe does."""
+    schema = ServeDeploySchema.model_validate(serve_config(objects))
+    (app,) = schema.applications
+    assert app.import_path == "deployments.app:build"
+    return schema, parse(app.args)
+
+
+def container_of(template):
+    return template["spec"]["containers"][0]
+
+
+def ray_templates(objects):
+    """The pods that Ray runs in: head and workers."""
+    return {name: each for name, each in pod_templates(objects).items() if name in {"head", *groups(objects)}}
+
+
+def of_kind(objects, kind):
+    return [each for each in objects if each["kind"] == kind]
+
+
+def disagreements(objects):
+    """What does not fit together in an overlay."""
+    serve, config = application(objects)
+    return [
+        *_capacity("prefill", groups(objects)["prefill"], config.prefill, config.accelerator),
+        *_capacity("decode", groups(objects)["decode"], config.decode, config.accelerator),
+        *_ingress(groups(objects)["ingress"], config),
+        *_budgets(objects),
+        *_ports(objects, serve, config),
+        *_policies(objects),
+        *_monitors(objects, config),
+        *_secrets(objects, config),
+        *_times(objects, config),
+        *_versions(objects),
+    ]
+
+
+def _capacity(tier, group, pool, accelerator):
+    if pool.node_labels != group["labels"]:
+        yield f"{tier}: the labels of its nodes are {group['labels']}"
+    limits = container_of(group["template"])["resources"]["limits"]
+    workers, gpus = pool.replicas * pool.tensor_parallel_size, int(limits.get("nvidia.com/gpu", 0))
+    if accelerator == "cuda":
+        if gpus * group["replicas"] < workers * pool.gpus_per_worker:
+            yield f"{tier}: {gpus * group['replicas']} GPUs for {workers} workers"
+        if gpus < pool.tensor_parallel_size * pool.gpus_per_worker:
+            yield f"{tier}: a replica does not fit into one pod"
+    needed = pool.replicas + (workers if accelerator == "cpu" else 0)
+    if int(limits["cpu"]) * group["replicas"] < needed:
+        yield f"{tier}: less than {needed} CPUs"
+    if not group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]:
+        yield f"{tier}: replicas are not between their limits"
+
+
+def _ingress(group, config: SlackServeConfig):
+    if config.node_labels != group["labels"]:
+        yield f"ingress: the labels of its nodes are {group['labels']}"
+    if config.ingress_replicas > group["replicas"]:
+        yield "ingress: more replicas than pods"
+
+
+def _budgets(objects):
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        tier = budget["spec"]["selector"]["matchLabels"]["slackserve.io/tier"]
+        replicas = 1 if tier == "head" else groups(objects)[tier]["replicas"]
+        if budget["spec"]["minAvailable"] > replicas:
+            yield f"{tier}: the budget wants more pods than there are"
+
+
+def _ports_of(objects):
+    return {
+        tier: {each["name"]: each["containerPort"] for each in container_of(template)["ports"]}
+        for tier, template in ray_templates(objects).items()
+    }
+
+
+def _ports(objects, serve, config: SlackServeConfig):
+    expected = {
+        ("head", "slo-monitor"): config.monitor.port,
+        ("prefill", "nixl"): config.kv_transfer.prefill_port,
+        ("decode", "nixl"): config.kv_transfer.decode_port,
+    }
+    ports = _ports_of(objects)
+    expected |= {(tier, "serve"): serve.http_options.port for tier in ports}
+    if "grpc" in ports["ingress"]:
+        expected["ingress", "grpc"] = serve.grpc_options.port
+    for (tier, name), port in expected.items():
+        if ports[tier].get(name) != port:
+            yield f"{tier}: port {name} is {ports[tier].get(name)} and should be {port}"
+    for tier, group in groups(objects).items():
+        if container_of(group["template"])["readinessProbe"]["httpGet"]["port"] != serve.http_options.port:
+            yield f"{tier}: the probe asks another port"
+
+
+def _policies(objects):
+    known = {port for each in _ports_of(objects).values() for port in each.values()}
+    for policy in of_kind(objects, "NetworkPolicy"):
+        if policy["metadata"]["name"] != "slackserve-redis":
+            rules = policy["spec"].get("ingress", [])
+            if strange := {port["port"] for rule in rules for port in rule.get("ports", [])} - known:
+                yield f"{policy['metadata']['name']}: no pod listens on {strange}"
+
+
+def _monitors(objects, config: SlackServeConfig):
+    ports = _ports_of(objects)
+    for each in of_kind(objects, "PodMonitor"):
+        selector = each["spec"]["selector"]
+        tier = selector["matchLabels"].get("slackserve.io/tier")
+        chosen = [tier] if tier else selector["matchExpressions"][0]["values"]
+        for name in (endpoint["port"] for endpoint in each["spec"]["podMetricsEndpoints"]):
+            if any(name not in ports[tier] for tier in chosen):
+                yield f"{each['metadata']['name']}: there is no port {name}"
+            if name == "slo-monitor" and config.monitor.host != "0.0.0.0":
+                yield "the SLO monitor exports its metrics to its own host only"
+
+
+def _secrets(objects, config: SlackServeConfig):
+    wanted = {key.key_env for key in config.api_keys}
+    for name, template in pod_templates(objects).items():
+        environment = {each["name"]: each for each in container_of(template).get("env", [])}
+        if name in ray_templates(objects):
+            for missing in sorted(wanted - environment.keys()):
+                yield f"{name}: {missing} is not set"
+        for variable, given in environment.items():
+            is_secret = re.search(r"KEY|TOKEN|PASSWORD|SECRET", variable)
+            if is_secret and "secretKeyRef" not in given.get("valueFrom", {}):
+                yield f"{name}: {variable} does not come from a secret"
+
+
+def _times(objects, config: SlackServeConfig):
+    longest = max(config.prefill.drain_s, config.decode.drain_s) + config.kv_transfer.lease_s
+    graces = [each["spec"]["terminationGracePeriodSeconds"] for each in ray_templates(objects).values()]
+    if min(graces) <= longest:
+        yield f"a pod ends after {min(graces)} s, and what it holds may take {longest} s"
+    if ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"] <= max(graces):
+        yield "the old cluster is deleted before its pods may end"
+
+
+def _versions(objects):
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)$", LOCK, re.MULTILINE))
+    if ray_service(objects)["spec"]["rayClusterConfig"]["rayVersion"] != locked["ray"]:
+        yield f"rayVersion is not the lock's {locked['ray']}"
+    images = re.findall(r"rayproject/[\w-]+:([\d.]+)-", (K8S / "image" / "Dockerfile").read_text())
+    if len(images) != 2 or set(images) != {locked["ray"]}:
+        yield f"the images are of Ray {images}"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_everything_agrees(name):
+    objects = overlay(name)
+    assert not disagreements(objects)
+    grpc_options = application(objects)[0].grpc_options
+    assert tuple(grpc_options.grpc_servicer_functions) == SERVICERS
+    assert not grpc_options.enable_reflection
+    spec = ray_service(objects)["spec"]
+    assert spec["excludeHeadPodFromServeSvc"]
+    assert spec["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    for template in pod_templates(objects).values():
+        for mount in container_of(template)["volumeMounts"]:
+            if mount["mountPath"] == "/dev/shm":
+                (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == mount["name"]]
+                assert volume["emptyDir"]["medium"] == "Memory"
+    for group in groups(objects).values():
+        assert container_of(group["template"])["readinessProbe"]["httpGet"]["path"] == "/ready"
+        (spread,) = group["template"]["spec"]["topologySpreadConstraints"]
+        labels = group["template"]["metadata"]["labels"]
+        assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_with_grpc_everything_agrees_too(name, tmp_path):
+    objects = compose(tmp_path, name, ["grpc"])
+    assert not disagreements(objects)
+    (service,) = [each for each in objects if each["metadata"]["name"] == "slackserve-grpc"]
+    (port,) = service["spec"]["ports"]
+    pods = [
+        tier
+        for tier, template in ray_templates(objects).items()
+        if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    ]
+    assert pods == ["ingress"]
+    assert (port["port"], port["targetPort"]) == (9000, "grpc")
+    changed = in_serve_config("port: 9000", "port: 9001")
+    changed(objects)
+    assert any("port grpc" in each for each in disagreements(objects))
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_have_the_environment_that_serve_is_started_with_elsewhere(name):
+    from deployments.cli import SERVE_ENVIRONMENT
+
+    for template in ray_templates(overlay(name)).values():
+        environment = {each["name"]: each.get("value") for each in container_of(template)["env"]}
+        assert SERVE_ENVIRONMENT.items() <= environment.items()
+
+
+def in_serve_config(before, after):
+    def change(objects):
+        spec = ray_service(objects)["spec"]
+        assert before in spec["serveConfigV2"]
+        spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
+
+    return change
+
+
+def in_prefill(change):
+    def changed(objects):
+        group = groups(objects)["prefill"]
+        change(group, container_of(group["template"]))
+
+    return changed
+
+
+MISTAKES = {
+    "the labels of its nodes": in_serve_config("slackserve.io/tier: prefill", "slackserve.io/tier: prefil"),
+    "GPUs for": in_prefill(lambda group, container: group.update(replicas=1)),
+    "does not fit into one pod": in_prefill(
+        lambda group, container: container["resources"]["limits"].update({"nvidia.com/gpu": "2"})
+    ),
+    "less than 2 CPUs": in_prefill(lambda group, container: container["resources"]["limits"].update(cpu="0")),
+    "not between their limits": in_prefill(lambda group, container: group.update(maxReplicas=1)),
+    "port serve": in_serve_config("port: 8000", "port: 8001"),
+    "port slo-monitor": in_serve_config("port: 9465", "port: 9466"),
+    "port nixl": in_serve_config("log_json: true", "kv_transfer: {prefill_port: 21000}"),
+    "no pod listens on": lambda objects: next(
+        each for each in objects if each["metadata"]["name"] == "slackserve-clients"
+    )["spec"]["ingress"][0].update(ports=[{"port": 8001}]),
+    "there is no port": lambda objects: next(
+        each for each in objects if each["metadata"]["name"] == "slackserve-workers"
+    )["spec"]["podMetricsEndpoints"][0].update(port="metric"),
+    "to its own host only": in_serve_config("host: 0.0.0.0, port: 9465", "port: 9465"),
+    "OTHER_KEY is not set": in_serve_config("key_env: ACME_KEY", "key_env: OTHER_KEY"),
+    "does not come from a secret": in_prefill(
+        lambda group, container: container["env"].append({"name": "ACME_KEY", "value": "x"})
+    ),
+    "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 61}"),
+    "before its pods may end": lambda objects: ray_service(objects)["spec"].update(
+        rayClusterDeletionDelaySeconds=60
+    ),
+    "rayVersion": lambda objects: ray_service(objects)["spec"]["rayClusterConfig"].update(
+        rayVersion="2.59.0"
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_seeded_disagreement_is_found(mistake):
+    objects = overlay("production")
+    MISTAKES[mistake](objects)
+    assert any(mistake in each for each in disagreements(objects))
+
+
+def test_monitoring_brings_every_rule_and_dashboard():
+    objects = overlay("production")
+    (rules,) = of_kind(objects, "PrometheusRule")
+    files = sorted((ROOT / "observability" / "rules").iterdir(), reverse=True)  # recordings first
+    groups_of_files = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
+    assert rules["spec"]["groups"] == groups_of_files
+    (dashboards,) = of_kind(objects, "ConfigMap")
+    names = {path.name for path in (ROOT / "observability" / "dashboards").iterdir()}
+    assert dashboards["data"].keys() == names

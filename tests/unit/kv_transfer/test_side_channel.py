@@ -1,0 +1,100 @@
+"""Whatever arrives at the side channel, whoever shakes hands is answered."""
+
+import os
+import socket
+import struct
+import threading
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import free_port
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+
+from kv_transfer.side_channel import SideChannelError, probe, serve_handshakes
+
+HOST = "127.0.0.1"
+ANSWERS = {(0, 0): b"first", (0, 1): b"second"}
+
+
+@pytest.fixture(scope="module")
+def port():
+    """Of a listener that runs while these tests do."""
+    port, ready, stop = free_port(), threading.Event(), threading.Event()
+    listener = threading.Thread(target=serve_handshakes, args=(ANSWERS, ready, stop, HOST, port))
+    listener.start()
+    assert ready.wait(5)
+    yield port
+    stop.set()
+    listener.join(5)
+    assert not listener.is_alive()
+
+
+def send(port, *frames):
+    """Send one message, as a client with a socket of its own."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 200
+        client.connect(f"tcp://{HOST}:{port}")
+        client.send_multipart(frames)
+
+
+def ask(port, rank):
+    with zmq.Context() as context, context.socket(zmq.REQ) as client:
+        client.linger = 0
+        client.rcvtimeo = 5000
+        client.connect(f"tcp://{HOST}:{port}")
+        client.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))
+        return client.recv_multipart()
+
+
+def test_each_rank_is_told_with_the_time(port):
+    for rank, expected in ANSWERS.items():
+        answer, clock = ask(port, rank)
+        assert answer == expected
+        assert msgspec.msgpack.decode(clock) > 0
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (b"",),
+        (b"\xff",),
+        (b"", b""),
+        (b"", b"\xc1\xc1"),
+        (b"", b"x" * 100_000),
+        (b"", msgspec.msgpack.encode(("another", 0, 0))),
+        (b"", msgspec.msgpack.encode((GET_META_MSG, 0))),
+        (b"", msgspec.msgpack.encode((GET_META_MSG, "a", None))),
+        (b"", msgspec.msgpack.encode((GET_META_MSG, 0, 99))),
+        (b"", msgspec.msgpack.encode((GET_META_MSG, [0], {"a": 1}))),
+        (b"", msgspec.msgpack.encode({1: 2})),
+        (b"", msgspec.msgpack.encode((GET_META_MSG, 0, 0)), b"one too many"),
+        (b"a", b"b", b"c", b"d", b"e"),
+    ],
+)
+def test_what_is_no_handshake_is_ignored(port, frames):
+    send(port, *frames)
+    probe(HOST, port, (0, 0))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(st.binary(max_size=64), min_size=1, max_size=5))
+def test_any_message_is_survived(port, frames):
+    send(port, *frames)
+    assert ask(port, (0, 0))[0] == b"first"
+
+
+def test_what_is_no_message_at_all_is_survived(port):
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + b"\0" * 8 + b"\x7f" * 64):
+        with socket.create_connection((HOST, port)) as stranger:
+            stranger.sendall(junk)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(port, (0, 1))[0] == b"second"
+
+
+def test_a_side_channel_that_does_not_answer_is_said_with_its_address():
+    port = free_port()
+    with pytest.raises(SideChannelError, match=rf"{HOST}:{port}.*kv_transfer\.prefill_port"):
+        probe(HOST, port, (0, 0), within_s=0.3)

@@ -1,0 +1,104 @@
+"""Dashboards show every metric, ask nothing that Prometheus cannot parse, and are what Grafana imports."""
+
+import itertools
+import json
+import re
+import subprocess
+
+import pytest
+import yaml
+from dashboards import filled
+from promtool import needs_promtool
+
+from observability.boards import BOARDS
+from observability.grafana import as_json
+from observability.promql import exported
+from telemetry.catalogue import ALL, MONITOR, MetricKind
+
+BY_NAME = {board.name: board for board in BOARDS}
+NOT_SHOWN = {}
+"""Metrics that are on no board, with the reason."""
+
+
+@pytest.fixture(params=BY_NAME)
+def board(request):
+    return BY_NAME[request.param]
+
+
+@pytest.fixture
+def imported(board):
+    return json.loads(as_json(board))
+
+
+def panels(imported):
+    return [panel for panel in imported["panels"] if panel["type"] != "row"]
+
+
+def test_every_metric_is_on_a_board_or_left_out_by_name():
+    shown = set(re.findall(r"[a-z_]+", " ".join(expr for board in BOARDS for expr in board.expressions())))
+    missing = set()
+    for metric in (*ALL, *MONITOR):
+        name = exported(metric)
+        parts = (f"{name}_bucket", f"{name}_count") if metric.kind is MetricKind.HISTOGRAM else (name,)
+        if not shown & set(parts):
+            missing.add(metric.name)
+    assert missing == set(NOT_SHOWN)
+
+
+@needs_promtool
+def test_prometheus_parses_every_expression(board, tmp_path):
+    rules = [
+        {"record": f"test:expression{number}", "expr": filled(expr)}
+        for number, expr in enumerate(board.expressions())
+    ]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "test", "rules": rules}]}))
+    checked = subprocess.run(
+        ["promtool", "check", "rules", path], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_means_are_nowhere_as_rays_sums_are_approximate(board):
+    assert not [expr for expr in board.expressions() if "_sum" in expr]
+
+
+def test_only_variables_that_there_are_are_used(board, imported):
+    known = {variable["name"] for variable in imported["templating"]["list"]} | {"__rate_interval"}
+    assert {"datasource", "model", "tier", "replica"} <= known
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(imported))) - {"__all"}
+    assert used <= known
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap(imported):
+    ids = [panel["id"] for panel in imported["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken = set()
+    for panel in imported["panels"]:
+        at = panel["gridPos"]
+        cells = set(itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])))
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_every_panel_asks_the_chosen_data_source(imported):
+    for panel in panels(imported):
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}"
+            assert target["expr"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+
+
+def test_a_heat_map_asks_for_buckets_in_their_order(imported):
+    for panel in panels(imported):
+        if panel["type"] == "heatmap":
+            (target,) = panel["targets"]
+            assert target["format"] == "heatmap"
+            assert "sum by (le)" in target["expr"]
+
+
+def test_boards_are_told_apart():
+    assert len({json.loads(as_json(board))["uid"] for board in BOARDS}) == len(BOARDS)

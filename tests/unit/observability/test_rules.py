@@ -1,0 +1,249 @@
+"""Every alert fires in its case, not just below it, not on little traffic, and ends; checked by promtool."""
+
+import math
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from promtool import needs_promtool
+
+from observability.burn_rates import BURN_ALERTS, MIN_MISSES, CannotFireError, burn_alert, burn_alerts
+from observability.files import generated
+from observability.promql import grown, quantile, select
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
+from telemetry.catalogue import FLEET_LOAD, REQUESTS, SLACK_AT_FIRST_TOKEN, TTFT
+
+ROOT = Path(__file__).parents[3]
+RULES = [ROOT / "observability" / "rules" / name for name in ("recording.yaml", "alerts.yaml")]
+ALERTS = [
+    rule
+    for group in yaml.safe_load(RULES[1].read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
+
+
+def test_the_committed_files_are_those_that_are_generated():
+    for path, text in generated(DEFAULT_TIERS).items():
+        assert (ROOT / "observability" / path).read_text() == text, f"{path}: run `make observability`"
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong():
+    command = ["promtool", "check", "rules", *map(str, RULES)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_alert_has_its_section_in_the_runbook():
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    headings = re.findall(r"^### (SlackServe\w+)$", page, re.MULTILINE)
+    assert sorted(headings) == sorted({rule["alert"] for rule in ALERTS})
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        assert all(f"**{part}**" in section for part in ("Means.", "Look at.", "Turn.")), section[:40]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A series of input: its level per minute, of a gauge, or its growth, of a counter."""
+
+    series: str
+    above: float
+    below: float
+    counts: bool = True
+
+    def values(self, levels):
+        """In promtool's notation, with an hour of each level."""
+        if not self.counts:
+            return " ".join(f"{level}+0x59" for level in levels)
+        starts = [60 * sum(levels[:index]) for index in range(len(levels))]
+        return " ".join(f"{start}+{level}x59" for start, level in zip(starts, levels, strict=True))
+
+
+def gauge(series, above, below):
+    return Input(series, above, below, counts=False)
+
+
+CAUSES = {
+    "SlackServeMonitorLost": gauge('ray_slackserve_monitor_lost{deployment="Router"}', 1, 0),
+    "SlackServeOverload": gauge("ray_slackserve_fleet_load_ratio", 1.01, 1),
+    "SlackServeManyStops": Input('ray_slackserve_preemptions_total{replica="r",outcome="kept"}', 20.4, 19.6),
+    "SlackServeWastedWork": Input(
+        'ray_slackserve_prefill_work_wasted_seconds_total{replica="r",reason="recompute"}', 3.1, 2.9
+    ),
+    "SlackServePreemptionUnavailable": gauge('ray_slackserve_preemption_available{replica="r"}', 0, 1),
+    "SlackServeVoteTimeouts": Input('ray_slackserve_vote_timeouts_total{replica="r"}', 0.1, 0),
+    "SlackServeDecodePreemptions": Input('ray_vllm_num_preemptions_total{ReplicaId="d"}', 20.4, 19.6),
+    "SlackServeKvTransfersLost": Input('ray_slackserve_kv_transfers_total{result="failed"}', 0.51, 0.49),
+    "SlackServeRouterFallbacks": Input('ray_slackserve_router_fallbacks_total{cause="error"}', 1.02, 0.98),
+    "SlackServePredictionsOff": gauge(
+        'slackserve_prediction_error_ratio{replica="r",statistic="mape"}', 0.51, 0.5
+    ),
+}
+BESIDE = {
+    'ray_slackserve_requests_total{tier="premium",outcome="finished"}': "0+100x180",
+    'ray_slackserve_kv_usage_ratio{role="decode",replica="d"}': "0+0x180",
+    'ray_slackserve_kv_usage_ratio{role="prefill",replica="p"}': "0+0x180",
+    'slackserve_slo_judged_total{objective="all",met="yes",tier="premium",model="m"}': "0+1x180",
+}
+
+
+def count_of(alert, tier=None):
+    labels = f'alertname="{alert}",alertstate="firing"' + (f',tier="{tier}"' if tier else "")
+    return f"count(ALERTS{{{labels}}}) or vector(0)"
+
+
+def check(directory, interval, series, alert, expected, tier=None):
+    """Have promtool evaluate the rules over `series` and compare how many alerts fire, by minute."""
+    test = {
+        "interval": interval,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": count_of(alert, tier),
+                "eval_time": f"{at_min:.0f}m",
+                "exp_samples": [{"labels": "{}", "value": firing}],
+            }
+            for at_min, firing in expected.items()
+        ],
+    }
+    groups = [group["name"] for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    content = {
+        "rule_files": [str(path) for path in RULES],
+        "evaluation_interval": interval,
+        "group_eval_order": groups,
+        "tests": [test],
+    }
+    (directory / "test.yaml").write_text(yaml.safe_dump(content))
+    command = ["promtool", "test", "rules", str(directory / "test.yaml")]
+    tested = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", CAUSES)
+def test_a_cause_is_told_above_its_threshold_until_it_is_over(alert, tmp_path):
+    cause = CAUSES[alert]
+    series = {**BESIDE, cause.series: cause.values((cause.above, cause.below))}
+    check(tmp_path, "1m", series, alert, {0: 0, 58: 1, 118: 0})
+    series = {**BESIDE, cause.series: cause.values((cause.below, cause.below))}
+    check(tmp_path, "1m", series, alert, {30: 0, 58: 0, 118: 0})
+
+
+@needs_promtool
+def test_an_absent_indicator_is_told_and_one_that_comes_back_ends_it(tmp_path):
+    series = {'slackserve_slo_judged_total{model="m",tier="premium"}': "0+1x9 _x20 5+1x30"}
+    check(tmp_path, "1m", series, "SlackServeSliAbsent", {9: 0, 12: 0, 28: 1, 31: 0, 40: 0})
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("alert", "series", "first"),
+    [
+        ("SlackServeVoteTimeouts", 'ray_slackserve_vote_timeouts_total{replica="r"}', 1),
+        ("SlackServeKvTransfersLost", 'ray_slackserve_kv_transfers_total{result="expired"}', 6),
+    ],
+)
+def test_what_a_counter_begins_with_counts_also_when_its_process_ends_at_once(alert, series, first, tmp_path):
+    check(tmp_path, "1m", {series: f"_x20 {first}x30"}, alert, {19: 0, 21: 1, 29: 1, 45: 0})
+    check(tmp_path, "1m", {series: f"_x20 {first}x1"}, alert, {22: 1, 24: 1, 45: 0})
+
+
+@needs_promtool
+def test_a_few_requests_without_the_router_are_not_told(tmp_path):
+    series = {
+        'ray_slackserve_requests_total{tier="premium"}': "0+0.4x60",
+        'ray_slackserve_router_fallbacks_total{cause="paused"}': "0+0.4x60",
+    }
+    check(tmp_path, "1m", series, "SlackServeRouterFallbacks", {30: 0, 58: 0})
+
+
+def minutes(window):
+    return int(window[:-1]) * {"m": 1, "h": 60, "d": 1440}[window[-1]]
+
+
+def judged(tier, met, missed, steps, quiet_steps=0):
+    """The two series of a tier that judges so many requests in each step, and then none that misses."""
+    name = f'slackserve_slo_judged_total{{model="m",tier="{tier}",objective="all",met="%s"}}'
+    return {
+        name % "yes": f"0+{met}x{steps + quiet_steps}",
+        name % "no": f"0+{missed}x{steps} {missed * steps}+0x{quiet_steps}",
+    }
+
+
+FIRE = [
+    pytest.param(alert, tier, id=f"{alert.name}-{tier}")
+    for alert in BURN_ALERTS
+    for tier in DEFAULT_TIERS.names
+    if alert.threshold(DEFAULT_TIERS[tier].target) < 1
+]
+
+
+@needs_promtool
+@pytest.mark.parametrize(("alert", "tier"), FIRE)
+def test_a_budget_that_burns_is_told_while_it_burns(alert, tier, tmp_path):
+    step_min = minutes(alert.short) // 5
+    steps = minutes(alert.long) // step_min
+    threshold, every = alert.threshold(DEFAULT_TIERS[tier].target), 100_000
+    interval, end_min = f"{step_min}m", steps * step_min
+
+    def over(missed_ratio, quiet_steps=0):
+        missed = round(missed_ratio * every)
+        return judged(tier, every - missed, missed, steps, quiet_steps)
+
+    reset_min = end_min + 6 * step_min
+    above = over(threshold * 1.01, quiet_steps=10)
+    check(tmp_path, interval, above, alert.name, {end_min: 1, reset_min: 0}, tier)
+    check(tmp_path, interval, over(threshold * 0.99), alert.name, {end_min // 2: 0, end_min: 0}, tier)
+
+
+@needs_promtool
+@pytest.mark.parametrize(("alert", "tier"), FIRE)
+def test_little_traffic_is_quiet_even_when_all_of_it_misses(alert, tier, tmp_path):
+    step_min = minutes(alert.short) // 5
+    steps = minutes(alert.long) // step_min
+    floor = math.ceil(MIN_MISSES / alert.threshold(DEFAULT_TIERS[tier].target) - 1e-9)
+    end_min = steps * step_min
+    for requests, firing in ((floor * 0.95, 0), (floor * 1.05, 1)):
+        series = judged(tier, 0, requests / steps, steps)
+        check(tmp_path, f"{step_min}m", series, alert.name, {end_min: firing}, tier)
+
+
+@needs_promtool
+def test_the_top_tier_is_looked_after_before_its_budget_is_used_up(tmp_path):
+    name = "SlackServeTopTierLow"
+    check(tmp_path, "1m", judged(PREMIUM, 9940, 60, 80, 80), name, {80: 1, 155: 0}, PREMIUM)
+    check(tmp_path, "1m", judged(PREMIUM, 9951, 49, 80), name, {80: 0}, PREMIUM)
+    check(tmp_path, "1m", judged(PREMIUM, 0, 16, 80), name, {80: 0}, PREMIUM)
+
+
+def test_every_alert_is_tried():
+    tried = {*CAUSES, "SlackServeSliAbsent", "SlackServeTopTierLow", *(it.name for it in BURN_ALERTS)}
+    assert {rule["alert"] for rule in ALERTS} == tried
+
+
+def test_an_alert_that_cannot_fire_is_refused_and_the_file_says_so():
+    with pytest.raises(CannotFireError, match="144%"):
+        burn_alert(BURN_ALERTS[0], BACKGROUND, 0.9)
+    group, left_out = burn_alerts(DEFAULT_TIERS)
+    assert len(left_out) == 1
+    assert ("SlackServeBudgetBurn1h", BACKGROUND) not in {(it.alert, it.tier) for it in group.rules}
+    assert left_out[0] in RULES[1].read_text()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: select(FLEET_LOAD, tier="premium"),
+        lambda: grown(REQUESTS, "5m", "model"),
+        lambda: quantile(0.9, REQUESTS, "5m"),
+        lambda: quantile(0.9, SLACK_AT_FIRST_TOKEN, "5m", "tier"),
+    ],
+)
+def test_an_expression_that_no_metric_can_answer_is_refused(wrong):
+    with pytest.raises(ValueError, match="slackserve_"):
+        wrong()
+    assert quantile(0.9, TTFT, "5m", "tier").startswith("histogram_quantile(0.9, sum by (tier, le)")

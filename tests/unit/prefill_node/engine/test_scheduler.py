@@ -1,0 +1,70 @@
+"""What vLLM's memory means to the queue, on its real KV cache manager."""
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+
+from prefill_node.engine.scheduler import CommitOnCompletion
+
+BLOCK, WINDOW, CHUNK, POOL = 16, 64, 128, 100
+SIZES = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+
+
+def manager(*groups):
+    config = KVCacheConfig(
+        num_blocks=POOL,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer.{number}"], spec) for number, spec in enumerate(groups)],
+    )
+    made = KVCacheManager(config, 4096, BLOCK, BLOCK, max_in_flight_tokens=CHUNK, enable_caching=False)
+    CommitOnCompletion.adopt(made)
+    return made
+
+
+def prefilled(kv, request, tokens):
+    """The request with so many tokens computed, in chunks."""
+    while request.num_computed_tokens < tokens:
+        new = min(CHUNK, tokens - request.num_computed_tokens)
+        assert kv.allocate_slots(request, new) is not None
+        request.num_computed_tokens += new
+    return request
+
+
+def prompt(tokens):
+    return Request("r", [7] * tokens, SamplingParams(max_tokens=1), pooling_params=None)
+
+
+FULL = FullAttentionSpec(**SIZES)
+SLIDING = SlidingWindowSpec(**SIZES, sliding_window=WINDOW)
+
+
+@pytest.mark.parametrize(("tokens", "computed"), [(160, 0), (165, 0), (320, 128), (320, 320)])
+def test_full_attention_needs_a_block_for_each_of_its_tokens(tokens, computed):
+    kv = manager(FULL)
+    held, missing = kv.blocks_of(prefilled(kv, prompt(tokens), computed))
+    assert (held, missing) == (-(-computed // BLOCK), -(-tokens // BLOCK) - -(-computed // BLOCK))
+
+
+def test_of_a_window_only_what_is_held_at_a_time_is_missing():
+    """A prompt that vLLM can run would otherwise wait for ever: 2 x 80 blocks do not fit into 100."""
+    kv = manager(FULL, SLIDING)
+    request = prompt(80 * BLOCK)
+    held, missing = kv.blocks_of(request)
+    assert held == 0
+    assert 80 < missing < POOL
+    prefilled(kv, request, 80 * BLOCK)
+    held, missing = kv.blocks_of(request)
+    assert missing == 0
+    assert held == POOL - 1 - kv.block_pool.get_num_free_blocks(), "freed blocks of the window are not held"
+
+
+def test_what_is_missing_is_what_vllm_asks_for_at_admission():
+    for tokens in range(BLOCK, 120 * BLOCK, 5 * BLOCK):
+        kv = manager(FULL, SLIDING)
+        request = prompt(tokens)
+        _, missing = kv.blocks_of(request)
+        fits = kv.allocate_slots(request, min(tokens, CHUNK), full_sequence_must_fit=True) is not None
+        assert fits == (missing <= POOL - 1)

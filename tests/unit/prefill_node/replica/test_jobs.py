@@ -1,0 +1,107 @@
+"""A job is computed once for each attempt, and what is said of one attempt holds for that alone."""
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from vllm import SamplingParams
+
+from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.replica.governing.ledger import PrefillLedger
+from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
+from sampling.carried import KV_PARAMS, Prefilled, PrefillRequest, first_token
+from slo.predict.prefill_time import PrefillPredictor
+from slo.request import CONTEXT_HEADER, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
+from slo.tiers import STANDARD
+
+
+class Client:
+    """vLLM's engine client; what it is asked for waits until `go` is set."""
+
+    def __init__(self):
+        self.asked, self.aborted = deque(), []
+        self.go = asyncio.Event()
+        self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
+        self.failure = None
+
+    async def is_tracing_enabled(self):
+        return False
+
+    async def generate(self, prompt, params, request_id, **options):
+        self.asked.append((prompt["prompt_token_ids"], params.extra_args[JOB_XARG], params))
+        await self.go.wait()
+        if self.failure is not None:
+            raise self.failure
+        yield SimpleNamespace(outputs=["token"], kv_transfer_params={"at": request_id})
+
+    async def abort(self, names):
+        self.aborted += names
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def table(client):
+    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
+    governor.arrived.side_effect = governor.ledger.arrived
+    report = SimpleNamespace(is_dead=False, replica_id=ReplicaId("here"), note_length=lambda *_: None)
+    serving = SimpleNamespace(
+        create_error_response=lambda error: SimpleNamespace(
+            error=SimpleNamespace(
+                model_dump=lambda: {"message": str(error), "type": "BadRequestError", "code": 400}
+            )
+        )
+    )
+    engine = SimpleNamespace(_engine_client=client, _oai_serving_completion=serving)
+    return JobTable(
+        engine, governor, MagicMock(), MagicMock(), report, MagicMock(), MagicMock(), max_ongoing=8
+    )
+
+
+async def prefill(table, attempt=0):
+    context = RequestContext(JobId("job"), "request", STANDARD, None, attempt=attempt)
+    request = PrefillRequest([1, 2, 3], first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9)))
+    info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
+    (answer,) = [answer async for answer in table.prefill(request, info)]
+    return answer
+
+
+async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
+    client.go.set()
+    assert await prefill(table) == Prefilled("token", {"at": "job"}, "here")
+    ((prompt, _, params),) = client.asked
+    assert (prompt, params.temperature, params.seed, params.max_tokens) == ([1, 2, 3], 0.7, 4, 1)
+    assert params.extra_args[KV_PARAMS]["do_remote_decode"]
+    assert not table._ledger.accepted
+
+
+async def test_a_released_attempt_does_not_refuse_the_next_one_here(table, client):
+    client.go.set()
+    await table.release(JobId("job"))
+    assert (await prefill(table)).error.code == CLIENT_CLOSED_REQUEST
+    assert isinstance(await prefill(table, attempt=1), Prefilled)
+    assert client.aborted == [RELEASE_PREFIX + "job"]
+
+
+async def test_a_late_release_leaves_the_next_attempt_alone(table, client):
+    first = asyncio.create_task(prefill(table))
+    second = asyncio.create_task(prefill(table, attempt=1))
+    await asyncio.sleep(0.01)
+    await table.release(JobId("job"))
+    assert (await first).error.code == CLIENT_CLOSED_REQUEST
+    assert list(table._ledger.accepted) == ["job#1"]
+    client.go.set()
+    assert isinstance(await second, Prefilled)
+    assert [job_of(attempt) for attempt in table._ledger.take_ended()] == ["job", "job"]
+
+
+async def test_what_the_engine_refuses_is_answered(table, client):
+    client.go.set()
+    client.failure = ValueError("token id 7 is out of vocabulary")
+    answer = await prefill(table)
+    assert (answer.error.code, answer.error.message) == (400, "token id 7 is out of vocabulary")

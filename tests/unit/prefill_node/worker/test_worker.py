@@ -1,0 +1,46 @@
+"""What keeps a real engine's configuration from being preempted."""
+
+import pytest
+
+from benchmarks.engines.tiny_models import build_tiny
+
+KV_TO_HOST = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
+
+
+@pytest.fixture(scope="module")
+def reason(tmp_path_factory):
+    """Asks about an engine of a tiny model with the given arguments."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from prefill_node.worker.worker import why_not
+
+    model = str(build_tiny(tmp_path_factory.mktemp("model"), "llama"))
+
+    def ask(kv_transfer_config=None, **arguments):
+        transfer = None if kv_transfer_config is None else KVTransferConfig(**kv_transfer_config)
+        given = {"model": model, "dtype": "float32", "enforce_eager": True, **arguments}
+        return why_not(EngineArgs(**given, kv_transfer_config=transfer).create_engine_config())
+
+    return ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"enforce_eager": False}, "the model is compiled; set enforce_eager"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"data_parallel_size": 2}, "data parallelism"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
+        ({"runner": "pooling"}, "the model is an encoder"),
+        ({"kv_transfer_config": KV_TO_HOST}, "set kv_transfer.buffer_device to auto"),
+    ],
+)
+def test_what_keeps_an_engine_from_being_preempted_is_named(reason, arguments, why):
+    assert why in reason(**arguments)
+
+
+@pytest.mark.slow
+def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
+    assert reason() is None

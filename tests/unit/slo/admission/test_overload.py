@@ -1,0 +1,80 @@
+"""Ten times what a fleet can do for twenty minutes, in virtual time, and what is left a minute later."""
+
+import random
+from collections import deque
+
+import pytest
+
+from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
+from slo.admission.tenant_limits import TenantGates, Usage
+from slo.errors import Rejected, RejectionReason
+from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+
+WORK_S = 0.1
+OVERLOAD_S = 1200.0
+BACKLOG_S = 30.0
+MIXED = [PREMIUM, STANDARD, STANDARD, BACKGROUND]
+
+
+class Fleet:
+    """One replica that serves what was admitted, in the order of tiers."""
+
+    def __init__(self):
+        rules = AdmissionRules(max_backlog_s=BACKLOG_S)
+        self.admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), random.Random(1).random)
+        self.admission.has_capacity(1.0)
+        self.queues = {tier: deque() for tier in DEFAULT_TIERS.names}
+        self.free_at_s = 0.0
+        self.waits_s = {tier: [] for tier in DEFAULT_TIERS.names}
+        self.refused = dict.fromkeys(DEFAULT_TIERS.names, 0)
+        self.most = self.asked = 0
+
+    def offer(self, tiers, load, from_s, until_s):
+        """Requests of `tiers`, one after the other, at so many times the capacity."""
+        at_s = from_s
+        while at_s < until_s:
+            self._serve(at_s)
+            self.asked += 1
+            tier = tiers[self.asked % len(tiers)]
+            job = JobId(f"{self.asked}")
+            asked = AdmissionRequest(job, tier, "a", Usage(100), WORK_S)
+            decision = self.admission.decide(asked, at_s)
+            if isinstance(decision, Rejected):
+                self.refused[tier] += 1
+                assert decision.reason is not RejectionReason.CONCURRENCY
+            else:
+                self.queues[tier].append((job, at_s))
+            self.most = max(self.most, sum(map(len, self.queues.values())))
+            at_s += WORK_S / load
+
+    def _serve(self, now_s):
+        while self.free_at_s <= now_s:
+            queue = next((self.queues[tier] for tier in DEFAULT_TIERS.names if self.queues[tier]), None)
+            if queue is None:
+                self.free_at_s = now_s
+                return
+            job, asked_s = queue.popleft()
+            self.waits_s[next(t for t in self.queues if self.queues[t] is queue)].append(
+                (max(asked_s, self.free_at_s) - asked_s, asked_s)
+            )
+            self.free_at_s = max(self.free_at_s, asked_s) + WORK_S
+            self.admission.served(job)
+            self.admission.ended(job, self.free_at_s)
+
+
+@pytest.mark.parametrize("tiers", [[PREMIUM], MIXED], ids=["all premium", "mixed"])
+def test_an_overload_is_refused_and_forgotten(tiers):
+    fleet = Fleet()
+    fleet.offer(tiers, 10.0, 0.0, OVERLOAD_S)
+    assert fleet.most * WORK_S < len(DEFAULT_TIERS.names) * (BACKLOG_S + 1), "what waits is bounded"
+    assert sum(fleet.refused.values()) > 0.8 * fleet.asked
+    waits_s = sorted(wait_s for wait_s, _ in fleet.waits_s[PREMIUM])
+    assert waits_s[int(0.99 * len(waits_s))] < BACKLOG_S + 1
+    refused_before = dict(fleet.refused)
+    fleet.offer(tiers, 0.5, OVERLOAD_S, OVERLOAD_S + 180)
+    assert fleet.refused[PREMIUM] <= refused_before[PREMIUM] + 1, "the queue is full for one moment more"
+    late = [wait_s for wait_s, asked_s in fleet.waits_s[PREMIUM] if asked_s > OVERLOAD_S + 60]
+    assert late
+    assert max(late) < 1.0, "premium is as it was a minute later"
+    assert len(fleet.admission._jobs) < 20, "and nothing is kept of the rest"

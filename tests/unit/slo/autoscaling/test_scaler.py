@@ -1,0 +1,123 @@
+"""When a tier of replicas grows and shrinks."""
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.autoscaling.need import (
+    DecodeDemand,
+    Need,
+    PrefillDemand,
+    ScaleReason,
+    decode_need,
+    prefill_need,
+)
+from slo.autoscaling.scaler import Scaler, ScalingRules
+
+RULES = ScalingRules(1, 8, start_s=60.0, keep_s=300.0, busy=0.8)
+
+
+class Tier:
+    """Replicas that are up as soon as they are ordered, unless `running` says otherwise."""
+
+    def __init__(self, replicas=1, rules=RULES):
+        self.scaler = Scaler(rules)
+        self.target = replicas
+        self.now_s = 0.0
+
+    def see(self, work=None, backlog_s=0.0, *, at_risk=False, running=None, for_s=1.0):
+        """Decide once a second for a while; the last decision."""
+        until_s = self.now_s + for_s
+        while self.now_s < until_s:
+            up = self.target if running is None else running
+            seen = PrefillDemand(work or 0.0, backlog_s, at_risk)
+            need = None if work is None else partial(prefill_need, seen, up, start_s=RULES.start_s)
+            scaled = self.scaler.decide(need, up, self.target, self.now_s)
+            self.target = scaled.target
+            self.now_s += 1.0
+        return scaled
+
+
+def test_it_grows_at_once_to_what_arrives_with_room():
+    assert Tier(1).see(work=0.89).target == 1
+    scaled = Tier(1).see(work=0.95)
+    assert (scaled.target, scaled.reason) == (2, ScaleReason.DEMAND)
+    assert Tier(3).see(work=2.0).reason is ScaleReason.NOTHING_TO_DO
+
+
+def test_what_waits_and_will_wait_until_a_replica_is_up_makes_it_grow_further():
+    scaled = Tier(2).see(work=1.0, backlog_s=90.0)
+    assert (scaled.target, scaled.reason) == (3, ScaleReason.BACKLOG)
+    assert Tier(1).see(work=3.0).target == 5  # 3, and 2 for what waits after 60 s
+
+
+def test_what_is_starting_is_not_ordered_again():
+    tier = Tier(1)
+    assert tier.see(work=3.0, running=1).target == 5
+    assert tier.see(work=3.0, backlog_s=100.0, running=1, for_s=10).target <= 7
+
+
+def test_it_shrinks_once_fewer_have_sufficed_for_a_while():
+    tier = Tier(5)
+    assert tier.see(work=0.5, for_s=300).target == 5
+    scaled = tier.see(work=0.5)
+    assert (scaled.target, scaled.reason) == (1, ScaleReason.FEWER_SUFFICE)
+
+
+def test_it_keeps_what_a_wave_within_that_time_needed():
+    tier = Tier(5)
+    for _ in range(4):
+        tier.see(work=3.0, for_s=50)
+        tier.see(work=0.5, for_s=200)
+    assert tier.target == 4, "the average of a minute in which most was needed"
+
+
+def test_between_the_two_levels_it_stays():
+    for work in (1.35, 1.25):
+        assert Tier(2).see(work=work, for_s=1000).target == 2
+
+
+def test_a_tier_at_risk_gets_one_more_at_a_time_and_loses_none():
+    tier = Tier(3)
+    scaled = tier.see(work=1.5, at_risk=True)
+    assert (scaled.target, scaled.reason) == (4, ScaleReason.AT_RISK)
+    assert tier.see(work=1.5, at_risk=True, running=3, for_s=60).target == 4
+    calm = Tier(3)
+    calm.see(work=0.2, at_risk=True, for_s=400)
+    assert calm.target == 3, "more replicas mend nothing where nobody queues; none is taken either"
+
+
+def test_without_knowledge_nothing_changes_and_the_wait_begins_anew():
+    tier = Tier(5)
+    tier.see(work=0.5, for_s=250)
+    assert tier.see(work=None).reason is ScaleReason.UNKNOWN
+    assert tier.see(work=0.5, for_s=250).target == 5
+    assert tier.see(work=0.5, for_s=100).target == 1
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=60), st.integers(1, 8))
+def test_it_keeps_to_its_bounds(works, replicas):
+    tier = Tier(replicas)
+    for work in works:
+        assert 1 <= tier.see(work=work, for_s=20).target <= 8
+
+
+def test_bounds_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="1 <= 3 <= 2"):
+        ScalingRules(3, 2)
+    with pytest.raises(ValueError, match=r"0 < 1\.1 <= 1"):
+        ScalingRules(1, 2, busy=1.1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "running", "expected"),
+    [
+        (DecodeDemand(1.5, 40), 2, Need(1.5, 0.0, ScaleReason.MEMORY, ScaleReason.PACE)),
+        (DecodeDemand(0.4, 40, pace=1.2), 2, Need(0.4, 2.4, ScaleReason.MEMORY, ScaleReason.PACE)),
+        (DecodeDemand(0.1, 2, pace=1.2), 2, Need(0.1, 0.0, ScaleReason.MEMORY, ScaleReason.PACE)),
+    ],
+)
+def test_decode_needs_memory_and_pace_where_requests_share_a_replica(seen, running, expected):
+    assert decode_need(seen, running) == expected

@@ -1,0 +1,92 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.predict.pass_time import LearnedPasses
+from slo.predict.prefill_time import PrefillPredictor, attention_pairs
+
+WARM_UP = PrefillPredictor(per_token_s=0.002, fixed_s=0.12, handoff_s=0.03, per_pair_s=1e-7)
+"""More is fixed than a pass has: what is around the pass is in it."""
+TRUTH = PrefillPredictor(per_token_s=0.0024, fixed_s=0.02, per_pair_s=1.2e-7)
+ANCHORS = (32, 256, 1024)
+
+
+def run(passes, lengths, noise=0.0, seed=1, truth=TRUTH):
+    rng = random.Random(seed)
+    for _ in range(passes):
+        tokens = rng.choice(lengths)
+        seconds = truth.prefill_s(tokens) * (1 + rng.uniform(-noise, noise))
+        yield tokens, attention_pairs(tokens), seconds
+
+
+def off(predictor, tokens, truth=TRUTH):
+    return abs(predictor.prefill_s(tokens) / truth.prefill_s(tokens) - 1)
+
+
+def learned(passes):
+    times = LearnedPasses(WARM_UP, ANCHORS)
+    for measured in passes:
+        times.add(*measured)
+    return times.predictor
+
+
+def test_before_the_first_pass_the_warm_up_holds():
+    assert LearnedPasses(WARM_UP, ANCHORS).predictor == WARM_UP
+
+
+def test_fixed_and_linear_part_are_corrected_apart():
+    lengths = (64, 100, 700, 2000)
+    assert max(off(WARM_UP, tokens) for tokens in lengths) > 0.3
+    found = learned(run(60, lengths, noise=0.05))
+    assert max(off(found, tokens) for tokens in lengths) < 0.05
+    assert found.handoff_s == WARM_UP.handoff_s
+
+
+def test_a_few_passes_are_enough_for_their_own_lengths():
+    assert off(learned(run(6, (64,))), 64) < 0.15 < off(WARM_UP, 64)
+
+
+def test_passes_of_one_length_do_not_say_which_part_is_off():
+    found = learned(run(64, (64,)))
+    assert off(found, 64) < 0.03
+    all_is_faster = TRUTH.prefill_s(64) / WARM_UP.prefill_s(64)
+    assert off(WARM_UP, 1024) < off(found, 1024) < off(WARM_UP.times(all_is_faster), 1024) - 0.05
+
+
+def test_passes_that_were_held_up_count_little():
+    passes = [*run(60, (64, 700, 2000), noise=0.03)]
+    held_up = [
+        (tokens, pairs, seconds * (6 if number % 10 == 3 else 1))
+        for number, (tokens, pairs, seconds) in enumerate(passes)
+    ]
+    assert max(off(learned(held_up), tokens) for tokens in (64, 700, 2000)) < 0.06
+
+
+def test_a_replica_that_has_become_slower_is_followed():
+    times = LearnedPasses(WARM_UP, ANCHORS)
+    for measured in (*run(100, (64, 700, 2000)), *run(100, (64, 700, 2000), truth=TRUTH.times(1.5))):
+        times.add(*measured)
+    assert off(times.predictor, 700, TRUTH.times(1.5)) < 0.03
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.floats(0, 1e7), st.floats(0, 100, allow_subnormal=False)),
+        max_size=40,
+    ),
+    st.sampled_from([WARM_UP, PrefillPredictor(0.0, 0.0), PrefillPredictor(0.001, 0.0)]),
+)
+def test_no_prediction_is_negative_whatever_was_measured(passes, prior):
+    times = LearnedPasses(prior, ANCHORS)
+    for measured in passes:
+        times.add(*measured)
+    assert 0 <= times.predictor.fixed_s < float("inf")
+    assert 0 <= times.predictor.prefill_s(1) <= times.predictor.prefill_s(10_000) < float("inf")
+
+
+def test_a_prior_without_anchors_learns_too():
+    times = LearnedPasses(WARM_UP, ())
+    times.add(64, attention_pairs(64), 0.2)
+    assert times.predictor.prefill_s(64) == pytest.approx(0.2)

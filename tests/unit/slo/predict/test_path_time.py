@@ -1,0 +1,39 @@
+import pytest
+
+from slo.predict.path_time import MIN_SAMPLES, REMEMBERED, PathTime
+from slo.request import JobId
+
+
+def learned(*ways_s):
+    path = PathTime()
+    for number, way_s in enumerate(ways_s):
+        path.placed(JobId(str(number)), 1.0)
+        path.ended(JobId(str(number)), 1.0 + way_s)
+    return path
+
+
+def test_until_enough_is_known_what_is_configured_holds():
+    assert learned(*[0.02] * (MIN_SAMPLES - 1)).seconds(0.1) == 0.1
+    assert learned(*[0.02] * MIN_SAMPLES).seconds(0.1) == pytest.approx(0.02)
+
+
+def test_a_request_that_was_held_up_does_not_count():
+    assert learned(0.02, 0.02, 5.0, 0.02, 0.02).seconds(0.1) == pytest.approx(0.02)
+
+
+def test_the_latest_count():
+    assert learned(*[0.5] * 100, *[0.02] * REMEMBERED).seconds(0.1) == pytest.approx(0.02)
+
+
+def test_a_first_token_that_came_too_early_makes_no_negative_way():
+    assert learned(*[-0.5] * 10).seconds(0.1) == 0.0
+
+
+def test_requests_that_queued_or_had_no_first_token_say_nothing():
+    path = PathTime()
+    for number in range(10):
+        path.ended(JobId(f"queued-{number}"), 9.0)
+        path.placed(JobId(f"cut-{number}"), 1.0)
+        path.ended(JobId(f"cut-{number}"), None)
+        path.ended(JobId(f"cut-{number}"), 9.0)
+    assert path.seconds(0.1) == 0.1

@@ -1,0 +1,43 @@
+"""Steps are counted, and after vLLM has taken a request's memory a pass may compute a prompt for a while."""
+
+from types import SimpleNamespace
+
+from telemetry.engine_tap import EngineTap
+
+
+class Nothing:
+    def set(self, *_, **__):
+        pass
+
+
+def step(tap, *, preempted=0, waiting=0):
+    iteration = SimpleNamespace(inter_token_latencies_iter=[], num_preempted_reqs=preempted)
+    scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=None, num_waiting_reqs=waiting)
+    tap.record(scheduler, iteration)
+
+
+def test_every_step_is_progress_also_one_without_requests():
+    tap = EngineTap("decode", Nothing())
+    step(tap)
+    tap.record(None, None)
+    assert tap.steps == 2
+
+
+def test_nothing_is_recomputed_while_no_memory_was_taken():
+    tap = EngineTap("decode", Nothing())
+    for _ in range(3):
+        step(tap, waiting=5)
+        assert not tap.recomputes
+
+
+def test_what_lost_its_memory_is_recomputed_until_nothing_has_waited_for_a_while():
+    tap = EngineTap("decode", Nothing())
+    step(tap, preempted=1, waiting=1)
+    for _ in range(1000):
+        step(tap, waiting=1)
+        assert tap.recomputes
+    calm = 0
+    while tap.recomputes:
+        step(tap)
+        calm += 1
+    assert 32 < calm < 128
