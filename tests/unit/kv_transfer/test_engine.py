@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+from vllm import envs
 
 from kv_transfer.engine import ReplicaEngine
 
@@ -22,6 +23,7 @@ def started(monkeypatch):
         return "client"
 
     monkeypatch.setattr(VLLMEngine, "_start_async_llm_engine", start)
+    envs.disable_envs_cache()  # an engine of another test in this process has read them
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "1")
     for name in ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
