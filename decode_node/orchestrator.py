@@ -95,6 +95,7 @@ class Call:
         is_chat: Which of the two it is.
         token_ids: Its prompt; empty when that is not prefilled elsewhere.
         spans: Where its phases are noted.
+        prompt: What vLLM's renderer has made of it; None for what is still to be rendered.
     """
 
     request: Any
@@ -102,6 +103,7 @@ class Call:
     is_chat: bool
     token_ids: list[int]
     spans: RequestSpans
+    prompt: Any = None
 
 
 class _RefusedError(GenerationError):  # type: ignore[misc] # vLLM ships no types for it
@@ -187,6 +189,11 @@ class Orchestrator:
 
         client.generate = generate
         deliver_carried(client.output_processor)
+
+    def rendered(self, request: Any) -> Any:
+        """What vLLM's renderer has made of a request of `run`; None for any other."""
+        run = self._runs.get((request.vllm_xargs or {}).get(JOB_XARG, ""))
+        return None if run is None else run.call.prompt
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.

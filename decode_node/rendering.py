@@ -1,13 +1,14 @@
 """A request's prompt as tokens, before any prefill is asked for.
 
 Owns the use of vLLM's renderer, so that a prompt that is too long, a template that fails or an
-unsatisfiable max_tokens is refused at once, and so that prefill receives exactly the tokens that decode
-will use. Also owns which requests the prefill tier cannot take.
+unsatisfiable max_tokens is refused at once, so that prefill receives exactly the tokens that decode will
+use, and so that a prompt is tokenised once. Also owns which requests the prefill tier cannot take.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +39,14 @@ class Rendered:
     Attributes:
         token_ids: Exactly what the engine would prefill; empty when `local` says why not.
         local: Why the decode tier has to prefill it itself, None when it need not.
+        request: As rendering has left it: parsers of tool calls and of reasoning change what is asked for.
+        prompt: What vLLM's renderer has made of it.
     """
 
     token_ids: list[int]
     local: LocalReason | None = None
+    request: Any = None
+    prompt: Any = None
 
 
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
@@ -60,7 +65,24 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
     if (reason := _local_reason(request, inputs)) is not None:
         return Rendered([], reason)
     token_ids = list(inputs[0]["prompt_token_ids"])
-    return _too_long(request, len(token_ids), max_model_len) or Rendered(token_ids)
+    too_long = _too_long(request, len(token_ids), max_model_len)
+    return too_long or Rendered(token_ids, request=copy, prompt=result)
+
+
+def stand_before(engine: Any, rendered: Callable[[Any], Any]) -> None:
+    """Have vLLM's OpenAI layer take what `rendered` returns for a request; it renders what gives None."""
+    _take(engine._oai_serving_chat, "render_chat_request", rendered)  # noqa: SLF001 - no public way in
+    _take(engine._oai_serving_completion, "render_completion_request", rendered)  # noqa: SLF001
+
+
+def _take(serving: Any, method: str, rendered: Callable[[Any], Any]) -> None:
+    straight = getattr(serving, method)
+
+    async def take(request: Any) -> Any:
+        prompt = rendered(request)
+        return await straight(request) if prompt is None else prompt
+
+    setattr(serving, method, take)
 
 
 def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:

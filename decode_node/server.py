@@ -20,6 +20,7 @@ from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
+from decode_node import rendering
 from decode_node.answers import error_response
 from decode_node.grammar_check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
@@ -140,6 +141,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
         self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
         self._orchestrator.stand_before(client)
+        rendering.stand_before(self.engine, self._orchestrator.rendered)
         self._grammars = GrammarCheck(
             node.grammars, client.get_tokenizer(), client.model_config.get_vocab_size()
         )
@@ -154,9 +156,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             participant = Participant(self._replica_id, Role.DECODE, self._seen)
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
-        client = self.engine._engine_client  # noqa: SLF001 - no public way in
-        # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
-        self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
         self._watchdog = EngineWatchdog(
             "decode", client, lambda: self._tap.steps, self._pass_s, self._instruments
         )
@@ -248,8 +247,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 yield rendered
                 return
             spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
-            call = Call(request, info, is_chat, rendered.token_ids, spans)
             if rendered.local is not None:
+                call = Call(request, info, is_chat, [], spans)
                 spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
@@ -265,6 +264,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 tokens=len(rendered.token_ids),
                 seconds=spent_s,
             )
+            call = Call(rendered.request, info, is_chat, rendered.token_ids, spans, rendered.prompt)
             async with aclosing(self._orchestrator.run(call, context.after(spent_s))) as pieces:
                 async for piece in pieces:
                     yield piece
