@@ -36,7 +36,7 @@ SLOW = [
         json={
             "anyOf": [
                 {"type": "object", "properties": {f"p{n}": {"$ref": "#"} for n in range(size)}}
-                for size in range(1, 60)
+                for size in range(1, 100)
             ]
         }
     ),
