@@ -35,6 +35,7 @@ class EngineSetup:
         mode: A value of `slo.preemption.types.PreemptionMode`.
         order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
         granularity: A value of `prefill_node.worker.boundary.BoundaryLevel`.
+        compiled: Whether a pass that vLLM has compiled in pieces can stop between them.
         launch_ahead: Boundaries that may be launched ahead of an accelerator.
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.
@@ -48,6 +49,7 @@ class EngineSetup:
     mode: str = "off"
     order: str = DEFAULT_ORDER.value
     granularity: str = "layer"
+    compiled: bool = False
     launch_ahead: int = 1
     vote_timeout_s: float = 20.0
     join_tokens: int = 2048

@@ -52,11 +52,9 @@ def offline_engine(
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     with Board.create(ranks) as board:
-        llm = LLM(
-            tensor_parallel_size=ranks,
-            **_arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False),
-            **{"distributed_executor_backend": "mp", **options},
-        )
+        own = _arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False)
+        own |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+        llm = LLM(**(own | options))
         board.unlink()
         core = llm.llm_engine.engine_core.engine_core
         try:

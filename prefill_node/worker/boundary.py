@@ -98,6 +98,30 @@ def install(model: nn.Module, granularity: BoundaryLevel, forward: Forward) -> B
     return Boundaries(PassShape.of(stretches), granularity, why_not_finer)
 
 
+def stretches_of_layers(model: nn.Module, *, before_attention: bool) -> list[float]:
+    """The work between cuts behind the attention of each layer, or before it too; none where layers differ.
+
+    What lies behind the last layer, and before the first, counts to the stretch beside it.
+    """
+    try:
+        layers = decoder_layers(model)
+    except NoBoundariesError:
+        return []
+    stretches, since = [], 0.0
+    for layer in layers:
+        kernel = next(part for part in layer.modules() if _is_attention(part))
+        attention = (_halves(layer) or (None,))[0]
+        into_heads = 0.0
+        if attention is not None and (operators := _operators(attention)) is not None:
+            into_heads = work(attention) - work(kernel) - work(operators[1])
+        if before_attention:
+            stretches += [since + into_heads, work(kernel)]
+        else:
+            stretches.append(since + into_heads + work(kernel))
+        since = work(layer) - work(kernel) - into_heads
+    return [*stretches, since]
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The one list of equal layers with one attention each.
 

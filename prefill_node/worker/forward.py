@@ -1,17 +1,18 @@
 """One forward pass that can stop at a boundary and go on from a checkpoint.
 
-Owns what the decoder layers do (`prefill_node.worker.boundary` wraps them) and what happens at each boundary:
-bound the launch-ahead, publish progress, vote, stop. After a stop the remaining layers compute nothing and
-the pass leaves the model on its ordinary way, so that whatever the model runner does around it is done; its
-result is meaningless and the worker drops it.
+Owns what the decoder layers do (`prefill_node.worker.boundary` wraps them), or the stretches of a compiled
+pass (`prefill_node.worker.compiled`), and what happens at each boundary: bound the launch-ahead, publish
+progress, vote, stop. After a stop the rest computes nothing and the pass leaves the model on its ordinary
+way, so that whatever the model runner does around it is done; its result is meaningless and the worker drops
+it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prefill_node.board.board import Board
@@ -85,6 +86,7 @@ class Forward:
     _replay: deque[Any] = field(default_factory=deque)
     _stand_in: Any = None
     _shape_of_output: Any = None
+    _is_shape_known: bool = False
 
     def begin(self, step_id: int, rows: Callable[[], Rows], resume: Checkpoint | None) -> None:
         """A step's forward pass starts.
@@ -142,6 +144,7 @@ class Forward:
         self._entering = output
         if self._shape_of_output is None:
             self._shape_of_output = map_tensors(output, lambda tensor: tensor[:0].clone())
+            self._is_shape_known = True
         return output
 
     def child(self, boundary: int | None, compute: Callable[[], Any]) -> Any:
@@ -171,6 +174,37 @@ class Forward:
         """
         self._at(boundary, resumes_at)
 
+    def walk(self, stretches: Sequence[Callable[[list[Any]], Any]], stand_in: Callable[[], Any]) -> Any:
+        """Run a compiled pass.
+
+        Args:
+            stretches: One for each boundary, which begins there. Each takes what the one before it has
+                returned, a list which it empties; the last one returns the outputs of the pass.
+            stand_in: Gives outputs for a pass that stops.
+
+        Returns:
+            The outputs of the pass.
+        """
+        self._is_shape_known = True
+        self._start()
+        resume, self._resume = self._resume, None
+        first, self._entering = (0, []) if resume is None else (resume.boundary, resume.entering)
+        try:
+            for number in range(first, len(stretches)):
+                self._at(number)
+                self._entering = stretches[number](self._entering)
+        except ForwardStopped:
+            self._own_what_is_kept()
+            return stand_in()
+        return self._entering
+
+    def _own_what_is_kept(self) -> None:
+        """Copy it: parts of a larger tensor keep all of it, and a graph or a buffer may be written again."""
+        assert self._stop is not None
+        kept = self._stop.checkpoint
+        own = replace(kept, entering=map_tensors(kept.entering, lambda tensor: tensor.clone()))
+        self._stop = replace(self._stop, checkpoint=own)
+
     def _start(self) -> None:
         """The first layer is reached: the batch is known."""
         self._started = True
@@ -195,7 +229,7 @@ class Forward:
         self.signal.reach(self.rank, self._step_id, boundary)
         wish = self.signal.is_target(self._step_id)
         try:
-            stops = self.votes.vote(self._step_id, boundary, wish and self._shape_of_output is not None)
+            stops = self.votes.vote(self._step_id, boundary, wish and self._is_shape_known)
         except VoteTimeoutError:
             self.signal.vote_timed_out(self.rank)
             raise

@@ -18,11 +18,13 @@ from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
+from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
 from prefill_node.worker.checkpoint import Checkpoint, Rows
+from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
 from prefill_node.worker.launch_ahead import EventBound, HostOnly, LaunchAhead
 from prefill_node.worker.vote import choose_transport
@@ -73,26 +75,37 @@ class PreemptibleWorker:
     model_runner: Any
     _preemption: Preemption | None = None
     _refusal: str = "the engine has not loaded its model"
+    _compiled: CompiledPass | None = None
 
     def load_model(self, **kwargs: Any) -> None:
-        """Load the model, then wrap its layers."""
+        """Load the model, then wrap its layers; those of one that is compiled are cut when it has been."""
+        setup = EngineSetup.of(self.vllm_config)
+        if setup.compiled and is_compiled(self.vllm_config):
+            self._compiled = CompiledPass(BoundaryLevel(setup.granularity))
+            self._compiled.watch()
         super().load_model(**kwargs)  # type: ignore[misc] # the worker mixed in
         try:
-            self._preemption = prepare(self.vllm_config, self.model_runner)
+            self._preemption = prepare(self.vllm_config, self.model_runner, self._compiled)
         except NotPreemptibleError as error:
-            self._refusal = str(error)
-            _log.warning("prefills of this replica cannot be preempted: %s", error)
+            self._refuse(error)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up, then see whether a stopped pass resumes exactly; one that does not is never stopped."""
         times = super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
+        if self._compiled is not None:
+            self._compiled.unwatch()
         if self._preemption is not None:
             try:
+                if self._compiled is not None:
+                    cut(self._preemption, self.model_runner, self._compiled)
                 rehearse(self._preemption, self.model_runner)
             except NotPreemptibleError as error:
-                self._preemption, self._refusal = None, str(error)
-                _log.warning("prefills of this replica cannot be preempted: %s", error)
+                self._refuse(error)
         return times
+
+    def _refuse(self, error: NotPreemptibleError) -> None:
+        self._preemption, self._refusal = None, str(error)
+        _log.warning("prefills of this replica cannot be preempted: %s", error)
 
     def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
         """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
@@ -137,8 +150,10 @@ class PreemptibleWorker:
         )
 
 
-def prepare(vllm_config: VllmConfig, runner: Any) -> Preemption | None:
+def prepare(vllm_config: VllmConfig, runner: Any, compiled: CompiledPass | None = None) -> Preemption | None:
     """Make a loaded engine's forward pass yield; None when preemption is off. All ranks call it.
+
+    A compiled pass has no boundaries before `cut`.
 
     Raises:
         NotPreemptibleError: on every rank, when it cannot on one.
@@ -150,11 +165,25 @@ def prepare(vllm_config: VllmConfig, runner: Any) -> Preemption | None:
     one_host = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
     preemption, refusal = None, ""
     try:
-        preemption = _prepare_rank(vllm_config, setup, runner, one_host=one_host)
+        preemption = _prepare_rank(vllm_config, setup, runner, compiled, one_host=one_host)
     except (NotPreemptibleError, NoBoundariesError, BoardUnavailableError) as error:
         refusal = str(error)
     _agree(refusal)
     return preemption
+
+
+def cut(preemption: Preemption, runner: Any, compiled: CompiledPass) -> None:
+    """Find the boundaries of a pass that has been compiled and has run. All ranks call it.
+
+    Raises:
+        NotPreemptibleError: on every rank, when one has none.
+    """
+    refusal = ""
+    try:
+        preemption.boundaries = compiled.attach(runner.get_model(), preemption.forward)
+    except NoBoundariesError as error:
+        refusal = str(error)
+    _agree(refusal)
 
 
 def rehearse(preemption: Preemption, runner: Any) -> None:
@@ -188,17 +217,26 @@ def _agree(refusal: str) -> None:
         raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
 
 
+def is_compiled(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model in any way."""
+    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
+
+
 def why_not(vllm_config: VllmConfig) -> str | None:
     """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    kv_transfer = vllm_config.kv_transfer_config
+    kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
     device = vllm_config.device_config.device_type
     reasons = {
         "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
             vllm_config.use_v2_model_runner
         ),
-        "the model is compiled; set enforce_eager": (
-            vllm_config.compilation_config.mode != CompilationMode.NONE
+        "the model is compiled; set enforce_eager, or preemption.compiled": (
+            is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
+        ),
+        "the model is compiled as a whole; set no use_inductor_graph_partition and no fuse_attn_quant": (
+            is_compiled(vllm_config)
+            and (compilation.mode != CompilationMode.VLLM_COMPILE or not compilation.splitting_ops)
         ),
         "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
             parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
@@ -218,7 +256,9 @@ def why_not(vllm_config: VllmConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, one_host: bool) -> Preemption:
+def _prepare_rank(
+    vllm_config: VllmConfig, setup: EngineSetup, runner: Any, compiled: CompiledPass | None, *, one_host: bool
+) -> Preemption:
     if (reason := why_not(vllm_config)) is not None:
         raise NotPreemptibleError(reason)
     group = get_tp_group()
@@ -231,7 +271,12 @@ def _prepare_rank(vllm_config: VllmConfig, setup: EngineSetup, runner: Any, *, o
     if vllm_config.device_config.device_type == "cuda":
         launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
     forward = Forward(rank, board or NoBoard(), votes, launch_ahead)
-    boundaries = install(runner.get_model(), BoundaryLevel(setup.granularity), forward)
+    granularity = BoundaryLevel(setup.granularity)
+    boundaries = (
+        install(runner.get_model(), granularity, forward)
+        if compiled is None
+        else Boundaries(PassShape(()), granularity)
+    )
     return Preemption(forward, boundaries, keep=setup.mode == "resume")
 
 

@@ -34,6 +34,10 @@ ENGINES = {
         "setup": EngineSetup(mode="resume", granularity="operator"),
         "tensor_parallel_size": 2,
     },
+    "llama_compiled": {
+        "setup": EngineSetup(mode="resume", granularity="operator", compiled=True),
+        "enforce_eager": False,
+    },
     "llama_sublayer": {"setup": EngineSetup(mode="resume", granularity="sublayer")},
     "llama_recompute": {"setup": EngineSetup(mode="recompute"), "max_num_batched_tokens": 256},
     # Room for eleven blocks of 128 tokens.

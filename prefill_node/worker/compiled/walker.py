@@ -1,0 +1,146 @@
+"""Stands in the place of vLLM's function that runs a compiled forward pass.
+
+Owns the way from that function to the stretches that a pass can stop between, and which compiled passes have
+none. What happens at each place is `prefill_node.worker.forward`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import vllm.compilation.backends
+import vllm.compilation.caching
+
+from prefill_node.board.pass_shape import PassShape
+from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, stretches_of_layers
+from prefill_node.worker.checkpoint import map_tensors
+from prefill_node.worker.compiled.stretches import PIECES, NotInPiecesError, Stretches, cut, stretch_name
+from prefill_node.worker.forward import Forward
+
+_BUILDERS: Final = (vllm.compilation.backends, vllm.compilation.caching)
+"""Where vLLM makes the function: after compiling, and from what it has stored of that."""
+_NAME: Final = "compile_execution_fn"
+
+
+class Walker:
+    """A compiled pass: called as vLLM calls it, in stretches while a step runs that may stop.
+
+    Args:
+        whole: vLLM's function, with its pieces bound.
+        stretches: The same in stretches.
+        consts: What its code calls `__vllm_consts__`.
+    """
+
+    def __init__(self, whole: partial[Any], stretches: Stretches, consts: list[Any] | None) -> None:
+        self.stretches = stretches
+        self._whole = whole
+        namespace: dict[str, Any] = {"__vllm_consts__": consts or []}
+        exec(compile(stretches.source, "<stretches>", "exec"), namespace)  # noqa: S102 - as vLLM does its own
+        self._run = [namespace[stretch_name(number)] for number in range(stretches.count)]
+        self._forward: Forward | None = None
+        self._rows_at = -1
+        self._no_rows: Any = None
+
+    def attach(self, forward: Forward) -> None:
+        """From now on, ask `forward` between stretches.
+
+        Raises:
+            NoBoundariesError: when the pass has not run yet, or its number of rows does not stand in its inputs.
+        """
+        if self._no_rows is None:
+            raise NoBoundariesError("the compiled pass has not run before")
+        if self._rows_at < 0:
+            raise NoBoundariesError("the compiled pass takes other numbers than that of its rows")
+        self._forward = forward
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The outputs of the pass; zeros when it stops."""
+        forward = self._forward
+        if forward is not None and forward.active:
+            pieces = self._whole.keywords[PIECES]
+            run = [partial(stretch, inputs, **{PIECES: pieces}) for stretch in self._run]
+            return forward.walk(run, lambda: self._zeros(inputs[self._rows_at]))
+        outputs = self._whole(*inputs)
+        if self._no_rows is None:
+            self._learn(inputs, outputs)
+        return outputs
+
+    def _learn(self, inputs: tuple[Any, ...], outputs: Any) -> None:
+        """Find where the number of rows stands, and of what shape the outputs are."""
+        numbers = [place for place, value in enumerate(inputs) if type(value) is int]
+        rows: set[int] = set()
+        self._no_rows = map_tensors(outputs, lambda each: rows.add(each.shape[0]) or each[:0].clone())
+        if rows == {inputs[place] for place in numbers}:
+            self._rows_at = numbers[0]
+
+    def _zeros(self, rows: int) -> Any:
+        return map_tensors(self._no_rows, lambda each: each.new_zeros((rows, *each.shape[1:])))
+
+
+class CompiledPass:
+    """Has an engine's compiled pass made so that it can stop.
+
+    Args:
+        granularity: Where: behind each attention; with anything finer also before it.
+    """
+
+    def __init__(self, granularity: BoundaryLevel) -> None:
+        self._granularity = granularity
+        self._walkers: list[Walker] = []
+        self._problems: list[str] = []
+        self._originals: list[Callable[..., Any]] = []
+
+    def watch(self) -> None:
+        """Take vLLM's function wherever it is made from now on; before the model is loaded."""
+        self._originals = [getattr(builder, _NAME) for builder in _BUILDERS]
+        for builder, original in zip(_BUILDERS, self._originals, strict=True):
+            setattr(builder, _NAME, partial(self._make, original))
+
+    def unwatch(self) -> None:
+        """The model is loaded, compiled and has run."""
+        for builder, original in zip(_BUILDERS, self._originals, strict=False):
+            setattr(builder, _NAME, original)
+        self._originals = []
+
+    def attach(self, model: Any, forward: Forward) -> Boundaries:
+        """Have the pass ask `forward` at its boundaries.
+
+        Raises:
+            NoBoundariesError: when it has none, or there is not one pass.
+        """
+        if self._problems:
+            raise NoBoundariesError(f"the compiled pass cannot be cut: {self._problems[0]}")
+        if len(self._walkers) != 1:
+            raise NoBoundariesError(f"vLLM has compiled {len(self._walkers)} passes where one is expected")
+        (walker,) = self._walkers
+        walker.attach(forward)
+        is_fine = self._granularity is not BoundaryLevel.LAYER
+        level = BoundaryLevel.SUBLAYER if is_fine else BoundaryLevel.LAYER
+        why = "" if level is self._granularity else "pieces are compiled as a whole"
+        return Boundaries(PassShape.of(self._work(model, walker.stretches)), level, why)
+
+    def _work(self, model: Any, stretches: Stretches) -> list[float]:
+        """Of each stretch; all alike where the layers of the model do not tell."""
+        is_fine = self._granularity is not BoundaryLevel.LAYER
+        known = stretches_of_layers(model, before_attention=is_fine)
+        return known if len(known) == stretches.count else [1.0] * stretches.count
+
+    def _make(
+        self,
+        original: Callable[..., Any],
+        code: str,
+        submod_callables: dict[str, Callable[..., Any]],
+        submod_names: list[str],
+        consts: list[Any] | None = None,
+    ) -> Callable[..., Any]:
+        whole = original(code, submod_callables, submod_names, consts)
+        try:
+            stretches = cut(code, before=self._granularity is not BoundaryLevel.LAYER)
+        except (NotInPiecesError, SyntaxError) as error:
+            self._problems.append(str(error))
+            return whole
+        walker = Walker(whole, stretches, consts)
+        self._walkers.append(walker)
+        return walker
