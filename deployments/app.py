@@ -197,6 +197,7 @@ def _prefill_node(
         mode=preemption.mode.value,
         order=preemption.order.value,
         granularity=preemption.granularity,
+        compiled=preemption.compiled,
         launch_ahead=preemption.launch_ahead,
         vote_timeout_s=preemption.vote_timeout_s,
         join_tokens=preemption.join_tokens,
@@ -334,8 +335,9 @@ def _engine_kwargs(
     else:
         kwargs["scheduler_cls"] = _PREFILL_SCHEDULER
         kwargs["worker_cls"] = _PREFILL_WORKERS[config.accelerator]
-        if config.preemption.mode is not PreemptionMode.OFF:
-            # A compiled forward pass is one piece, which cannot stop between two layers.
+        if config.preemption.compiled:
+            kwargs["enforce_eager"] = False
+        elif config.preemption.mode is not PreemptionMode.OFF:
             kwargs["enforce_eager"] = True
         if (longest := config.max_model_len or _longest(model)) is not None:
             kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)

@@ -1,9 +1,10 @@
 """What boundaries and votes cost that never fire: the same engine with and without them, in one run.
 
 Each pair prefills the same prompt once with and once without, in alternating order; the ratio of a pair is
-what its two halves took. Prompts are random, so nothing comes from the prefix cache.
+what its two halves took. Prompts are random, so nothing comes from the prefix cache. A compiled pass without
+boundaries is vLLM's own function.
 
-    python -m benchmarks.engines.idle_overhead
+    python -m benchmarks.engines.idle_overhead [--compiled]
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def measure_engine(ranks: int, pairs: int, granularity: str, lengths: list[int]) -> list[dict[str, Any]]:
+def measure_engine(ranks: int, pairs: int, setup: EngineSetup, lengths: list[int]) -> list[dict[str, Any]]:
     """All prompt lengths on one engine; for a process of its own."""
     rows = []
     with tempfile.TemporaryDirectory() as directory:
@@ -55,12 +56,14 @@ def measure_engine(ranks: int, pairs: int, granularity: str, lengths: list[int])
             model,
             BAREABLE_WORKER,
             ranks=ranks,
-            setup=EngineSetup(mode="resume", granularity=granularity),
+            setup=setup,
+            enforce_eager=not setup.compiled,
             max_model_len=4096,
             max_num_batched_tokens=4096,
         ) as (llm, board):
             for tokens in lengths:
-                row = {"ranks": ranks, "granularity": granularity} | measure(llm, board, tokens, pairs)
+                row = {"ranks": ranks, "granularity": setup.granularity, "compiled": setup.compiled}
+                row |= measure(llm, board, tokens, pairs)
                 rows.append(row)
                 print(
                     f"TP {ranks}, {tokens:5} tokens: {row['without_ms']:7.1f} ms without, "
@@ -77,12 +80,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--granularity", default="operator", help="layer, sublayer or operator")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--compiled", action="store_true", help="vLLM compiles the passes, with inductor")
     arguments = parser.parse_args()
+    setup = EngineSetup(mode="resume", granularity=arguments.granularity, compiled=arguments.compiled)
     rows = []
     for ranks in (1, 2):
-        asked = (ranks, arguments.pairs, arguments.granularity, arguments.tokens)
-        rows += in_own_process(measure_engine, *asked)
-    print(write("idle_overhead", {"rows": rows}))
+        rows += in_own_process(measure_engine, ranks, arguments.pairs, setup, arguments.tokens)
+    print(write("idle_overhead_compiled" if setup.compiled else "idle_overhead", {"rows": rows}))
 
 
 if __name__ == "__main__":

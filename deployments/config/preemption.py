@@ -50,6 +50,10 @@ class PreemptionConfig(Section):
         "operator",
         description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",
     )
+    compiled: bool = Field(
+        default=False,
+        description="Prefill runs compiled forward passes, which stop before and behind each attention only.",
+    )
     launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="On an accelerator, boundaries that may be launched before the first of them is done."
     )

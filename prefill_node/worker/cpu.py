@@ -6,9 +6,11 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.config import CompilationMode
+from vllm.platforms import current_platform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.worker.compiled.cpu_passes import PASS_MANAGER
 from prefill_node.worker.worker import PreemptibleWorker, is_compiled
 from sampling.worker import CarryingWorker
 
@@ -54,3 +56,4 @@ def in_pieces(vllm_config: VllmConfig) -> None:
     compilation.splitting_ops = None
     compilation.set_splitting_ops_for_v1(all2all_backend=vllm_config.parallel_config.all2all_backend)
     compilation.compile_sizes = []
+    current_platform.get_pass_manager_cls = lambda: PASS_MANAGER

@@ -117,6 +117,11 @@ class Forward:
         stop, self._stop = self._stop, None
         return stop
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the pass that has begun has a checkpoint to go on from."""
+        return self._resume is not None
+
     def layer(self, span: range, compute: Callable[[], Any], tokens_of: Callable[[], torch.Tensor]) -> Any:
         """Run a decoder layer, or pass through it.
 

@@ -3,12 +3,16 @@
 import os
 
 import pytest
-from engines import engine
+from engines import COMPILED, engine
 
 from benchmarks.engines.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
 
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+os.environ |= {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_CI_ENV": "1",  # vLLM compiles without C++, in seconds; the pieces are the same
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +38,12 @@ ENGINES = {
         "setup": EngineSetup(mode="resume", granularity="operator"),
         "tensor_parallel_size": 2,
     },
-    "llama_compiled": {
-        "setup": EngineSetup(mode="resume", granularity="operator", compiled=True),
+    "llama_compiled": COMPILED,
+    "llama_compiled_tp2": COMPILED | {"tensor_parallel_size": 2},
+    "llama_compiled_layer": {
+        "setup": EngineSetup(mode="resume", compiled=True),
         "enforce_eager": False,
+        "max_num_batched_tokens": 256,
     },
     "llama_sublayer": {"setup": EngineSetup(mode="resume", granularity="sublayer")},
     "llama_recompute": {"setup": EngineSetup(mode="recompute"), "max_num_batched_tokens": 256},

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from engines import engine, random_prompt
+from engines import COMPILED, engine, random_prompt
 
 from prefill_node.board.events import Resumed, Stopped
 from prefill_node.board.messages import StopOrder
@@ -40,11 +40,11 @@ def memory_of_workers():
 
 
 @pytest.mark.long
-def test_random_arrivals_preemptions_and_aborts(models):
+@pytest.mark.parametrize("options", [{}, COMPILED], ids=["eager", "compiled"])
+def test_random_arrivals_preemptions_and_aborts(models, options):
     rng = random.Random(11)
-    with engine(
-        models("llama"), tensor_parallel_size=2, worker="prefill_node.worker.cpu.PreemptibleCPUWorker"
-    ) as running:
+    worker = "prefill_node.worker.cpu.PreemptibleCPUWorker"
+    with engine(models("llama"), tensor_parallel_size=2, worker=worker, **options) as running:
         trouble = Troublemaker(running.board, seed=12)
         trouble.start()
         ends, aborted, waiting, stops, resumes, memory = [], set(), set(), 0, 0, []

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from engines import engine, random_prompt
+from engines import COMPILED, engine, random_prompt
 
 from deployments.models.store import ModelStore
 from prefill_node.engine_setup import EngineSetup
@@ -33,8 +33,17 @@ def stopped(running, boundaries, prompt=PROMPT):
     return answer
 
 
-ENGINES = ["llama_operator", "llama_operator_tp2", "llama_sublayer", "llama_chunked", "llama_recompute"]
-"""The last two stop between layers."""
+ENGINES = [
+    "llama_operator",
+    "llama_operator_tp2",
+    "llama_sublayer",
+    "llama_chunked",
+    "llama_recompute",
+    "llama_compiled",
+    "llama_compiled_tp2",
+    "llama_compiled_layer",
+]
+"""Chunked and recompute stop between layers; the last one takes chunks too."""
 
 
 @pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
@@ -80,6 +89,56 @@ def test_other_architectures_before_each_operator(architecture, per_layer, model
         ((done, granularity, why_not_finer),) = running.rpc("preemption_support")
         assert (len(done), granularity, why_not_finer) == (4 * per_layer, "operator", "")
         assert done[::per_layer] == pytest.approx((0, 0.25, 0.5, 0.75))
+        expected = undisturbed(running)
+        for boundary in range(running.boundaries):
+            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
+@pytest.mark.parametrize("shared_engine", ["llama_compiled", "llama_compiled_tp2"], indirect=True)
+def test_several_suspended_between_compiled_pieces(shared_engine):
+    running = shared_engine
+    prompts = {f"prompt-{number}": random_prompt(300 + 100 * number, seed=number) for number in range(3)}
+    expected = {job: undisturbed_one(running, job, prompt) for job, prompt in prompts.items()}
+    for number, (job, prompt) in enumerate(prompts.items()):
+        running.add(job, prompt)
+        running.stop_at(2 + 2 * number)
+        running.order_stop(f"prompt-{number + 1}")
+        assert running.step() == []
+    running.stop_at(7, 7, 8)
+    running.finish()
+    assert running.rpc("stops_left")[0] == 0
+    assert running.answers == expected
+    running.check_at_rest()
+    running.forget()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "qwen3_moe", "gemma3_text"])
+def test_other_architectures_compiled(architecture, models):
+    with engine(models(architecture), **COMPILED) as running:
+        expected = undisturbed(running)
+        for boundary in range(running.boundaries):
+            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
+@pytest.mark.long
+def test_pieces_that_inductor_has_compiled(models, monkeypatch, tmp_path):
+    """Once compiled in this process, and once from what vLLM has stored of that."""
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "0")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    for _ in range(2):
+        with engine(models("llama"), **COMPILED) as running:
+            expected = undisturbed(running)
+            assert stopped(running, [1]) == expected
+            for boundary in range(running.boundaries):
+                assert stopped(running, [boundary]) == expected, f"differs after a stop at {boundary}"
+            assert stopped(running, [0, 3, 3, 4, 8]) == expected
+
+
+def test_a_model_that_computes_between_its_layers_is_preempted_when_compiled(models):
+    with engine(models("solar"), **COMPILED) as running:
+        ((done, granularity, _),) = running.rpc("preemption_support")
+        assert (len(done), granularity) == (2 * 4 + 1, "sublayer")
         expected = undisturbed(running)
         for boundary in range(running.boundaries):
             assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"

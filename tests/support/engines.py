@@ -15,7 +15,14 @@ from benchmarks.engines.offline_engine import offline_engine
 from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.queue import argument
+from prefill_node.engine_setup import EngineSetup
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG
+
+COMPILED = {
+    "setup": EngineSetup(mode="resume", granularity="operator", compiled=True),
+    "enforce_eager": False,
+}
+"""For an engine whose passes are compiled in pieces."""
 
 
 @dataclass

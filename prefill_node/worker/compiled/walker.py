@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import vllm.compilation.backends
 import vllm.compilation.caching
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context
 
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, stretches_of_layers
 from prefill_node.worker.checkpoint import map_tensors
 from prefill_node.worker.compiled.stretches import PIECES, NotInPiecesError, Stretches, cut, stretch_name
 from prefill_node.worker.forward import Forward
+
+if TYPE_CHECKING:
+    import torch
 
 _BUILDERS: Final = (vllm.compilation.backends, vllm.compilation.caching)
 """Where vLLM makes the function: after compiling, and from what it has stored of that."""
@@ -47,7 +52,7 @@ class Walker:
         """From now on, ask `forward` between stretches.
 
         Raises:
-            NoBoundariesError: when the pass has not run yet, or its number of rows does not stand in its inputs.
+            NoBoundariesError: when the pass has not run yet, or its inputs do not say its number of rows.
         """
         if self._no_rows is None:
             raise NoBoundariesError("the compiled pass has not run before")
@@ -59,6 +64,9 @@ class Walker:
         """The outputs of the pass; zeros when it stops."""
         forward = self._forward
         if forward is not None and forward.active:
+            if forward.resumes:
+                # A graph computes on what it was captured with, not on what a checkpoint holds.
+                get_forward_context().cudagraph_runtime_mode = CUDAGraphMode.NONE
             pieces = self._whole.keywords[PIECES]
             run = [partial(stretch, inputs, **{PIECES: pieces}) for stretch in self._run]
             return forward.walk(run, lambda: self._zeros(inputs[self._rows_at]))
@@ -70,8 +78,13 @@ class Walker:
     def _learn(self, inputs: tuple[Any, ...], outputs: Any) -> None:
         """Find where the number of rows stands, and of what shape the outputs are."""
         numbers = [place for place, value in enumerate(inputs) if type(value) is int]
-        rows: set[int] = set()
-        self._no_rows = map_tensors(outputs, lambda each: rows.add(each.shape[0]) or each[:0].clone())
+        rows = set()
+
+        def empty(tensor: torch.Tensor) -> torch.Tensor:
+            rows.add(tensor.shape[0])
+            return tensor[:0].clone()
+
+        self._no_rows = map_tensors(outputs, empty)
         if rows == {inputs[place] for place in numbers}:
             self._rows_at = numbers[0]
 
@@ -135,7 +148,7 @@ class CompiledPass:
         submod_names: list[str],
         consts: list[Any] | None = None,
     ) -> Callable[..., Any]:
-        whole = original(code, submod_callables, submod_names, consts)
+        whole: partial[Any] = original(code, submod_callables, submod_names, consts)
         try:
             stretches = cut(code, before=self._granularity is not BoundaryLevel.LAYER)
         except (NotInPiecesError, SyntaxError) as error:

@@ -82,6 +82,7 @@ def test_the_documented_defaults_are_the_real_ones():
         Limits.default_for(mode).max_preemptions for mode in (PreemptionMode.RESUME, PreemptionMode.RECOMPUTE)
     ]
     real["limits.max_preemptions"] = f"{most[0]}, or {most[1]} with `recompute"
+    real["compiled"] = str(config.compiled).lower()
     shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in real.items()}
     assert documented_defaults() == shown
 
