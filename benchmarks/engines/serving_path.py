@@ -3,7 +3,8 @@
 Serves a tiny random model with `slackserve serve` and runs the same model in a bare vLLM engine of this
 process, on the cores that the prefill replica has. Requests alternate between the two, one at a time, so that
 whatever else the machine does hits both. Then traced requests at several concurrencies: their spans say how
-long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one.
+long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one; one from
+before there were traces has no stages.
 
     python -m benchmarks.engines.serving_path [--requests 90] [--traced 64] [--before DIR]
 """
@@ -149,13 +150,18 @@ async def measure(
 ) -> Any:
     """Everything, of one checkout."""
     requests, traces = sizes
+    has_traces = (checkout / "deployments" / "config" / "tracing.py").exists()
+    if not has_traces:
+        settings = {key: value for key, value in settings.items() if key != "tracing"}
     with receiving(SPANS_PORT) as receiver, served(directory, settings, checkout=checkout):
         await alternate(engine, len(LENGTHS) * 4, f"{directory.name}-warm")
         by_length: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for tokens, bare_s, served_s in await alternate(engine, requests, directory.name):
             by_length[tokens].append((bare_s * 1e3, served_s * 1e3))
-        await breakdown(receiver, max(CONCURRENCIES), traces)  # warm
-        spent = {str(many): await breakdown(receiver, many, traces) for many in CONCURRENCIES}
+        spent: dict[str, Any] = {}
+        if has_traces:
+            await breakdown(receiver, max(CONCURRENCIES), traces)  # warm
+            spent = {str(many): await breakdown(receiver, many, traces) for many in CONCURRENCIES}
     return {
         "commit": _commit(checkout),
         "by_prompt_tokens": {str(tokens): _summary(rows) for tokens, rows in sorted(by_length.items())},
@@ -222,7 +228,8 @@ def main() -> None:
             {"prompt tokens": tokens, **row["added_ms"]} for tokens, row in found["by_prompt_tokens"].items()
         ]
         print_rows(f"Added to the bare engine's TTFT, ms: {arm} ({found['commit']})", rows)
-        by_concurrency = found["stages_ms_by_concurrency"]
+        if not (by_concurrency := found["stages_ms_by_concurrency"]):
+            continue
         rows = [
             {"stage": stage, **{many: spent[stage]["p50"] for many, spent in by_concurrency.items()}}
             for stage in by_concurrency["1"]
