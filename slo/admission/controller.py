@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
-from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import NO_USAGE, KeyLimit, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierSet
@@ -66,6 +66,7 @@ class AdmissionRequest:
         asker: Who asks, and will say which of its requests live; empty for one who says nothing.
         number: Its place among the requests of that asker.
         limit: Of its tenant; None when it is known already.
+        key_limit: Of its key; None for none.
     """
 
     job_id: JobId
@@ -76,6 +77,7 @@ class AdmissionRequest:
     asker: str = ""
     number: int = 0
     limit: TenantLimit | None = None
+    key_limit: KeyLimit | None = None
 
 
 class _Job(NamedTuple):
@@ -86,6 +88,7 @@ class _Job(NamedTuple):
     usage: Usage
     asker: str
     number: int
+    key_name: str | None
 
 
 class _Odds(NamedTuple):
@@ -152,15 +155,29 @@ class AdmissionController:
             gate = self._tenants.of(request.tenant, request.limit)
             if (limit := gate.refusal(request.usage, now_s)) is not None:
                 return self._refused(*limit)
+            own = None
+            if (key := request.key_limit) is not None:
+                own = self._tenants.of_key(request.tenant, key)
+                if (limit := own.refusal(request.usage, now_s)) is not None:
+                    return replace(self._refused(*limit), key_name=key.name)
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
             if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
                 return refused
             if (excess_s := self._excess_backlog_s(tier)) > 0:
                 return self._refused(RejectionReason.BACKLOG, excess_s)
-            gate.began(request.usage, now_s)
+            for holder in (gate, own):
+                if holder is not None:
+                    holder.began(request.usage, now_s)
         self._forget_old(now_s)
         self._jobs[request.job_id] = _Job(
-            tier, request.tenant, request.work_s, now_s, request.usage, request.asker, request.number
+            tier,
+            request.tenant,
+            request.work_s,
+            now_s,
+            request.usage,
+            request.asker,
+            request.number,
+            None if request.key_limit is None else request.key_limit.name,
         )
         self._waiting.add(request.job_id)
         self._backlog_s[tier] += request.work_s
@@ -180,7 +197,10 @@ class AdmissionController:
         """
         self.served(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None and job.tier != SYSTEM:
-            self._tenants.of(job.tenant).ended(now_s - job.admitted_s, job.usage, used, now_s)
+            lasted_s = now_s - job.admitted_s
+            self._tenants.of(job.tenant).ended(lasted_s, job.usage, used, now_s)
+            if job.key_name is not None:
+                self._tenants.known_key(job.tenant, job.key_name).ended(lasted_s, job.usage, used, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all."""

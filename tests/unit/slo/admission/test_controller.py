@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from slo.admission.controller import (
     AdmissionRequest,
     AdmissionRules,
 )
-from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
@@ -435,3 +436,44 @@ def test_the_demand_counts_what_is_refused_and_of_what_waits_only_what_has_an_ob
     work, backlog_s = admission.demand(100.0)
     assert work == pytest.approx(20 * WORK_S + 10 * WORK_S + 3 / 20, rel=0.1)
     assert backlog_s == pytest.approx(3.0)
+
+
+def test_a_key_is_held_to_its_own_limits_and_its_tenants():
+    admission = controller(a=TenantLimit(max_concurrent=3))
+    ci = KeyLimit("ci", TenantLimit(max_concurrent=2, tokens_per_s=1, burst_tokens=250))
+    jobs = [replace(request(number), key_limit=ci) for number in range(6)]
+    assert [admission.decide(job, 0.0) for job in jobs[:2]] == [None, None]
+    refused = admission.decide(jobs[2], 0.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.CONCURRENCY, "ci")
+    assert admission.decide(request(9), 0.0) is None, "others of its tenant are not held to it"
+    refused = admission.decide(jobs[2], 0.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.CONCURRENCY, None), "its tenant's"
+    admission.ended(request(9).job_id, 1.0)
+    admission.ended(jobs[0].job_id, 1.0, Usage(100))
+    refused = admission.decide(jobs[3], 1.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.TOKEN_RATE, "ci"), "51 of 250 are left"
+    admission.ended(jobs[1].job_id, 1.0, Usage(0))
+    assert admission.decide(jobs[3], 1.0) is None, "what the second did not take is given back"
+    other = replace(request(0, tenant="b"), key_limit=ci)
+    assert admission.decide(other, 1.0) is None, "a key of another tenant with the same name is another"
+
+
+def test_a_refusal_by_a_key_takes_nothing_of_its_tenant():
+    admission = controller(a=TenantLimit(requests_per_s=0.001, burst_requests=2))
+    ci = KeyLimit("ci", TenantLimit(requests_per_s=0.001, burst_requests=1))
+    assert admission.decide(replace(request(0), key_limit=ci), 0.0) is None
+    for number in range(1, 9):
+        assert admission.decide(replace(request(number), key_limit=ci), 0.0).key_name == "ci"
+    assert admission.decide(request(9), 0.0) is None
+
+
+def test_limits_of_a_key_that_change_hold_from_then_on():
+    admission = controller()
+    one, two = (KeyLimit("ci", TenantLimit(max_concurrent=most)) for most in (1, 2))
+    jobs = [replace(request(number), key_limit=one) for number in range(9)]
+    assert admission.decide(jobs[0], 0.0) is None
+    assert admission.decide(jobs[1], 0.0) is not None
+    assert admission.decide(replace(jobs[1], key_limit=two), 0.0) is None
+    admission.ended(jobs[0].job_id, 1.0)
+    assert admission.decide(replace(jobs[2], key_limit=two), 1.0) is None, "the old one does not come back"
+    assert admission.decide(replace(jobs[3], key_limit=two), 1.0) is not None
