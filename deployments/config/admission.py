@@ -85,6 +85,10 @@ class AdmissionConfig(Section):
     max_backlog_s: Positive = Field(
         _ADMISSION.max_backlog_s, description="A class whose queue would take longer is refused."
     )
+    max_late_backlog_s: Positive = Field(
+        _ADMISSION.max_late_backlog_s,
+        description="Likewise for a tier that may not be shed, if its objective is not longer than that.",
+    )
     default_limits: TenantLimitsConfig = Field(
         TenantLimitsConfig(), description="Limits of each tenant without limits of its own."
     )

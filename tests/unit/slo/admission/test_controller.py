@@ -19,7 +19,7 @@ from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usag
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier, TierPolicy, TierSet
 
 WORK_S = 0.1
 SHARES = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
@@ -334,13 +334,34 @@ def test_the_reservation_is_kept_for_the_top_tier():
 @pytest.mark.parametrize("tier", [PREMIUM, STANDARD, BACKGROUND])
 def test_no_class_has_a_queue_without_end(tier):
     """Twenty thousand requests at once; the fleet does two seconds of work in a second."""
-    admission = controller(AdmissionRules(max_backlog_s=120.0), replicas=2.0)
+    admission = controller(AdmissionRules(max_backlog_s=120.0, max_late_backlog_s=30.0), replicas=2.0)
     decisions = [admission.decide(request(number, tier, work_s=1.0), 0.0) for number in range(20_000)]
-    assert admission.backlog_s(tier) <= 2 * 120.0 + 1.0
+    assert admission.backlog_s(tier) <= 2 * (30.0 if tier == PREMIUM else 120.0) + 1.0
     refused = decisions[-1]
     assert isinstance(refused, Rejected)
     assert refused.reason is RejectionReason.BACKLOG or tier != PREMIUM
     assert refused.retry_after_s >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "longest_s"),
+    [
+        (TierPolicy(0.5, None, sheddable=False, weight=1), 30.0),
+        (TierPolicy(None, None, sheddable=False, weight=1, ttft_scale=3.0), 30.0),
+        (TierPolicy(50.0, None, sheddable=False, weight=1), 50.0),
+        (TierPolicy(500.0, None, sheddable=False, weight=1), 120.0),
+        (TierPolicy(None, None, sheddable=False, weight=1), 120.0),
+        (TierPolicy(0.5, None, sheddable=True, weight=1), 120.0),
+    ],
+)
+def test_how_long_a_queue_may_be(policy, longest_s):
+    rules = AdmissionRules(max_backlog_s=120.0, max_late_backlog_s=30.0, calm_s=1e9)
+    tiers = TierSet({TEXT: policy}, default=TEXT)
+    admission = AdmissionController(tiers, rules, TenantGates({}), random.Random(1).random)
+    admission.has_capacity(1.0)
+    for number in range(300):
+        admission.decide(request(number, TEXT, work_s=1.0), 0.0)
+    assert admission.backlog_s(TEXT) == longest_s + 1.0
 
 
 def test_the_servers_own_requests_are_never_refused():
