@@ -57,7 +57,15 @@ class Gate:
         tier, tenant = request.objective.tier, request.tenant
         usage = Usage(tokens * request.answers_per_prompt, request.output_tokens)
         asked = AdmissionRequest(
-            request.job_id, tier, tenant, usage, work_s, request.asker, request.number, request.limit
+            request.job_id,
+            tier,
+            tenant,
+            usage,
+            work_s,
+            request.asker,
+            request.number,
+            request.limit,
+            request.key_limit,
         )
         refused = self.admission.decide(asked, now_s)
         return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)

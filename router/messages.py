@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slo.admission.tenant_limits import TenantLimit
+from slo.admission.tenant_limits import KeyLimit, TenantLimit
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
 from slo.objectives import Objective
@@ -39,6 +39,7 @@ class PlacementRequested(Message):
         limit: Of its tenant; None for none or one that is known.
         answers_per_prompt: Its `n`.
         output_tokens: The most that all its answers may have together.
+        key_limit: Of the key that it came with; None for none.
     """
 
     job_id: JobId
@@ -60,6 +61,13 @@ class PlacementRequested(Message):
     limit: TenantLimit | None = None
     answers_per_prompt: int = 1
     output_tokens: int = 0
+    key_limit: KeyLimit | None = None
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether somebody wants to know what it takes in the end."""
+        limits = (self.limit, None if self.key_limit is None else self.key_limit.limit)
+        return any(limit is not None and limit.counts_tokens for limit in limits)
 
     @classmethod
     def again(cls, request: ReplacementRequested) -> PlacementRequested:

@@ -59,12 +59,14 @@ class Rejected(Message):
         predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
             request is refused whatever they could do.
         ttft_budget_s: The budget that could not be met.
+        key_name: Of the key whose own limit it is; None when it is its tenant's, or the fleet's.
     """
 
     reason: RejectionReason
     retry_after_s: float
     predicted_ttft_s: float | None = None
     ttft_budget_s: float | None = None
+    key_name: str | None = None
 
 
 class EvictionReason(enum.StrEnum):

@@ -30,8 +30,8 @@ class FairnessConfig(Section):
         return FairnessRules(starvation_timeout_s=self.starvation_timeout_s)
 
 
-class TenantLimitsConfig(Section):
-    """Limits of one tenant; what is not given is not limited."""
+class KeyLimitsConfig(Section):
+    """Limits of one key; what is not given is not limited."""
 
     requests_per_s: Positive | None = Field(None, description="Requests per second in the long run.")
     burst_requests: Positive | None = Field(None, description="Requests at once after a pause.")
@@ -46,7 +46,6 @@ class TenantLimitsConfig(Section):
     max_concurrent: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Requests admitted and not ended."
     )
-    weight: Positive = Field(1.0, description="Part of a busy class, relative to its other tenants.")
 
     @model_validator(mode="after")
     def _bursts_of_something(self) -> Self:
@@ -65,6 +64,12 @@ class TenantLimitsConfig(Section):
         return TenantLimit(**self.model_dump())
 
 
+class TenantLimitsConfig(KeyLimitsConfig):
+    """Limits of one tenant, and its part where they do not decide."""
+
+    weight: Positive = Field(1.0, description="Part of a busy class, relative to its other tenants.")
+
+
 class AdmissionConfig(Section):
     """Who is refused when the fleet cannot serve everybody."""
 
@@ -79,6 +84,10 @@ class AdmissionConfig(Section):
     )
     max_backlog_s: Positive = Field(
         _ADMISSION.max_backlog_s, description="A class whose queue would take longer is refused."
+    )
+    max_late_backlog_s: Positive = Field(
+        _ADMISSION.max_late_backlog_s,
+        description="Likewise for a tier that may not be shed, if its objective is not longer than that.",
     )
     default_limits: TenantLimitsConfig = Field(
         TenantLimitsConfig(), description="Limits of each tenant without limits of its own."

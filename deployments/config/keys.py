@@ -14,8 +14,8 @@ from typing import Annotated, Self
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from deployments.config import ConfigError
-from deployments.config.admission import TenantLimitsConfig
-from slo.admission.tenant_limits import TenantLimit
+from deployments.config.admission import KeyLimitsConfig, TenantLimitsConfig
+from slo.admission.tenant_limits import KeyLimit, TenantLimit
 from slo.admission.tenants import ANONYMOUS, ApiKey, KeyRing, Tenant, cache_salt, digest, server_secret
 from slo.files.strict_yaml import Section, TierName, explain, nearest, read_yaml
 from slo.tiers import Tier, TierSet
@@ -25,6 +25,9 @@ class KeyConfig(Section):
     """One API key; `key_env` names the environment variable that holds it, a file of keys may have `key`."""
 
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(pattern=r"^[\w.:@/-]{1,64}$")] | None = Field(
+        None, description="What refusals and logs call the key; keys of a tenant with one name count as one."
+    )
     key: str | None = Field(None, min_length=8, repr=False)
     key_env: str | None = None
     expires: AwareDatetime | None = Field(
@@ -38,6 +41,17 @@ class KeyConfig(Section):
     limits: TenantLimitsConfig | None = Field(
         None, description="By default those of admission.default_limits."
     )
+
+    key_limits: KeyLimitsConfig | None = Field(
+        None, description="What holds for this key alone, beside the tenant's limits; needs a name."
+    )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.key_limits is not None and self.name is None:
+            msg = f"tenant {self.tenant!r}: key_limits goes with name, which refusals tell"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -144,7 +158,7 @@ class KeySource:
 
         Raises:
             ConfigError: when the file cannot be read or holds no keys, a highest tier is unknown, a variable
-                is not set, two keys are equal or two of one tenant have different limits.
+                is not set, two keys are equal, or two of one tenant, or of one name, have different limits.
         """
         keys = [*self.fixed, *((digest(key.secret()), key) for key in read_keys(self.path))]
         configs = [key for _, key in keys]
@@ -153,7 +167,7 @@ class KeySource:
         if len({known for known, _ in keys}) < len(keys):
             msg = "api_keys: two tenants have the same key"
             raise ConfigError(msg)
-        limits = _tenant_limits(configs)
+        limits, key_limits = _tenant_limits(configs), _key_limits(configs)
         return KeyRing(
             [
                 ApiKey(
@@ -163,6 +177,8 @@ class KeySource:
                         key.highest_tier,
                         cache_salt(self.secret, _group(key)),
                         limits.get(key.tenant, self.default),
+                        key.name,
+                        key_limits.get((key.tenant, key.name)),
                     ),
                     math.inf if key.expires is None else key.expires.timestamp(),
                 )
@@ -187,4 +203,19 @@ def _tenant_limits(keys: Sequence[KeyConfig]) -> dict[str, TenantLimit]:
         if limits.setdefault(key.tenant, limit) != limit:
             msg = f"api_keys: the keys of tenant {key.tenant!r} have different limits"
             raise ConfigError(msg)
+    return limits
+
+
+def _key_limits(keys: Sequence[KeyConfig]) -> dict[tuple[str, str | None], KeyLimit]:
+    """Limits of the keys that have some, by tenant and name."""
+    limits: dict[tuple[str, str | None], KeyLimit] = {}
+    given = {(key.tenant, key.name): key.key_limits for key in keys if key.name is not None}
+    for key in keys:
+        if key.name is None:
+            continue
+        if given[key.tenant, key.name] != key.key_limits:
+            msg = f"api_keys: the keys {key.name!r} of tenant {key.tenant!r} have different key_limits"
+            raise ConfigError(msg)
+        if key.key_limits is not None:
+            limits[key.tenant, key.name] = KeyLimit(key.name, key.key_limits.limit())
     return limits

@@ -19,6 +19,7 @@ from deployments.config.limits import LimitsConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.tiers import TiersConfig
+from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
 from router.fleet.decode_replica import KvLink
 from router.fleet.view import RouterLimits
@@ -214,6 +215,7 @@ class SlackServeConfig(Section):
     kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
     host: str = "127.0.0.1"
     port: Port = 8000
+    tls: TLSConfig | None = Field(None, description="Serve HTTPS on the port; none serves plain HTTP.")
     grpc: GrpcConfig = GrpcConfig()
     ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
     node_labels: dict[str, str] = Field(
@@ -276,6 +278,16 @@ class SlackServeConfig(Section):
             hint = nearest(self.anonymous_tier, tiers.names)
             raise ValueError(f"anonymous_tier: there is no tier {self.anonymous_tier!r}; {hint}")
         self._side_channels_apart()
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_in_the_open_beside_tls(self) -> Self:
+        if self.tls is not None and self.grpc.port is not None:
+            msg = (
+                "grpc.port: Ray Serve speaks gRPC without TLS, so that keys would be sent in the open; "
+                "leave out tls and put a proxy that has it before both ports"
+            )
+            raise ValueError(msg)
         return self
 
     def _no_gpu_settings(self) -> None:

@@ -144,6 +144,12 @@ def _why_refused(decision: Rejected) -> str:
             f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
             f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer x-slo-ttft-ms"
         )
+    if decision.reason in _LIMITS:
+        whose, section = "this tenant", "limits"
+        if decision.key_name is not None:
+            whose, section = f"the key {decision.key_name!r} of this tenant", "key_limits"
+        does, limit, hint = _LIMITS[decision.reason]
+        return f"{whose} {does}, {section}.{limit}{hint}"
     return _REFUSALS[decision.reason]
 
 
@@ -157,13 +163,18 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
     ),
     RejectionReason.BACKLOG: "this tier has too much in the queue; retry later",
     RejectionReason.SHED_BY_POLICY: "this tier is being shed for more valuable ones; retry later",
-    RejectionReason.REQUEST_RATE: "this tenant sends more requests per second than it may",
-    RejectionReason.TOKEN_RATE: "this tenant sends more prompt tokens per second than it may",
-    RejectionReason.OUTPUT_TOKEN_RATE: (
-        "this tenant asks for more output tokens per second than it may; a smaller max_tokens asks for less"
-    ),
-    RejectionReason.CONCURRENCY: "this tenant has as many requests under way as it may",
 }
+_LIMITS: Final[Mapping[RejectionReason, tuple[str, str, str]]] = {
+    RejectionReason.REQUEST_RATE: ("sends more requests per second than it may", "requests_per_s", ""),
+    RejectionReason.TOKEN_RATE: ("sends more prompt tokens per second than it may", "tokens_per_s", ""),
+    RejectionReason.OUTPUT_TOKEN_RATE: (
+        "asks for more output tokens per second than it may",
+        "output_tokens_per_s",
+        "; a smaller max_tokens asks for less",
+    ),
+    RejectionReason.CONCURRENCY: ("has as many requests under way as it may", "max_concurrent", ""),
+}
+"""What a tenant or a key does, and which of its limits it is."""
 
 
 _RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10, OTHER_PROTOCOL: 1}

@@ -104,6 +104,7 @@ class Gatekeeper:
             request_id=state["request_id"],
             server_id=state["server_id"],
             tenant=None if tenant is None else tenant.name,
+            key_name=None if tenant is None else tenant.key_name,
             tier=tier,
             path=path[:200],
             status=refusal.status,

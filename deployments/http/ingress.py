@@ -238,6 +238,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             prefix_hashes=prefix.hashes,
             hash_block=prefix.block,
             limit=state.tenant.limit,
+            key_limit=state.tenant.key_limit,
             answers_per_prompt=request_fields.answers_per_prompt(body),
             output_tokens=request_fields.output_tokens(body, self._config.limits, self._config.max_model_len),
         )
@@ -257,8 +258,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
             record.refused(outcome_of(decision.reason))
             raise _traced(http_errors.rejected(decision, _response_headers(objective, record)), record)
-        placement, limit = asked.placement, asked.placement.limit
-        if limit is not None and limit.counts_tokens and decision is not None:
+        placement = asked.placement
+        if placement.counts_tokens and decision is not None:
             prompt_tokens = decision.tokens * placement.answers_per_prompt
             record.meter = TokenMeter(asked.body, Usage(prompt_tokens, placement.output_tokens))
         context = _context(record, placement, decision)

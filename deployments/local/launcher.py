@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 import urllib.error
@@ -69,7 +70,8 @@ class LocalDeployment:
     def url(self) -> str:
         """Where the API answers."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)  # noqa: S104
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+        scheme = "http" if self._config.tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"
 
     def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
         """Bring everything up and return once both tiers are warm.
@@ -82,6 +84,8 @@ class LocalDeployment:
         """
         check_no_labels(self._config)
         check_ports_free(self._config)
+        if self._config.tls is not None:
+            self._config.tls.http_options()  # before anything starts
         started_s = time.monotonic()
         self._deploy(show)
         while True:
@@ -155,6 +159,7 @@ class LocalDeployment:
                 "host": self._config.host,
                 "port": self._config.port,
                 "keep_alive_timeout_s": self._config.limits.idle_timeout_s,
+                **({} if (tls := self._config.tls) is None else tls.http_options()),
             },
             grpc_options=None
             if given.port is None
@@ -185,7 +190,8 @@ class LocalDeployment:
         return [*parts, Part("ready", state, ready)]
 
     def _ready(self) -> tuple[bool, str]:
-        answer = get_json(f"{self.url}/ready")
+        tls = self._config.tls
+        answer = get_json(f"{self.url}/ready", trust=None if tls is None else tls.trust())
         if answer is None:
             return False, "the port does not answer yet"
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
@@ -201,14 +207,19 @@ def _shut_down() -> None:
     stop_monitor(APP_NAME)
 
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past any proxy that the environment names: the server is on this machine."""
+def get_json(url: str, timeout_s: float = 5.0, trust: ssl.SSLContext | None = None) -> dict[str, Any] | None:
+    """The JSON that a GET answers with, whatever the status; None when there is no answer.
 
+    Past any proxy that the environment names: the server is on this machine.
 
-def get_json(url: str, timeout_s: float = 5.0) -> dict[str, Any] | None:
-    """The JSON that a GET answers with, whatever the status; None when there is no answer."""
+    Args:
+        url: What is asked for.
+        timeout_s: Longest wait.
+        trust: Which certificates a server may have; by default what the system trusts.
+    """
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)]
     try:
-        with _DIRECT.open(url, timeout=timeout_s) as response:
+        with urllib.request.build_opener(*handlers).open(url, timeout=timeout_s) as response:
             return json.load(response)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         try:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
-from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import NO_USAGE, KeyLimit, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
-from slo.tiers import SYSTEM, Tier, TierSet
+from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
 
 _REFRESH_S: Final = 0.1
 """Probabilities are as old as this at most."""
@@ -41,6 +41,9 @@ class AdmissionRules:
             one client that waits for each answer may keep an idle fleet busy.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
             until it is shorter; the part of one that may not be shed is all of it.
+        max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
+            not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
+            until the class is on time again.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
         max_retry_s: Nor later.
@@ -51,6 +54,7 @@ class AdmissionRules:
     reserved: float = 0.10
     calm_s: float = 5.0
     max_backlog_s: float = 120.0
+    max_late_backlog_s: float = 20.0
     memory_s: float = MEMORY_S
     min_retry_s: float = 1.0
     max_retry_s: float = 60.0
@@ -66,6 +70,7 @@ class AdmissionRequest:
         asker: Who asks, and will say which of its requests live; empty for one who says nothing.
         number: Its place among the requests of that asker.
         limit: Of its tenant; None when it is known already.
+        key_limit: Of its key; None for none.
     """
 
     job_id: JobId
@@ -76,6 +81,7 @@ class AdmissionRequest:
     asker: str = ""
     number: int = 0
     limit: TenantLimit | None = None
+    key_limit: KeyLimit | None = None
 
 
 class _Job(NamedTuple):
@@ -86,6 +92,7 @@ class _Job(NamedTuple):
     usage: Usage
     asker: str
     number: int
+    key_name: str | None
 
 
 class _Odds(NamedTuple):
@@ -126,6 +133,7 @@ class AdmissionController:
             for tier, policy in tiers.items()
             if policy.ttft_s is not None or policy.ttft_scale is not None
         )
+        self._max_backlog_s = {tier: self._longest(policy) for tier, policy in tiers.items()}
         self._capacity = 0.0
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
@@ -152,15 +160,29 @@ class AdmissionController:
             gate = self._tenants.of(request.tenant, request.limit)
             if (limit := gate.refusal(request.usage, now_s)) is not None:
                 return self._refused(*limit)
+            own = None
+            if (key := request.key_limit) is not None:
+                own = self._tenants.of_key(request.tenant, key)
+                if (limit := own.refusal(request.usage, now_s)) is not None:
+                    return replace(self._refused(*limit), key_name=key.name)
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
             if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
                 return refused
             if (excess_s := self._excess_backlog_s(tier)) > 0:
                 return self._refused(RejectionReason.BACKLOG, excess_s)
-            gate.began(request.usage, now_s)
+            for holder in (gate, own):
+                if holder is not None:
+                    holder.began(request.usage, now_s)
         self._forget_old(now_s)
         self._jobs[request.job_id] = _Job(
-            tier, request.tenant, request.work_s, now_s, request.usage, request.asker, request.number
+            tier,
+            request.tenant,
+            request.work_s,
+            now_s,
+            request.usage,
+            request.asker,
+            request.number,
+            None if request.key_limit is None else request.key_limit.name,
         )
         self._waiting.add(request.job_id)
         self._backlog_s[tier] += request.work_s
@@ -180,7 +202,10 @@ class AdmissionController:
         """
         self.served(job_id)
         if (job := self._jobs.pop(job_id, None)) is not None and job.tier != SYSTEM:
-            self._tenants.of(job.tenant).ended(now_s - job.admitted_s, job.usage, used, now_s)
+            lasted_s = now_s - job.admitted_s
+            self._tenants.of(job.tenant).ended(lasted_s, job.usage, used, now_s)
+            if job.key_name is not None:
+                self._tenants.known_key(job.tenant, job.key_name).ended(lasted_s, job.usage, used, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all."""
@@ -246,10 +271,18 @@ class AdmissionController:
         """Predicted prefill seconds of a class that were admitted and have not been served."""
         return self._backlog_s[tier]
 
+    def _longest(self, policy: TierPolicy) -> float:
+        """How long a class's queue may take."""
+        rules = self._rules
+        promises_nothing = policy.ttft_s is None and policy.ttft_scale is None
+        if policy.sheddable or promises_nothing:
+            return rules.max_backlog_s
+        return min(rules.max_backlog_s, max(rules.max_late_backlog_s, policy.ttft_s or 0.0))
+
     def _excess_backlog_s(self, tier: Tier) -> float:
         """How much longer than it may the class' queue would take; negative when it may be longer."""
         per_s = self._capacity * self._parts.get(tier, 1.0)
-        return self._backlog_s[tier] / per_s - self._rules.max_backlog_s if per_s > 0 else -math.inf
+        return self._backlog_s[tier] / per_s - self._max_backlog_s[tier] if per_s > 0 else -math.inf
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""

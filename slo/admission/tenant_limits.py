@@ -1,4 +1,4 @@
-"""What one tenant may ask for: requests, prompt and output tokens per second, requests at a time.
+"""What one tenant, or one of its keys, may ask for: requests, prompt and output tokens per second, at a time.
 
 Owns the limits and their state. Keys and tenants are `slo.admission.tenants`'s; what a class or a tenant gets
 of a busy fleet is decided in `slo.admission.controller`.
@@ -19,7 +19,7 @@ _FIRST_GUESS_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TenantLimit:
-    """Limits of one tenant; None is no limit.
+    """Limits of one tenant, or of one of its keys; None is no limit.
 
     Attributes:
         requests_per_s: Requests per second in the long run.
@@ -57,6 +57,13 @@ class TenantLimit:
 
 
 NO_LIMIT: Final = TenantLimit()
+
+
+class KeyLimit(NamedTuple):
+    """What holds for one key beside its tenant's limits; keys of a tenant with one name are one."""
+
+    name: str
+    limit: TenantLimit
 
 
 class Usage(NamedTuple):
@@ -172,6 +179,7 @@ class TenantGates:
         self._limits = limits
         self._default = default
         self._gates: dict[str, TenantGate] = {}
+        self._key_gates: dict[tuple[str, str], TenantGate] = {}
 
     def of(self, tenant: str, limit: TenantLimit | None = None) -> TenantGate:
         """The gate of one tenant; a `limit` that differs from the last one holds from now on."""
@@ -181,6 +189,18 @@ class TenantGates:
         elif limit is not None and limit != gate.limit:
             gate.holds(limit)
         return gate
+
+    def of_key(self, tenant: str, key: KeyLimit) -> TenantGate:
+        """The gate of one of a tenant's keys; a limit that differs from the last one holds from now on."""
+        if (gate := self._key_gates.get((tenant, key.name))) is None:
+            self._key_gates[tenant, key.name] = gate = TenantGate(key.limit)
+        elif key.limit != gate.limit:
+            gate.holds(key.limit)
+        return gate
+
+    def known_key(self, tenant: str, name: str) -> TenantGate:
+        """The gate of a key that has been asked for, whatever it is held to by now."""
+        return self._key_gates[tenant, name]
 
     def weight(self, tenant: str) -> float:
         """Part of a busy class, relative to its other tenants."""

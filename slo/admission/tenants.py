@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
+from slo.admission.tenant_limits import NO_LIMIT, KeyLimit, TenantLimit
 from slo.errors import AuthenticationError
 from slo.tiers import Tier
 
@@ -23,15 +23,19 @@ class Tenant:
 
     Attributes:
         name: Stands in metrics and logs.
+        key_name: Of the key that it came with; stands in logs. None for one without.
         highest_tier: The highest that they may use; None for any.
         cache_salt: Cached prefixes are shared among those with the same; None where all share all.
         limit: What it may ask for in a time.
+        key_limit: What it may ask for with this key.
     """
 
     name: str
     highest_tier: Tier | None = None
     cache_salt: str | None = None
     limit: TenantLimit = NO_LIMIT
+    key_name: str | None = None
+    key_limit: KeyLimit | None = None
 
 
 ANONYMOUS = Tenant("anonymous")

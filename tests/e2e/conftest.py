@@ -31,7 +31,7 @@ def otlp_port() -> int:
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory, tiny_model, otlp_port):
-    keys = {"acme": "key-of-acme", "batch": "key-of-batch", "metered": "key-of-metered"}
+    keys = {"acme": "key-of-acme", "batch": "key-of-batch", "metered": "key-of-metered", "ci": "key-of-ci"}
     if url := os.environ.get("SLACKSERVE_TEST_URL"):  # one that runs already, with the configuration below
         yield Deployment(url, "tiny", None, None, keys)
         return
@@ -56,6 +56,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
         "api_keys": [
             {"tenant": "acme", "key": keys["acme"]},
             {"tenant": "batch", "key": keys["batch"], "highest_tier": "background"},
+            {"tenant": "acme", "name": "ci", "key": keys["ci"], "key_limits": {"max_concurrent": 1}},
             {
                 "tenant": "metered",
                 "key": keys["metered"],

@@ -8,7 +8,7 @@ import yaml
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from slo.admission.tenant_limits import NO_LIMIT, TenantLimit
+from slo.admission.tenant_limits import NO_LIMIT, KeyLimit, TenantLimit
 from slo.errors import AuthenticationError
 from slo.tiers import BACKGROUND, STANDARD
 
@@ -137,3 +137,39 @@ def test_no_key_travels_with_the_source(in_file, monkeypatch):
         {"tenant": "a", "key": "key-of-file"}, api_keys=[{"tenant": "umbra", "key_env": "UMBRA_KEY"}]
     ).key_source()
     assert b"key-of-" not in pickle.dumps((source, source.ring()))
+
+
+def test_limits_of_a_key_are_those_of_its_name(in_file):
+    """So that a key is exchanged without giving its holder twice as much meanwhile."""
+    ci = {"tenant": "a", "name": "ci", "key_limits": {"max_concurrent": 2}}
+    keys = [
+        {**ci, "key": "key-of-ci-old"},
+        {**ci, "key": "key-of-ci-new"},
+        {"tenant": "a", "name": "web", "key": "key-of-web"},
+        {"tenant": "a", "key": "key-of-a-1"},
+        {**ci, "tenant": "b", "key": "key-of-b-1"},
+    ]
+    ring = ring_of(in_file(*keys))
+    held = [ring.tenant(key["key"], NOW_S) for key in keys]
+    assert [one.key_limit for one in held[1:4]] == [KeyLimit("ci", TenantLimit(max_concurrent=2)), None, None]
+    assert held[0] == held[1], "nothing tells them apart"
+    assert [one.key_name for one in held] == ["ci", "ci", "web", None, "ci"]
+    assert [one.limit for one in held] == [NO_LIMIT] * 5
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"name": None}, "tenant 'a': key_limits goes with name"),
+        ({"key_limits": {"max_concurrent": 3}}, "the keys 'ci' of tenant 'a' have different key_limits"),
+        ({"key_limits": None}, "the keys 'ci' of tenant 'a' have different key_limits"),
+        ({"key_limits": {"weight": 2}}, "unknown key 'weight'"),
+        ({"key_limits": {"burst_tokens": 2}}, "burst_tokens goes with tokens_per_s"),
+        ({"name": "two words"}, "name: "),
+    ],
+)
+def test_limits_of_a_key_that_cannot_be(in_file, change, complaint):
+    one = {"tenant": "a", "name": "ci", "key": "key-of-ci-old", "key_limits": {"max_concurrent": 2}}
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        ring_of(in_file(one, {**one, "key": "key-of-ci-new", **change}))
+    assert "key-of-ci" not in str(refused.value)

@@ -8,9 +8,11 @@ import time
 import httpx
 import pytest
 import uvicorn
+from certificates import self_signed
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
+from deployments.config.tls import TLSConfig
 from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, middlewares
 
 LIMITS = LimitsConfig(
@@ -52,16 +54,16 @@ class Proxy:
             gone.cancel()
 
 
-@pytest.fixture
-async def served(monkeypatch):
-    """The proxy and its port."""
+@contextlib.asynccontextmanager
+async def serving(monkeypatch, **options):
+    """The proxy, its port, and what bounds its clients."""
     kept = HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received
     monkeypatch.setenv(LIMITS_VARIABLE, LIMITS.model_dump_json())
     (middleware,) = middlewares()
     proxy = Proxy()
     app = middleware.cls(proxy, **middleware.kwargs)
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools"))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools", **options))
     running = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
         await asyncio.sleep(0.01)
@@ -72,16 +74,23 @@ async def served(monkeypatch):
     HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received = kept
 
 
+@pytest.fixture
+async def served(monkeypatch):
+    async with serving(monkeypatch) as found:
+        yield found
+
+
 def head(path="/", length=0):
     return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
-async def connect(port):
+async def connect(port, trust=None):
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.setblocking(False)
     await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
-    return await asyncio.open_connection(sock=raw, limit=1024)
+    name = None if trust is None else "127.0.0.1"
+    return await asyncio.open_connection(sock=raw, limit=1024, ssl=trust, server_hostname=name)
 
 
 async def closed_after_s(reader):
@@ -212,6 +221,33 @@ async def test_hundreds_of_slow_readers_and_uploads_hold_up_nobody(served):
     assert sorted(took_s)[10] < 2, took_s
     for _, writer in slow:
         writer.close()
+
+
+async def test_all_of_it_holds_over_tls(monkeypatch, tmp_path):
+    made = self_signed(tmp_path)
+    tls = TLSConfig(certificate=made.certificate, key=made.key)
+    async with serving(monkeypatch, **tls.http_options()) as (proxy, port, app):
+        for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\nx-a:"):
+            reader, writer = await connect(port, tls.trust())
+            writer.write(sent)
+            assert 0.3 < await closed_after_s(reader) < 2
+            writer.close()
+        reader, writer = await connect(port, tls.trust())
+        writer.write(head(length=1000) + b"{")
+        assert b" 408 " in await reader.read(4096)
+        writer.close()
+        _, writer = await connect(port, tls.trust())
+        writer.write(head("/long"))
+        left = proxy.left
+        started_s = time.monotonic()
+        while proxy.left == left:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.close()
+        assert not proxy.streaming
+        assert not app._in_flight_bytes
+        with pytest.raises(httpx.HTTPError):  # plain
+            await post(port)
 
 
 def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch):

@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +15,11 @@ from slo.admission.controller import (
     AdmissionRequest,
     AdmissionRules,
 )
-from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.request import JobId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier, TierPolicy, TierSet
 
 WORK_S = 0.1
 SHARES = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
@@ -333,13 +334,34 @@ def test_the_reservation_is_kept_for_the_top_tier():
 @pytest.mark.parametrize("tier", [PREMIUM, STANDARD, BACKGROUND])
 def test_no_class_has_a_queue_without_end(tier):
     """Twenty thousand requests at once; the fleet does two seconds of work in a second."""
-    admission = controller(AdmissionRules(max_backlog_s=120.0), replicas=2.0)
+    admission = controller(AdmissionRules(max_backlog_s=120.0, max_late_backlog_s=30.0), replicas=2.0)
     decisions = [admission.decide(request(number, tier, work_s=1.0), 0.0) for number in range(20_000)]
-    assert admission.backlog_s(tier) <= 2 * 120.0 + 1.0
+    assert admission.backlog_s(tier) <= 2 * (30.0 if tier == PREMIUM else 120.0) + 1.0
     refused = decisions[-1]
     assert isinstance(refused, Rejected)
     assert refused.reason is RejectionReason.BACKLOG or tier != PREMIUM
     assert refused.retry_after_s >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "longest_s"),
+    [
+        (TierPolicy(0.5, None, sheddable=False, weight=1), 30.0),
+        (TierPolicy(None, None, sheddable=False, weight=1, ttft_scale=3.0), 30.0),
+        (TierPolicy(50.0, None, sheddable=False, weight=1), 50.0),
+        (TierPolicy(500.0, None, sheddable=False, weight=1), 120.0),
+        (TierPolicy(None, None, sheddable=False, weight=1), 120.0),
+        (TierPolicy(0.5, None, sheddable=True, weight=1), 120.0),
+    ],
+)
+def test_how_long_a_queue_may_be(policy, longest_s):
+    rules = AdmissionRules(max_backlog_s=120.0, max_late_backlog_s=30.0, calm_s=1e9)
+    tiers = TierSet({TEXT: policy}, default=TEXT)
+    admission = AdmissionController(tiers, rules, TenantGates({}), random.Random(1).random)
+    admission.has_capacity(1.0)
+    for number in range(300):
+        admission.decide(request(number, TEXT, work_s=1.0), 0.0)
+    assert admission.backlog_s(TEXT) == longest_s + 1.0
 
 
 def test_the_servers_own_requests_are_never_refused():
@@ -435,3 +457,44 @@ def test_the_demand_counts_what_is_refused_and_of_what_waits_only_what_has_an_ob
     work, backlog_s = admission.demand(100.0)
     assert work == pytest.approx(20 * WORK_S + 10 * WORK_S + 3 / 20, rel=0.1)
     assert backlog_s == pytest.approx(3.0)
+
+
+def test_a_key_is_held_to_its_own_limits_and_its_tenants():
+    admission = controller(a=TenantLimit(max_concurrent=3))
+    ci = KeyLimit("ci", TenantLimit(max_concurrent=2, tokens_per_s=1, burst_tokens=250))
+    jobs = [replace(request(number), key_limit=ci) for number in range(6)]
+    assert [admission.decide(job, 0.0) for job in jobs[:2]] == [None, None]
+    refused = admission.decide(jobs[2], 0.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.CONCURRENCY, "ci")
+    assert admission.decide(request(9), 0.0) is None, "others of its tenant are not held to it"
+    refused = admission.decide(jobs[2], 0.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.CONCURRENCY, None), "its tenant's"
+    admission.ended(request(9).job_id, 1.0)
+    admission.ended(jobs[0].job_id, 1.0, Usage(100))
+    refused = admission.decide(jobs[3], 1.0)
+    assert (refused.reason, refused.key_name) == (RejectionReason.TOKEN_RATE, "ci"), "51 of 250 are left"
+    admission.ended(jobs[1].job_id, 1.0, Usage(0))
+    assert admission.decide(jobs[3], 1.0) is None, "what the second did not take is given back"
+    other = replace(request(0, tenant="b"), key_limit=ci)
+    assert admission.decide(other, 1.0) is None, "a key of another tenant with the same name is another"
+
+
+def test_a_refusal_by_a_key_takes_nothing_of_its_tenant():
+    admission = controller(a=TenantLimit(requests_per_s=0.001, burst_requests=2))
+    ci = KeyLimit("ci", TenantLimit(requests_per_s=0.001, burst_requests=1))
+    assert admission.decide(replace(request(0), key_limit=ci), 0.0) is None
+    for number in range(1, 9):
+        assert admission.decide(replace(request(number), key_limit=ci), 0.0).key_name == "ci"
+    assert admission.decide(request(9), 0.0) is None
+
+
+def test_limits_of_a_key_that_change_hold_from_then_on():
+    admission = controller()
+    one, two = (KeyLimit("ci", TenantLimit(max_concurrent=most)) for most in (1, 2))
+    jobs = [replace(request(number), key_limit=one) for number in range(9)]
+    assert admission.decide(jobs[0], 0.0) is None
+    assert admission.decide(jobs[1], 0.0) is not None
+    assert admission.decide(replace(jobs[1], key_limit=two), 0.0) is None
+    admission.ended(jobs[0].job_id, 1.0)
+    assert admission.decide(replace(jobs[2], key_limit=two), 1.0) is None, "the old one does not come back"
+    assert admission.decide(replace(jobs[3], key_limit=two), 1.0) is not None

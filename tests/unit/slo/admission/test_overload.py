@@ -13,7 +13,7 @@ from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 WORK_S = 0.1
 OVERLOAD_S = 1200.0
-BACKLOG_S = 30.0
+BACKLOG_S = AdmissionRules().max_late_backlog_s
 MIXED = [PREMIUM, STANDARD, STANDARD, BACKGROUND]
 
 
@@ -21,7 +21,7 @@ class Fleet:
     """One replica that serves what was admitted, in the order of tiers."""
 
     def __init__(self):
-        rules = AdmissionRules(max_backlog_s=BACKLOG_S)
+        rules = AdmissionRules()
         self.admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), random.Random(1).random)
         self.admission.has_capacity(1.0)
         self.queues = {tier: deque() for tier in DEFAULT_TIERS.names}
@@ -67,12 +67,13 @@ class Fleet:
 def test_an_overload_is_refused_and_forgotten(tiers):
     fleet = Fleet()
     fleet.offer(tiers, 10.0, 0.0, OVERLOAD_S)
-    assert fleet.most * WORK_S < len(DEFAULT_TIERS.names) * (BACKLOG_S + 1), "what waits is bounded"
+    most_s = BACKLOG_S + sum(AdmissionRules().max_backlog_s for tier in {*tiers} - {PREMIUM})
+    assert fleet.most * WORK_S < most_s + 1, "what waits is bounded"
     assert sum(fleet.refused.values()) > 0.8 * fleet.asked
     waits_s = sorted(wait_s for wait_s, _ in fleet.waits_s[PREMIUM])
     assert waits_s[int(0.99 * len(waits_s))] < BACKLOG_S + 1
     refused_before = dict(fleet.refused)
-    fleet.offer(tiers, 0.5, OVERLOAD_S, OVERLOAD_S + 180)
+    fleet.offer(tiers, 0.65, OVERLOAD_S, OVERLOAD_S + 180)
     assert fleet.refused[PREMIUM] <= refused_before[PREMIUM] + 1, "the queue is full for one moment more"
     late = [wait_s for wait_s, asked_s in fleet.waits_s[PREMIUM] if asked_s > OVERLOAD_S + 60]
     assert late

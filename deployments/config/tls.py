@@ -1,0 +1,48 @@
+"""The section `tls`: HTTPS at the server's own port.
+
+Owns which files it takes and that they fit together, and how the server trusts itself. Ray Serve's proxy does
+the rest; it reads the files when it starts, and its gRPC proxy knows no TLS.
+"""
+
+import ssl
+from pathlib import Path
+
+from pydantic import Field
+
+from deployments.config import ConfigError
+from slo.files.strict_yaml import Section
+
+
+class TLSConfig(Section):
+    """A certificate and its key, both in PEM, and the key without a passphrase."""
+
+    certificate: Path = Field(
+        description="The certificate, with those between it and its authority behind it."
+    )
+    key: Path = Field(description="Its private key; keep it readable by the server's user only.")
+
+    def http_options(self) -> dict[str, str]:
+        """What Ray Serve is told.
+
+        Raises:
+            ConfigError: when a file cannot be read, or the key is not the certificate's.
+        """
+        for name, path in (("certificate", self.certificate), ("key", self.key)):
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"tls.{name}: {path} cannot be read ({error.strerror})") from None
+        try:
+            # A passphrase that is asked for would be asked for on the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+        except ssl.SSLError as error:
+            why = error.reason or "no certificate and key in PEM"
+            raise ConfigError(f"tls: {self.certificate} and {self.key} cannot be used ({why})") from None
+        return {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
+
+    def trust(self) -> ssl.SSLContext:
+        """Trusts this certificate alone, whatever names it is for: the server calls itself by an address."""
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
