@@ -360,7 +360,7 @@ class Orchestrator:
         local: LocalPrefills,
     ) -> Outputs:
         """What the engine here makes of a prompt that it computes itself, when that has its turn."""
-        self.instruments.count(LOCAL_PREFILLS, reason=LocalReason.NO_PREFILL_REPLICA.value)
+        self.instruments.count(LOCAL_PREFILLS, reason=run.context.local_prefill)
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
         params, carried = params.clone(), run.carried
         if not is_stream:
@@ -413,7 +413,8 @@ class Orchestrator:
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
             if outcome is ReplacementOutcome.NO_REPLICA and self.local is not None:
                 outcome = ReplacementOutcome.LOCAL
-            context = replace(context, local_prefill=outcome is ReplacementOutcome.LOCAL)
+            is_local = outcome is ReplacementOutcome.LOCAL
+            context = replace(context, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
             context = context.after(time.monotonic() - started_s)
             if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
                 outcome = ReplacementOutcome.SERVE
