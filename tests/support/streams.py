@@ -21,7 +21,7 @@ def client(fleet):
 
 
 async def lines(answer):
-    """The lines of an event stream; httpx also ends one at what is a line's end in Unicode alone, within a text."""
+    """The lines of an event stream; httpx also ends them within a text, at what ends a line in Unicode alone."""
     begun = ""
     async for piece in answer.aiter_text():
         *whole, begun = (begun + piece).split("\n")
