@@ -368,7 +368,8 @@ class Orchestrator:
         if carried is not None:
             carried.put_in(params)
             run.carried = msgspec.structs.replace(carried, is_sent=True)
-        async with local.turn() as computed:
+        is_short = run.context.local_prefill == LocalReason.CHEAPER_ON_DECODE
+        async with local.turn(is_short=is_short) as computed:
             run.call.spans.phase(DECODE)
             async with aclosing(decode(params)) as outputs:
                 brings = carried is not None and not carried.is_sent

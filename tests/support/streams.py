@@ -21,7 +21,7 @@ def client(fleet):
 
 
 async def lines(answer):
-    """The lines of an event stream; httpx also ends them within a text, at what ends a line in Unicode alone."""
+    """The lines of an event stream; httpx would end them within a text as well, as Unicode does."""
     begun = ""
     async for piece in answer.aiter_text():
         *whole, begun = (begun + piece).split("\n")
