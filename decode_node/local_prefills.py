@@ -19,8 +19,8 @@ class LocalPrefills:
         at_once: How many of those that wait their turn are computed at once.
 
     Attributes:
-        computing: How many are computed now, whoever asked for them; without short ones, which make no step of
-            the engine much longer.
+        computing: How many are computed now, whoever asked for them; without short ones, which make no step
+            of the engine much longer.
         outstanding: How many wait their turn or have it.
     """
 
