@@ -19,7 +19,8 @@ class LocalPrefills:
         at_once: How many of those that wait their turn are computed at once.
 
     Attributes:
-        computing: How many are computed now, whoever asked for them.
+        computing: How many are computed now, whoever asked for them; without short ones, which make no step
+            of the engine much longer.
         outstanding: How many wait their turn or have it.
     """
 
@@ -29,15 +30,16 @@ class LocalPrefills:
         self._places = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Callable[[], None]]:
+    async def turn(self, *, is_short: bool = False) -> AsyncIterator[Callable[[], None]]:
         """Wait until one more may be computed; what is yielded says that it has been."""
         is_out = False
+        counted = not is_short
 
         def computed() -> None:
             nonlocal is_out
             if not is_out:
                 is_out = True
-                self.computing -= 1
+                self.computing -= counted
                 self.outstanding -= 1
                 self._places.release()
 
@@ -47,7 +49,7 @@ class LocalPrefills:
         except BaseException:
             self.outstanding -= 1
             raise
-        self.computing += 1
+        self.computing += counted
         try:
             yield computed
         finally:

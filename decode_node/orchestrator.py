@@ -367,7 +367,7 @@ class Orchestrator:
         local: LocalPrefills,
     ) -> Outputs:
         """What the engine here makes of a prompt that it computes itself, when that has its turn."""
-        self.instruments.count(LOCAL_PREFILLS, reason=LocalReason.NO_PREFILL_REPLICA.value)
+        self.instruments.count(LOCAL_PREFILLS, reason=run.context.local_prefill)
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
         params, carried = params.clone(), run.carried
         if not is_stream:
@@ -375,7 +375,8 @@ class Orchestrator:
         if carried is not None:
             carried.put_in(params)
             run.carried = msgspec.structs.replace(carried, is_sent=True)
-        async with local.turn() as computed:
+        is_short = run.context.local_prefill == LocalReason.CHEAPER_ON_DECODE
+        async with local.turn(is_short=is_short) as computed:
             run.call.spans.phase(DECODE)
             async with aclosing(decode(params)) as outputs:
                 brings = carried is not None and not carried.is_sent
@@ -420,7 +421,8 @@ class Orchestrator:
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
             if outcome is ReplacementOutcome.NO_REPLICA and self.local is not None:
                 outcome = ReplacementOutcome.LOCAL
-            context = replace(context, local_prefill=outcome is ReplacementOutcome.LOCAL)
+            is_local = outcome is ReplacementOutcome.LOCAL
+            context = replace(context, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
             context = context.after(time.monotonic() - started_s)
             if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
                 outcome = ReplacementOutcome.SERVE

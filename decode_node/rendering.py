@@ -30,6 +30,8 @@ class LocalReason(enum.StrEnum):
     NOT_TEXT = "not_text"
     NO_PREFILL_REPLICA = "no_prefill_replica"
     """None is running, and decode may do without."""
+    CHEAPER_ON_DECODE = "cheaper_on_decode"
+    """The router says so: the way through prefill would take longer."""
 
 
 @dataclass(frozen=True, slots=True)

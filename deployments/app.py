@@ -163,7 +163,7 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
         RouterConfig(
             config.tiers.tier_set(),
             config.router.placement,
-            config.router.limits(config.degraded),
+            config.router.limits(config.degraded, config.kv_transfer.local_below),
             config.admission.rules(),
             _link(profile) if config.kv_transfer.link is None else config.kv_transfer.link.link(),
             config.monitor.enabled,

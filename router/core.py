@@ -17,6 +17,7 @@ from router.fleet.decode_replica import MAX_KV_USAGE, DecodeView, KvLink, choose
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
 from router.messages import LiveJobs, Placed, PlacementDecision, PlacementReason, PlacementRequested
+from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
 from slo.admission.tenant_limits import Usage
 from slo.autoscaling.need import DecodeDemand
@@ -150,6 +151,10 @@ class RouterCore:
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
+        if self._may_go_to_decode(request, tokens, decode) and is_cheaper_on_decode(
+            tokens, choice, decode, now_s, self._link
+        ):
+            return self._compute_on_decode(request, prefill, terms, choice, decode, now_s)
         if (late_s := max(0.0, choice.end_s - terms.latest_s)) > 0:
             self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -164,7 +169,7 @@ class RouterCore:
     ) -> PlacementDecision:
         """Have decode compute the prompt, unless it has too many to compute or no memory for it."""
         is_full = decode.usage_with(tokens) > MAX_KV_USAGE
-        if not request.is_admitted and (is_full or decode.local_prefills >= self._limits.max_local_prefills):
+        if not request.is_admitted and (is_full or self._has_too_many(decode)):
             self._gate.ended(request.job_id, now_s)
             return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
         decode.placed(tokens)
@@ -179,6 +184,41 @@ class RouterCore:
             slack_s=math.inf if budget_s is None else budget_s,
             handoff_s=0.0,
             reason=PlacementReason.NO_PREFILL_REPLICA,
+        )
+
+    def _has_too_many(self, decode: DecodeView) -> bool:
+        return decode.local_prefills >= self._limits.max_local_prefills
+
+    def _may_go_to_decode(self, request: PlacementRequested, tokens: int, decode: DecodeView) -> bool:
+        """Whether decode may compute a prompt that the prefill tier could: a short one that is new."""
+        is_short = tokens <= self._limits.local_below_tokens and not request.is_admitted
+        return is_short and decode.usage_with(tokens) <= MAX_KV_USAGE and not self._has_too_many(decode)
+
+    def _compute_on_decode(
+        self,
+        request: PlacementRequested,
+        prefill: NewPrefill,
+        terms: _Terms,
+        choice: Choice,
+        decode: DecodeView,
+        now_s: float,
+    ) -> Placed:
+        """Have decode compute a prompt; the prefill tier, for which the request was admitted, has no part."""
+        self._gate.served([request.job_id])
+        decode.placed(prefill.tokens)
+        decode.local_prefills += 1
+        predictor = choice.replica.predictor
+        way_s = self._path.seconds(predictor.handoff_s)
+        predicted_s = now_s - terms.arrived_s + predictor.prefill_s(prefill.tokens) + way_s
+        return Placed(
+            prefill_replica=None,
+            decode_replica=decode.replica_id,
+            tokens=prefill.tokens,
+            ttft_budget_s=terms.budget_s,
+            predicted_ttft_s=predicted_s,
+            slack_s=math.inf if terms.budget_s is None else terms.budget_s - predicted_s,
+            handoff_s=0.0,
+            reason=PlacementReason.CHEAPER_ON_DECODE,
         )
 
     def _choose_decode(self, request: PlacementRequested, tokens: int, now_s: float) -> DecodeView | None:

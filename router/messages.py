@@ -132,6 +132,7 @@ class PlacementReason(enum.StrEnum):
     NOBODY_LATE = "nobody_late"
     LEAST_HARM = "least_harm"
     NO_PREFILL_REPLICA = "no_prefill_replica"
+    CHEAPER_ON_DECODE = "cheaper_on_decode"
     ROUND_ROBIN = "round_robin"
     LEAST_TOKENS = "least_tokens"
     TWO_CHOICES = "two_choices"

@@ -60,7 +60,7 @@ class RequestContext:
         tenant: Whose it is.
         traceparent: Continues the trace of whoever sends it, as the W3C has it; empty for none.
         attempt: How often it has been placed again.
-        local_prefill: Whether the decode replica computes the prompt itself.
+        local_prefill: Why the decode replica computes the prompt itself; empty when it does not.
     """
 
     job_id: JobId
@@ -77,7 +77,7 @@ class RequestContext:
     tenant: str = ""
     traceparent: str = ""
     attempt: int = 0
-    local_prefill: bool = False
+    local_prefill: str = ""
 
     @property
     def attempt_id(self) -> JobId:

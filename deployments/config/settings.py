@@ -152,6 +152,11 @@ class KVTransferConfig(Section):
     lease_s: Annotated[int, Field(ge=6, le=3600)] = Field(
         30, description="Seconds that finished prefill blocks wait for decode to pull them."
     )
+    local_below: Annotated[int, Field(ge=0, le=8192)] = Field(
+        0,
+        description="Prompts of at most so many tokens are computed by decode where that is predicted to "
+        "delay it and its streams less than the way through prefill delays the prompt; 0 for none.",
+    )
     prefill_port: Port = Field(20000, description="First NIXL side-channel port of prefill replicas.")
     decode_port: Port = Field(22000, description="First NIXL side-channel port of decode replicas.")
 
@@ -180,13 +185,14 @@ class RouterSection(Section):
         ),
     )
 
-    def limits(self, degraded: DegradedConfig) -> RouterLimits:
+    def limits(self, degraded: DegradedConfig, local_below: int = 0) -> RouterLimits:
         """The same in the router's vocabulary."""
         return RouterLimits(
             stale_after_s=self.stale_after_s,
             silent_after_s=self.silent_after_s,
             stretch=self.stretch,
             max_local_prefills=degraded.max_prompts if degraded.local_prefill else 0,
+            local_below_tokens=local_below,
         )
 
 
@@ -261,9 +267,7 @@ class SlackServeConfig(Section):
             if pool.max_replicas is not None and not self.monitor.enabled:
                 msg = f"{name}.max_replicas needs monitor.enabled: the monitor knows the load"
                 raise ValueError(msg)
-        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
-            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
-            raise ValueError(msg)
+        self._transfer_can_work()
         if len(set(self.warmup_tokens)) < 2:  # noqa: PLR2004 - a line needs two points
             msg = "warmup_tokens needs at least two different lengths"
             raise ValueError(msg)
@@ -289,6 +293,16 @@ class SlackServeConfig(Section):
             )
             raise ValueError(msg)
         return self
+
+    def _transfer_can_work(self) -> None:
+        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
+            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
+            raise ValueError(msg)
+        if self.kv_transfer.local_below and not self.degraded.local_prefill:
+            msg = (
+                "kv_transfer.local_below needs degraded.local_prefill, by whose means decode computes prompts"
+            )
+            raise ValueError(msg)
 
     def _no_gpu_settings(self) -> None:
         settings = {"accelerator_type": self.accelerator_type is not None}

@@ -85,7 +85,7 @@ class RequestRecord:
         self.request_id = identity.request_id
         self.ttft_budget_s: float | None = None
         self.predicted_ttft_s: float | None = None
-        self.is_prefilled_by_decode = False
+        self.local_prefill = ""
         self.meter: TokenMeter | None = None
         self._instruments = instruments
         self._objective = objective

@@ -46,7 +46,7 @@ from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
 from deployments.http.token_meter import TokenMeter
 from deployments.monitor.actor import MonitorOptions, start_monitor
-from router.messages import Placed, PlacementRequested
+from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
 from slo.errors import EvictionReason, FieldError, Rejected
 from slo.monitor.messages import IngressSeen, Role
@@ -264,7 +264,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             record.meter = TokenMeter(asked.body, Usage(prompt_tokens, placement.output_tokens))
         context = _context(record, placement, decision)
         record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
-        record.is_prefilled_by_decode = context.local_prefill
+        record.local_prefill = context.local_prefill
         return context.after(time.monotonic() - asked.arrived_s)
 
     async def _answer(
@@ -346,7 +346,9 @@ def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, 
     }
     if record.predicted_ttft_s is not None:
         headers["x-slo-predicted-ttft-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
-    if record.is_prefilled_by_decode:
+    if record.local_prefill == PlacementReason.CHEAPER_ON_DECODE:
+        headers["x-slo-prefilled-by"] = "decode"
+    elif record.local_prefill:
         headers["x-slo-degraded"] = "local_prefill"
     if objective.clamped_from is not None:
         headers["x-slo-tier-clamped-from"] = objective.clamped_from

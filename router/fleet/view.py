@@ -45,6 +45,7 @@ class RouterLimits:
             multiple of what the request takes on an idle replica.
         max_local_prefills: How many prompts one decode replica may have to compute itself when there is no
             prefill replica; 0 for none.
+        local_below_tokens: Longest prompt that decode computes itself where that is cheaper; 0 for none.
     """
 
     stale_after_s: float = 10.0
@@ -53,6 +54,7 @@ class RouterLimits:
     silent_after_s: float = math.inf
     stretch: float = 2.0
     max_local_prefills: int = 0
+    local_below_tokens: int = 0
 
 
 def usable(

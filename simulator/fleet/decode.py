@@ -26,12 +26,15 @@ class Decoding:
         output_tokens: Tokens that it wants, at least one.
         admitted: Called when its KV memory is reserved; only then may its KV come.
         ended: Called after its last token.
+        compute_s: What computing its prompt here adds to its first step, which all members take part in; the
+            first token is the prompt's then.
     """
 
     prompt_tokens: int
     output_tokens: int
     admitted: Callable[[], None]
     ended: Callable[[Decoding], None]
+    compute_s: float = 0.0
     first_token_s: float = math.inf
     last_token_s: float = math.inf
     holds_memory: bool = False
@@ -52,9 +55,14 @@ class Decoding:
 
 @dataclass(slots=True)
 class _Batch:
-    """Members since `since_s`, the beginning of a step, and how many steps had been done by then."""
+    """Members since `since_s`, the beginning of a step, and how many steps had been done by then.
+
+    Attributes:
+        prompts_s: What the prompts that are computed in its first step since then add to that.
+    """
 
     since_s: float = 0.0
+    prompts_s: float = 0.0
     steps: int = 0
     size: int = 0
     context_tokens: int = 0
@@ -158,7 +166,10 @@ class VirtualDecodeReplica:
         self._reserved_tokens += tokens
 
     def _steps_within(self, elapsed_s: float) -> int:
-        return self._model.steps_within(elapsed_s, self._batch.size, self._batch.context_tokens)
+        batch = self._batch
+        if 0 < elapsed_s <= batch.prompts_s:
+            return 1
+        return self._model.steps_within(elapsed_s - batch.prompts_s, batch.size, batch.context_tokens)
 
     def _until_leave(self) -> int:
         return self._batch.leaving[0][0] - self._batch.steps
@@ -170,7 +181,10 @@ class VirtualDecodeReplica:
         self._loop.call_at(self._batch.since_s + took_s, self._turn, self._appointment, steps)
 
     def _steps_s(self, steps: int) -> float:
-        return self._model.steps_s(steps, self._batch.size, self._batch.context_tokens) if steps else 0.0
+        if steps == 0:
+            return 0.0
+        batch = self._batch
+        return batch.prompts_s + self._model.steps_s(steps, batch.size, batch.context_tokens)
 
     def _turn(self, appointment: int, steps: int) -> None:
         """Between two steps: tokens are out, some leave, others join."""
@@ -186,6 +200,7 @@ class VirtualDecodeReplica:
         for request in left:
             batch.size -= 1
             batch.context_tokens -= request.kv_tokens
+        batch.prompts_s += math.fsum(request.compute_s for request in joining)
         for request in joining:
             self._number += 1
             batch.size += 1
@@ -209,6 +224,6 @@ class VirtualDecodeReplica:
                 request.first_token_s = first_s
             batch.fresh.clear()
         self.tokens += steps * batch.size
-        batch.since_s = self._loop.now_s
+        batch.since_s, batch.prompts_s = self._loop.now_s, 0.0
         batch.steps += steps
         batch.context_tokens += steps * batch.size

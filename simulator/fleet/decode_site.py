@@ -82,6 +82,17 @@ class DecodeSite:
         self._handovers[request_id] = _Handover(decoding, size_bytes, pulled)
         self.replica.admit(decoding)
 
+    def compute(self, sizes: tuple[int, int], compute_s: float, ended: Callable[[Decoding], None]) -> None:
+        """Compute a request's prompt among the tokens of the batch, and decode it.
+
+        Args:
+            sizes: Its prompt tokens and its output tokens.
+            compute_s: What that adds to a step.
+            ended: Called after its last token.
+        """
+        decoding = Decoding(*sizes, lambda: self.replica.join(decoding), ended, compute_s)
+        self.replica.admit(decoding)
+
     def lose(self, request_id: str) -> None:
         """The KV of a request is gone before it was pulled, if it was to be pulled at all."""
         handover = self._handovers.pop(request_id, None)

@@ -137,18 +137,37 @@ class _Fleet:
                 self._send(passage, decision)
 
     def _send(self, passage: Passage, decision: Placed) -> None:
-        assert decision.prefill_replica is not None
         assert decision.predicted_ttft_s is not None
         passage.placements += 1
-        self._sites[decision.prefill_replica].expected += 1
         passage.prefill_replica = decision.prefill_replica
         passage.decode_replica = decision.decode_replica
         passage.predicted_ttft_s = decision.predicted_ttft_s
         self._decode[decision.decode_replica].began()
         delays = self._setup.delays
-        context = self._context(passage.arrival, decision)
-        way_s = delays.wire_s + delays.render_s
-        self._loop.call_at(self._loop.now_s + way_s, self._reach, passage, context)
+        reach_s = self._loop.now_s + delays.wire_s + delays.render_s
+        if decision.prefill_replica is None:
+            self._loop.call_at(reach_s, self._compute_on_decode, passage)
+            return
+        self._sites[decision.prefill_replica].expected += 1
+        self._loop.call_at(reach_s, self._reach, passage, self._context(passage.arrival, decision))
+
+    def _compute_on_decode(self, passage: Passage) -> None:
+        """A request reaches its decode replica, which computes its prompt; a step has read the weights."""
+        arrival, step = passage.arrival, self._setup.decode
+        passage.job = Job(arrival, self._setup.hardware.weights[arrival.tier], math.inf)
+        pass_s = self._setup.hardware.cost.prefill_s(arrival.tokens)
+        compute_s = max(0.0, pass_s - step.fixed_s - step.weights_s)
+        assert passage.decode_replica is not None
+        self._decode[passage.decode_replica].compute(
+            (arrival.tokens, arrival.output_tokens), compute_s, partial(self._computed, passage)
+        )
+
+    def _computed(self, passage: Passage, decoding: Decoding) -> None:
+        """A request that decode has computed alone has ended."""
+        assert passage.job is not None
+        passage.job.prefilled_s = passage.job.first_token_s = decoding.first_token_s
+        passage.tpot_s = decoding.tpot_s
+        self._over(passage)
 
     def _context(self, arrival: Arrival, placed: Placed) -> RequestContext:
         """What reaches the prefill replica, with what is left of the budget."""

@@ -96,7 +96,10 @@ def config(cluster, nodes, tmp_path_factory):
     directory = tmp_path_factory.mktemp("upgrade")
     config = serve_config(build_tiny_llama(directory / "tiny"), another_version(directory / "before"))
     assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
-    assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+    try:
+        assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {states(cluster)}, {get_json(f'{URL}/ready')}") from None
     return config
 
 
@@ -112,6 +115,16 @@ def running(cluster, deployment):
     (application,) = cluster.get("/api/serve/applications/")["applications"].values()
     replicas = application["deployments"][deployment]["replicas"]
     return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+
+def states(cluster):
+    """What Serve says of each deployment that is not healthy."""
+    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
+    return {
+        name: (one["status"], one["message"], [replica["state"] for replica in one["replicas"]])
+        for name, one in application["deployments"].items()
+        if one["status"] != "HEALTHY"
+    }
 
 
 def is_deployed(cluster):

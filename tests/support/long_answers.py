@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 import httpx
+from streams import lines
 
 WAIT_S = 60.0
 """No client waits for longer."""
@@ -101,7 +102,7 @@ async def ask(
         if not asked["stream"] or response.status_code != httpx.codes.OK:
             answer.take(json.loads(await response.aread()))
             return answer
-        async for line in response.aiter_lines():
+        async for line in lines(response):
             data = line.removeprefix("data: ")
             if data == "[DONE]":
                 answer.ends.append(data)

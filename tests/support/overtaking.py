@@ -8,6 +8,7 @@ import re
 import time
 
 import httpx
+from streams import lines
 from waiting import assert_soon, at_rest
 
 LONG, URGENT = 3900, 64
@@ -34,7 +35,7 @@ class Caller:
             "POST", "/v1/completions", json=body | {"stream": True}, headers=headers
         ) as answer:
             assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
+            async for line in lines(answer):
                 first_s = first_s or time.monotonic()
                 text += "".join(re.findall(r'"text":\s*"((?:[^"\\]|\\.)*)"', line))
         return text, first_s - started_s, first_s

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import httpx
+from streams import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -213,7 +214,7 @@ class SteadyLoad:
                 for choice in json.loads(await response.aread())["choices"]:
                     answer.take(choice)
                 return answer
-            async for line in response.aiter_lines():
+            async for line in lines(response):
                 _take_line(line, answer)
         return answer
 

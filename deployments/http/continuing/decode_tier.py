@@ -177,9 +177,7 @@ class DecodeTier:
 def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
     """The context of a request at its place; without one the replicas are Serve's choice."""
     if placed is None:
-        return replace(
-            context, prefill_replica=None, decode_replica=None, cached_tokens=0, local_prefill=False
-        )
+        return replace(context, prefill_replica=None, decode_replica=None, cached_tokens=0, local_prefill="")
     return replace(
         context,
         ttft_budget_s=placed.ttft_budget_s,
@@ -187,7 +185,7 @@ def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
         prefill_replica=placed.prefill_replica,
         decode_replica=placed.decode_replica,
         cached_tokens=placed.cached_tokens,
-        local_prefill=placed.prefill_replica is None,
+        local_prefill=placed.reason.value if placed.prefill_replica is None else "",
     )
 
 

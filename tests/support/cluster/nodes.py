@@ -23,18 +23,24 @@ TOKEN = secrets.token_hex(32)
 
 
 class Cluster:
-    """Ray nodes on this machine; `dashboard` is where the head takes deployments."""
+    """Ray nodes on this machine; `dashboard` is where the head takes deployments.
 
-    def __init__(self, directory):
+    With an `address` the head is there, and nodes on hosts of their own reach it.
+    """
+
+    def __init__(self, directory, address=None):
         self._directory = directory
+        self._address = address
         self._nodes = []
         self._gcs, self._dashboard_port = free_port(), free_port()
         self.dashboard = f"http://127.0.0.1:{self._dashboard_port}"
 
     def start_head(self, cpus=0):
         """The head, which runs nothing by default."""
+        at = () if self._address is None else (f"--node-ip-address={self._address}",)
         self._start(
             "--head",
+            *at,
             f"--port={self._gcs}",
             f"--dashboard-port={self._dashboard_port}",
             f"--temp-dir={self._directory}",
@@ -47,17 +53,26 @@ class Cluster:
         (container,) = group["template"]["spec"]["containers"]
         self.add(group["labels"], container["resources"]["limits"]["cpu"])
 
-    def add(self, labels, cpus):
-        """A node; its process."""
+    def add(self, labels, cpus, host=None):
+        """A node, on a host of its own if one is given with its address; its process."""
         given = ",".join(f"{name}={value}" for name, value in labels.items())
-        return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}", f"--labels={given}")
+        options = [
+            f"--address={self._address or '127.0.0.1'}:{self._gcs}",
+            f"--num-cpus={cpus}",
+            f"--labels={given}",
+        ]
+        if host is None:
+            return self._start(*options)
+        namespace, address = host
+        within = ("ip", "netns", "exec", namespace)
+        return self._start(*options, f"--node-ip-address={address}", within=within)
 
-    def _start(self, *options):
+    def _start(self, *options, within=()):
         ports = [
             f"--{name}={free_port()}"
             for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
         ]
-        command = [BIN / "ray", "start", "--block", "--disable-usage-stats", *ports, *options]
+        command = [*within, BIN / "ray", "start", "--block", "--disable-usage-stats", *ports, *options]
         path = Path(self._directory) / f"node-{len(self._nodes)}.log"
         with path.open("wb") as log:
             node = subprocess.Popen(

@@ -49,3 +49,13 @@ async def test_who_gives_up_waiting_takes_no_place():
     assert (local.computing, local.outstanding) == (0, 0)
     async with local.turn():
         pass
+
+
+async def test_a_short_prompt_takes_a_place_and_lengthens_no_limit():
+    local = LocalPrefills(1)
+    async with local.turn(is_short=True) as computed:
+        assert (local.computing, local.outstanding) == (0, 1)
+        computed()
+        assert (local.computing, local.outstanding) == (0, 0)
+    async with local.turn():
+        assert (local.computing, local.outstanding) == (1, 1)

@@ -281,9 +281,11 @@ async def test_without_another_prefill_replica_decode_computes_the_prompt(reques
 async def test_a_request_that_was_placed_on_decode_alone_asks_for_no_prefill(request_, answer):
     steps = Play({})
     steps.at_home = ANSWER
-    places = {"prefill_replica": None, "local_prefill": True}
-    assert await serve(steps, request=request_, local=LocalPrefills(1), **places) == answer
+    places = {"prefill_replica": None, "local_prefill": "cheaper_on_decode"}
+    counts = Counts()
+    assert await serve(steps, counts, request=request_, local=LocalPrefills(1), **places) == answer
     assert steps.prompts == []
+    assert counts[("cheaper_on_decode",)] == 1
 
 
 @CASES

@@ -247,6 +247,28 @@ async def test_what_is_shed_expires_without_a_monitor(client, monitor, monkeypat
     await until(lambda: client.policy.version == 9)
 
 
+async def test_a_monitor_that_is_away_for_ten_minutes(client, monitor, monkeypatch):
+    """In virtual time: the policy holds for a minute, then what is configured, until the monitor is back."""
+    started_s, policies = 1000.0, {}
+    now_s = started_s
+    monkeypatch.setattr(monitor_client, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monitor.answer = MonitorAnswer(POLICY)
+    client.start()
+    await until(lambda: client.policy == POLICY)
+    monitor.error = ConnectionError("gone")
+    await until(lambda: lost(client) == 1.0)
+    while now_s < started_s + 600.0:
+        now_s += 5.0
+        finds = monitor.found
+        await until(lambda: monitor.found >= finds + 2)  # noqa: B023 - called at once
+        policies[now_s - started_s] = client.policy
+    assert [at_s for at_s, policy in policies.items() if policy == POLICY] == [5.0 * n for n in range(1, 12)]
+    assert client.followed == [POLICY, UNSTEERED]
+    monitor.error, monitor.answer = None, MonitorAnswer(POLICY.raised_to(2))
+    await until(lambda: client.policy.version == 2)
+    assert lost(client) == 0.0
+
+
 def test_two_applications_and_two_versions_have_a_monitor_each(monkeypatch):
     names = {monitor_client.monitor_name("one"), monitor_client.monitor_name("two")}
     monkeypatch.setattr(monitor_client, "_code", lambda: "newer")

@@ -197,3 +197,9 @@ def test_every_limit_reaches_the_router():
     assert config.router.limits(config.degraded) == dataclasses.replace(limits, max_local_prefills=9)
     off = parse({"router": given, "degraded": {"local_prefill": False}})
     assert off.router.limits(off.degraded) == limits
+    assert off.router.limits(off.degraded, 64) == dataclasses.replace(limits, local_below_tokens=64)
+
+
+def test_prompts_that_decode_shall_compute_need_the_means():
+    with pytest.raises(ConfigError, match=r"degraded\.local_prefill"):
+        parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})

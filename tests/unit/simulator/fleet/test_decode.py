@@ -17,18 +17,18 @@ MODEL = DecodeModel(8.0, 3.0, 0.25, 1.0, kv_tokens=60, max_batch=4)
 
 
 def decoded(model, requests):
-    """First and last token of each of (time, prompt, output), KV there at once."""
+    """First and last token of each of (time, prompt, output, what computing it adds), KV there at once."""
     loop = EventLoop()
     replica = VirtualDecodeReplica(loop, model)
     items = []
 
-    def come(prompt, output):
-        item = Decoding(prompt, output, lambda: replica.join(item), lambda _: None)
+    def come(prompt, output, compute_s=0.0):
+        item = Decoding(prompt, output, lambda: replica.join(item), lambda _: None, compute_s)
         items.append(item)
         replica.admit(item)
 
-    for at_s, prompt, output in requests:
-        loop.call_at(at_s, come, prompt, output)
+    for at_s, *request in requests:
+        loop.call_at(at_s, come, *request)
     loop.run()
     return [(item.first_token_s, item.last_token_s) for item in items], replica
 
@@ -43,11 +43,12 @@ def step_by_step(model, requests):
         while coming and coming[0][1][0] <= now_s:
             queue.append(coming.popleft())
         while queue:
-            number, (_, prompt, output) = queue[0]
+            number, (_, prompt, output, *compute_s) = queue[0]
             held = sum(p + o for p, o, _ in batch.values())
             if held + prompt + output > model.kv_tokens or len(batch) >= model.max_batch:
                 break
             batch[number] = (prompt, output, 0)
+            now_s += sum(compute_s)
             queue.popleft()
         now_s += model.step_s(len(batch), sum(prompt + done for prompt, _, done in batch.values()))
         for number, (prompt, output, done) in [*batch.items()]:
@@ -60,7 +61,10 @@ def step_by_step(model, requests):
 
 
 REQUEST = st.tuples(
-    st.integers(0, 400).map(lambda quarters: quarters / 4), st.integers(1, 20), st.integers(1, 25)
+    st.integers(0, 400).map(lambda quarters: quarters / 4),
+    st.integers(1, 20),
+    st.integers(1, 25),
+    st.one_of(st.just(0.0), st.integers(1, 20).map(lambda quarters: quarters / 4)),
 )
 
 
@@ -69,7 +73,7 @@ def test_tokens_come_when_a_step_by_step_simulation_has_them(requests):
     requests.sort(key=lambda request: request[0])
     times, replica = decoded(MODEL, requests)
     assert times == step_by_step(MODEL, requests)
-    assert replica.tokens == sum(output for *_, output in requests)
+    assert replica.tokens == sum(output for _, _, output, _ in requests)
     assert replica.kv_usage == 0.0
 
 
@@ -81,7 +85,7 @@ def test_tokens_come_when_a_step_by_step_simulation_has_them(requests):
 )
 def test_any_model_agrees_with_a_step_by_step_simulation(requests, weights_s, request_s, kv_token_s):
     model = DecodeModel(weights_s, request_s, kv_token_s, 0.0, kv_tokens=1000)
-    requests = [(0.0, prompt, output) for _, prompt, output in requests]
+    requests = [(0.0, *request) for _, *request in requests]
     times, _ = decoded(model, requests)
     for ours, theirs in zip(times, step_by_step(model, requests), strict=True):
         assert ours == pytest.approx(theirs)

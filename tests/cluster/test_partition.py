@@ -1,0 +1,164 @@
+"""The hosts of the two tiers lose each other; the head still reaches both."""
+
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fleet import tell, until
+from namespaces import Network
+from nodes import ROOT, Cluster
+from serving import free_port
+from steady_load import SteadyLoad
+from streams import WHOLE, client, stream
+from waiting import assert_soon
+
+from benchmarks.engines.tiny_models import build_tiny_llama
+from deployments.local.launcher import get_json
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
+
+PORT = free_port()
+URL = f"http://127.0.0.1:{PORT}"
+TIER = "slackserve.io/tier"
+CUT_S = 20.0
+STREAMS, TOKENS = 4, 8000
+CLIENTS = 3
+
+
+def serve_config(model):
+    ports = random.randrange(24_000, 31_000)
+    args = {
+        "model": str(model),
+        "model_name": "tiny",
+        "max_model_len": 16_384,
+        "warmup_tokens": [32, 512],
+        "node_labels": {TIER: "head"},
+        "prefill": {"node_labels": {TIER: "prefill"}},
+        "decode": {"node_labels": {TIER: "decode"}, "engine_kwargs": {"max_num_batched_tokens": 512}},
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "monitor": {"port": 0, "shed": False},
+        "tiers": {
+            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
+            "standard": {"ttft_ms": 30_000, "weight": 2},
+            "background": {"weight": 1},
+        },
+    }
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        # Both engines are on one machine after all, and would share its memory.
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": "eth0",
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": PORT},
+        "applications": [
+            {
+                "name": "slackserve",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build",
+                "runtime_env": {"env_vars": environment},
+                "args": args,
+            }
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def network():
+    with Network() as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def directory():
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def cluster(network, directory, tmp_path_factory):
+    cluster = Cluster(directory, network.address)
+    try:
+        cluster.start_head(cpus=1)
+        for tier in ("prefill", "decode"):
+            cluster.add({TIER: tier}, 2, network.add_host())
+        config = serve_config(build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384))
+        assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
+        assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def given_up(directory):
+    """How many prefills decode has not waited for any longer."""
+    logs = directory.glob("session_*/logs/serve/*.log")
+    return sum(path.read_text(errors="replace").count("prefill_failed request_id") for path in logs)
+
+
+def is_at_rest():
+    fleet = httpx.get(f"{URL}/ready").json()["fleet"]
+    return all(one["kv_usage"] == 0 for tier in ("prefill", "decode") for one in fleet[tier])
+
+
+async def test_the_tiers_lose_each_other(cluster, network, directory):
+    """Streams go on, new prompts are computed by decode; when the network is back, by prefill again."""
+    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
+    async with SteadyLoad(URL, "none", clients=0) as nobody:
+        expected = await nobody.reference()
+    begun = set()
+    async with (
+        client(fleet) as http,
+        SteadyLoad(URL, "none", expected, CLIENTS) as load,
+    ):
+        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
+
+        async def all_stream():
+            return len(begun) == STREAMS
+
+        await until(all_stream, 30, "not every answer has begun")
+        before = given_up(directory)
+        network.cut()
+        cut_s = time.monotonic()
+        answered_s = await load.until_answered(cut_s)
+        await asyncio.sleep(max(0.0, cut_s + CUT_S - time.monotonic()))
+        still = sum(not call.done() for call in calls)
+        network.heal()
+        healed_s = time.monotonic()
+        during = given_up(directory) - before
+
+        async def is_back():
+            known = given_up(directory)
+            began_s = time.monotonic()
+            for _ in range(5):
+                await load.until_answered(time.monotonic())
+            return given_up(directory) == known and load.slowest_s(began_s) < 2.0
+
+        await until(is_back, 120, "prompts do not go through prefill again")
+        back_s = round(time.monotonic() - healed_s, 1)
+        streams = await asyncio.gather(*calls)
+    ended = load.since(cut_s)
+    errors = [one.error for one in ended if one.error is not None]
+    tell(
+        "partition between the tiers",
+        cut_s=CUT_S,
+        given_up=during,
+        answers=len(ended) - len(errors),
+        errors=errors,
+        answered_s=round(answered_s, 1),
+        slowest_first_token_s=round(load.slowest_s(cut_s), 2),
+        streams=STREAMS,
+        whole=sum(answer == (TOKENS, WHOLE) for answer in streams),
+        back_s=back_s,
+    )
+    assert during > 0, "nobody noticed; was anything cut?"
+    assert still > 0, "no stream ran for as long"
+    assert errors == []
+    assert streams == [(TOKENS, WHOLE)] * STREAMS
+    await asyncio.to_thread(assert_soon, is_at_rest, 60, "KV blocks are left")
