@@ -89,6 +89,14 @@ class PreemptibleWorker:
         except NotPreemptibleError as error:
             self._refuse(error)
 
+    def determine_available_memory(self) -> int:
+        """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory."""
+        available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
+        setup = EngineSetup.of(self.vllm_config)
+        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume":
+            return available
+        return available - setup.limits.max_suspended_bytes
+
     def compile_or_warm_up_model(self) -> Any:
         """Warm up, then see whether a stopped pass resumes exactly; one that does not is never stopped."""
         times = super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in

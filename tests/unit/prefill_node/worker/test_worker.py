@@ -1,8 +1,13 @@
-"""What keeps a real engine's configuration from being preempted."""
+"""What keeps a real engine's configuration from being preempted, and what preemption takes of its memory."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.engines.tiny_models import build_tiny
+from prefill_node.engine_setup import EngineSetup
+from prefill_node.worker.worker import PreemptibleWorker
+from slo.preemption.types import Limits
 
 KV_TO_HOST = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
 
@@ -44,3 +49,21 @@ def test_what_keeps_an_engine_from_being_preempted_is_named(reason, arguments, w
 @pytest.mark.slow
 def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
     assert reason() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "kept_free"),
+    [("cuda", "resume", 3 << 30), ("cuda", "recompute", 0), ("cpu", "resume", 0)],
+)
+def test_checkpoints_have_memory_of_their_own(device, mode, kept_free):
+    class Worker:
+        def determine_available_memory(self):
+            return 10 << 30
+
+    class Preemptible(PreemptibleWorker, Worker):
+        vllm_config = SimpleNamespace(
+            device_config=SimpleNamespace(device_type=device),
+            additional_config=EngineSetup(mode=mode, limits=Limits(max_suspended_bytes=3 << 30)).encode(),
+        )
+
+    assert Preemptible().determine_available_memory() == (10 << 30) - kept_free
