@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
+from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
@@ -16,6 +19,7 @@ from telemetry.reporting.monitor_client import find_monitor
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+    from ray.serve.schema import ApplicationStatusOverview
 
 
 class NotRunningError(Exception):
@@ -48,12 +52,37 @@ class RunningDeployment:
 def connect() -> RunningDeployment:
     """Find the deployment that runs on this machine; starts nothing.
 
+    Looks at the cluster that `RAY_ADDRESS` names. Without that, at the last one that was started here, and
+    then at all others.
+
     Raises:
         NotRunningError: when there is none.
     """
+    applications = _applications("auto")
+    if (found := _deployment(applications)) is not None:
+        return found
+    here = ray.get_runtime_context().gcs_address
+    others = set() if os.environ.get("RAY_ADDRESS") else find_gcs_addresses() - {here}
+    for address in sorted(others):
+        ray.shutdown()
+        with suppress(NotRunningError):
+            if (found := _deployment(_applications(address))) is not None:
+                return found
+    raise NotRunningError(
+        f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
+        "`deployments.app:build` on it"
+    )
+
+
+def _applications(address: str) -> dict[str, ApplicationStatusOverview]:
+    """What Serve runs on a cluster.
+
+    Raises:
+        NotRunningError: when it cannot be asked.
+    """
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-        applications = serve.status().applications
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        return dict(serve.status().applications)
     except ConnectionError as error:
         if error.__cause__ is None:  # none was found
             raise NotRunningError("nothing is running here; start `slackserve serve` first") from None
@@ -62,6 +91,10 @@ def connect() -> RunningDeployment:
         ) from None
     except (RayError, RuntimeError, ValueError) as error:
         raise NotRunningError(f"the Ray cluster here cannot be used: {error}") from None
+
+
+def _deployment(applications: dict[str, ApplicationStatusOverview]) -> RunningDeployment | None:
+    """The first of ours."""
     for application, state in applications.items():
         for name in state.deployments:
             if name.startswith(PREFILL_PREFIX):
@@ -74,7 +107,4 @@ def connect() -> RunningDeployment:
                 return RunningDeployment(
                     model, address, router, prefill, decode, partial(find_monitor, application)
                 )
-    raise NotRunningError(
-        f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
-        "`deployments.app:build` on it"
-    )
+    return None

@@ -51,9 +51,12 @@ class Deployment:
 
     def ray_address(self) -> str:
         """Of its own Ray, as `RAY_ADDRESS` takes it: other deployments may run on the machine."""
+        return self._of_its_ray(r"--gcs-address=(\S+)")
+
+    def _of_its_ray(self, pattern: str) -> str:
         for process in psutil.Process(self.process.pid).children(recursive=True):
             command = " ".join(process.cmdline())
-            if found := re.search(r"--gcs-address=(\S+)", command):
+            if found := re.search(pattern, command):
                 return found[1]
         raise AssertionError("no Ray runs below the deployment")
 
@@ -69,7 +72,9 @@ class Deployment:
         return total
 
     def scrape(self) -> str:
-        ports = Path("/tmp/ray/session_latest").glob("metrics_export_port_*")
+        running = self.process is not None  # otherwise a person has started it
+        session = self._of_its_ray(r"--session[-_]dir=(\S+)") if running else "/tmp/ray/session_latest"
+        ports = Path(session).glob("metrics_export_port_*")
         port = next(ports, None)
         address = f"http://127.0.0.1:{port.read_text().strip() if port else 0}/metrics"
         with urllib.request.urlopen(address, timeout=10) as response:

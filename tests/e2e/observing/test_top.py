@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import openai
+import psutil
 import pytest
 from waiting import assert_soon, at_rest
 
@@ -48,6 +50,34 @@ async def long_prompts(deployment):
     yield
     enough.set()
     await asyncio.gather(*asking)
+
+
+@pytest.fixture
+def younger_ray():
+    """A Ray of somebody else's, started after ours: the one that Ray itself would connect to."""
+    last = Path("/tmp/ray/ray_current_cluster")
+    before = last.read_bytes() if last.exists() else None
+    ray = Path(sys.executable).with_name("ray")
+    options = ["--port=0", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [ray, "start", "--head", *options]
+    started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert started.returncode == 0, started.stderr
+    address = last.read_text().strip()
+    port = address.rsplit(":", 1)[1]
+    yield address
+    for process in psutil.process_iter(["cmdline"]):
+        if any(
+            part.endswith((address, f"--gcs_server_port={port}")) for part in process.info["cmdline"] or []
+        ):
+            process.kill()
+    last.unlink() if before is None else last.write_bytes(before)
+
+
+@pytest.mark.long
+def test_another_ray_on_the_machine_is_passed_over(deployment, younger_ray):
+    assert younger_ray != deployment.ray_address()
+    assert [replica["work"] for replica in json.loads(top("--json"))["prefill"]] != []
 
 
 async def test_json_has_the_running_step_its_queue_and_the_decode_replica(deployment, long_prompts):
