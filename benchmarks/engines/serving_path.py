@@ -55,9 +55,9 @@ class TracedCall:
     first_s: float
 
 
-def prompts(requests: int) -> list[list[int]]:
-    """Random prompts, each used once: no prefix is ever cached."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+def prompts(requests: int, arm: str) -> list[list[int]]:
+    """Random prompts, others for each arm: no prefix is ever cached."""
+    rng = random.Random(f"{SEED} {arm}")  # noqa: S311 - reproducible, not secret
     return [rng.choices(VOCABULARY, k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
 
 
@@ -77,7 +77,7 @@ async def alternate(engine: Any, requests: int, arm: str) -> list[tuple[int, flo
     """(prompt tokens, bare TTFT, served TTFT) of each pair."""
     pairs = []
     async with client(PORT, SEED, VOCABULARY) as asked:
-        for number, prompt in enumerate(prompts(requests)):
+        for number, prompt in enumerate(prompts(requests, arm)):
             bare_s = await bare_ttft_s(engine, prompt, f"{arm}-{number}")
             (served_s,) = await asked.ttfts_s(Arrival(0, 0.0, "", len(prompt), 2, None, STANDARD))
             pairs.append((len(prompt), bare_s, served_s))
@@ -184,7 +184,7 @@ async def run(
         "tracing": tracing,
     }
     with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
-        for number, prompt in enumerate(prompts(len(LENGTHS) * 4)):
+        for number, prompt in enumerate(prompts(len(LENGTHS) * 4, "bare")):
             await bare_ttft_s(engine, prompt, f"warm-{number}")
         return {
             name: await measure(engine, checkout, directory / name, settings, sizes)
