@@ -54,7 +54,7 @@ class Rendered:
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
     """The tokens of a request, which is neither run nor changed, or the error to answer with."""
     serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
-    copy = request.model_copy(deep=True)
+    copy = request.model_copy(deep=is_chat)  # the messages of a chat are changed in places
     try:
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
