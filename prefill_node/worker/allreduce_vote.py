@@ -17,6 +17,7 @@ import torch
 from torch.distributed import AllreduceOptions, ReduceOp
 
 from prefill_node.board.layout import BOUNDARY_BITS, BOUNDARY_MASK, STEP_BITS
+from prefill_node.worker.vote import FIRST_PASS_S
 from prefill_node.worker.vote_errors import VoteMismatchError, VoteTimeoutError
 
 if TYPE_CHECKING:
@@ -40,13 +41,12 @@ class AllReduceVote:
     def __init__(self, group: ProcessGroup, rank: int, ranks: int, timeout_s: float) -> None:
         """Use a group, which stays the caller's; its ranks are numbered as the vote's are."""
         self.timeout_s = timeout_s
+        self.is_first_pass = False
         self._group = group
         self._rank = rank
         self._ranks = ranks
-        self._limit = timedelta(seconds=timeout_s)
         self._options = AllreduceOptions()
         self._options.reduceOp = ReduceOp.MAX
-        self._options.timeout = self._limit
         self._round = 0
         self._failure: VoteTimeoutError | VoteMismatchError | None = None
 
@@ -60,10 +60,12 @@ class AllReduceVote:
         place = step_id << BOUNDARY_BITS | boundary
         ballot = torch.tensor((wish, place, -place), dtype=torch.int64, device="cpu")
         began_s = time.monotonic()
+        limit_s = max(self.timeout_s, FIRST_PASS_S) if self.is_first_pass else self.timeout_s
+        self._options.timeout = timedelta(seconds=limit_s)
         try:
-            self._group.allreduce([ballot], self._options).wait(self._limit)
+            self._group.allreduce([ballot], self._options).wait(self._options.timeout)
         except RuntimeError as error:
-            absent = self._absent(began_s + self.timeout_s + _ROLL_CALL_S)
+            absent = self._absent(began_s + limit_s + _ROLL_CALL_S)
             self._failure = VoteTimeoutError(absent, step_id, boundary, time.monotonic() - began_s)
             raise self._failure from error
         any_wish, highest, lowest_negated = ballot.tolist()

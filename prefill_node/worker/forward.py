@@ -87,6 +87,8 @@ class Forward:
     _stand_in: Any = None
     _shape_of_output: Any = None
     _is_shape_known: bool = False
+    _size: int = 0
+    _sizes: set[int] = field(default_factory=set)
 
     def begin(self, step_id: int, rows: Callable[[], Rows], resume: Checkpoint | None) -> None:
         """A step's forward pass starts.
@@ -108,6 +110,8 @@ class Forward:
 
     def end(self) -> Stop | None:
         """The forward pass is over; where it stopped, or None when it is complete. Drops its tensors."""
+        if self.active and self._started and self._stop is None:
+            self._sizes.add(self._size)
         self.active = False
         self._resume = None
         self._entering = None
@@ -214,6 +218,8 @@ class Forward:
         """The first layer is reached: the batch is known."""
         self._started = True
         rows = self._rows()
+        self._size = sum(tokens for _, tokens in rows).bit_length()
+        self.votes.is_first_pass = self._size not in self._sizes
         if self._resume is not None:
             self._resume = self._resume.select(rows)
         if self._resume is not None:

@@ -24,6 +24,7 @@ class _Script(NoBoard):
     """In place of board and vote: every rank stops at the same boundary, which it knows beforehand."""
 
     stop_at: int | None = None
+    is_first_pass = False
 
     def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - as a vote
         """Whether this is the place."""

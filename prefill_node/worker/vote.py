@@ -39,8 +39,18 @@ _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 500e-6
 
 
+FIRST_PASS_S = 300.0
+"""A rank may compile a kernel in the first pass of a size; vLLM gives up a step after this."""
+
+
 class VoteTransport(Protocol):
-    """What carries votes between the ranks."""
+    """What carries votes between the ranks.
+
+    Attributes:
+        is_first_pass: Whether the running pass is the first of its size, in which ranks may come late.
+    """
+
+    is_first_pass: bool
 
     def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: FBT001 - the ballot itself
         """Whether any rank wishes to stop here; the same answer for all ranks.
@@ -59,6 +69,8 @@ class VoteTransport(Protocol):
 
 class SoleVote:
     """The vote of a step that runs on one rank."""
+
+    is_first_pass = False
 
     def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - protocol
         """The rank's own wish."""
@@ -88,6 +100,7 @@ class BoardVote:
             BoardUnavailableError: The rank has voted on this board in an earlier life.
         """
         self.timeout_s = timeout_s
+        self.is_first_pass = False
         self._words = board.words
         self._own = vote_words(rank)
         self._peers = tuple(
@@ -117,10 +130,14 @@ class BoardVote:
             word = words[cell]
             if word & ~1 != place:
                 if pauses is None:
-                    pauses = _pauses(self.timeout_s)
+                    pauses = _pauses(self._limit_s)
                 word = self._await(peer, cell, place, pauses)
             verdict |= word & 1
         return bool(verdict)
+
+    @property
+    def _limit_s(self) -> float:
+        return max(self.timeout_s, FIRST_PASS_S) if self.is_first_pass else self.timeout_s
 
     def _await(self, peer: int, cell: int, place: int, pauses: Iterator[None]) -> int:
         """The peer's word of this round."""
@@ -138,7 +155,7 @@ class BoardVote:
             for each, its_cell in self._peers[self._round & 1]
             if each == peer or self._words[its_cell] >> _LAP_AT != lap
         )
-        self._failure = VoteTimeoutError(absent, *_where(place), self.timeout_s)
+        self._failure = VoteTimeoutError(absent, *_where(place), self._limit_s)
         raise self._failure
 
 

@@ -27,8 +27,12 @@ def test_an_exception_in_a_layer_is_a_crash(models):
 
 
 def test_a_rank_that_stays_away_from_a_vote_fails_the_engine_by_name(models):
+    """Not in the first pass of its size, in which it may compile a kernel."""
     setup = EngineSetup(mode="resume", vote_timeout_s=1.0)
     with engine(models("llama"), tensor_parallel_size=2, setup=setup) as running:
+        running.rpc("stay_away", 1, 2, 2.0)
+        assert running.prefill("first", PROMPT).tokens
+        running.forget()
         running.add("doomed", PROMPT)
         running.rpc("stay_away", 1, 2, 5.0)
         error = error_of(running)

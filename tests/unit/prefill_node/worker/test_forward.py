@@ -533,3 +533,21 @@ def test_a_checkpoint_is_as_large_as_what_enters_its_boundary(in_place, boundary
     _, stop = model.run()
     rows = sum(tokens for _, tokens in ROWS)
     assert stop.checkpoint.size_bytes == tensors * rows * WIDTH * 4
+
+
+def test_ranks_may_come_late_in_the_first_pass_of_a_size_only():
+    seen = []
+
+    class Votes(SoleVote):
+        def vote(self, step_id, boundary, wish):
+            if boundary == 0:
+                seen.append(self.is_first_pass)
+            return wish
+
+    model = Model(votes=Votes())
+    model.run()
+    model.run()
+    model.run(rows=(("a", 40),))
+    model.to_the_end(0, rows=(("a", 300),))
+    model.run(rows=(("a", 300),))
+    assert seen == [True, False, True, True, True, False], "a stopped pass is not through"
