@@ -48,6 +48,11 @@ class LimitsConfig(Section):
     )
     max_sequences: Count = Field(16, description="Answers that one request may ask for: prompts times `n`.")
     max_stop_tokens: Count = Field(64, description="Token ids in `stop_token_ids`.")
+    max_bad_words: Count = Field(64, description="Texts in `bad_words`; vLLM itself allows four in `stop`.")
+    max_stop_bytes: Count = Field(4096, description="Bytes of all texts in `stop`, and in `bad_words`.")
+    max_token_ids: Count = Field(
+        10_000, description="Token ids in `allowed_token_ids`, `logprob_token_ids` and `logit_bias`, each."
+    )
     max_output_tokens: Count | None = Field(
         None, description="The largest `max_tokens`; none leaves it to the model's length."
     )

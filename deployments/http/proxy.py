@@ -1,15 +1,16 @@
 """What Serve's HTTP proxy, which holds the clients' connections, does for clients that send or read slowly.
 
 Serve calls `middlewares` in each proxy (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`); the limits come in its
-environment. Serve's proxy reads every body to its end before anybody refuses it, and waits for ever for
-headers and for readers. What a request is worth is the gatekeeper's to say, further in.
+environment. Serve hands a request to its replica before the body is here, and the replica asks the proxy for
+each piece; with about a thousand such bodies under way nobody is answered any more. So a request goes on only
+once it is whole. Serve also waits for ever for headers and for readers. What a request is worth is the
+gatekeeper's to say, further in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it the defaults hold."""
-_GONE: Final[Message] = {"type": "http.disconnect"}
 
 
 def middlewares() -> list[Middleware]:
@@ -64,7 +64,8 @@ class ConnectionLimits:
             exchange.refusal = http_errors.too_large(self._limits.max_body_bytes)
         else:
             try:
-                await self._app(scope, exchange.receive, exchange.send)
+                if await exchange.arrived():
+                    await self._app(scope, exchange.receive, exchange.send)
             finally:
                 exchange.answered()
         if exchange.refusal is not None and not exchange.started:
@@ -110,32 +111,40 @@ class _Exchange:
         self._all = all_
         self._receive = receive
         self._send = send
-        self._until_s = time.monotonic() + all_.limits.body_timeout_s
+        self._pieces: list[Message] = []
         self._size = 0
-        self._is_whole = False
         self.started = False
         self.refusal: HTTPError | None = None
 
-    async def receive(self) -> Message:
-        """The next piece of the body; whoever asks is told that the client has gone once it is refused."""
-        if self._is_whole:
-            return await self._receive()
+    async def arrived(self) -> bool:
+        """Wait until the body is here; False when it is refused, or its client has gone."""
         limits = self._all.limits
         try:
-            async with asyncio.timeout(max(0.0, self._until_s - time.monotonic())):
-                message = await self._receive()
+            async with asyncio.timeout(limits.body_timeout_s):
+                while self.refusal is None:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return False
+                    self._pieces.append(message)
+                    self._take(len(message.get("body", b"")))
+                    if not message.get("more_body", False):
+                        break
         except TimeoutError:
             self.refusal = http_errors.too_slow(limits.body_timeout_s)
-            return self._gone()
-        size = len(message.get("body", b""))
+        if self.refusal is not None:
+            self._pieces.clear()
+            self.answered()
+        return self.refusal is None
+
+    def _take(self, size: int) -> None:
         self._size += size
         self.refusal = self._all.takes(size)
-        if self._size > limits.max_body_bytes:
-            self.refusal = http_errors.too_large(limits.max_body_bytes)
-        if self.refusal is not None:
-            return self._gone()
-        self._is_whole = not message.get("more_body", False)
-        return message
+        if self._size > (limit := self._all.limits.max_body_bytes):
+            self.refusal = http_errors.too_large(limit)
+
+    async def receive(self) -> Message:
+        """The pieces of the body, and then whatever else the client does."""
+        return self._pieces.pop(0) if self._pieces else await self._receive()
 
     async def send(self, message: Message) -> None:
         """Pass a piece of the answer on, unless the request has been refused here."""
@@ -159,11 +168,6 @@ class _Exchange:
         """The request's bytes are held no more."""
         self._all.gives_back(self._size)
         self._size = 0
-
-    def _gone(self) -> Message:
-        self._is_whole = True
-        self.answered()
-        return _GONE
 
 
 def _bound_headers(protocol: Any, timeout_s: float) -> None:

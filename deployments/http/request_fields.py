@@ -6,7 +6,7 @@ Owns how much one request may ask for, and how large a prompt is. Which fields t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from slo.errors import FieldError
 from slo.request import RESERVED_XARG_PREFIX
 
 _INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
+_TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
 """What a chat template puts into the prompt beside the messages."""
 
@@ -53,15 +54,26 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
     Raises:
         FieldError: naming the field and the limit.
     """
-    asked = {
-        "n": (prompts(body) * answers_per_prompt(body), "max_sequences", "prompts times n"),
-        "stop_token_ids": (len(getattr(body, "stop_token_ids", None) or ()), "max_stop_tokens", "token ids"),
-        "max_tokens": (_named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
-    }
-    for field, (found, name, what) in asked.items():
+    asked = [
+        ("n", prompts(body) * answers_per_prompt(body), "max_sequences", "prompts times n"),
+        ("stop_token_ids", len(_listed(body, "stop_token_ids")), "max_stop_tokens", "token ids"),
+        ("max_tokens", _named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
+        ("bad_words", len(_listed(body, "bad_words")), "max_bad_words", "texts"),
+        *((field, len(_listed(body, field)), "max_token_ids", "token ids") for field in _TOKEN_FIELDS),
+    ]
+    for field in ("stop", "bad_words"):  # all of them are looked for at each token
+        size = sum(len(text.encode()) for text in _listed(body, field))
+        asked.append((field, size, "max_stop_bytes", "bytes"))
+    for field, found, name, what in asked:
         limit = getattr(limits, name)
         if limit is not None and found > limit:
             raise FieldError(field, f"asks for {found} {what}", f"limits.{name} allows {limit}")
+
+
+def _listed(body: Any, field: str) -> Collection[Any]:
+    """What a field has, of which one text may stand for a list of it."""
+    value = getattr(body, field, None) or ()
+    return [value] if isinstance(value, str) else value
 
 
 def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int) -> int:

@@ -43,7 +43,10 @@ class AdmissionRules:
             until it is shorter; the part of one that may not be shed is all of it.
         max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
             not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
-            until the class is on time again.
+            until the class is on time again. While such classes alone ask for more than the fleet can do,
+            their queues may be as long as the objective or `calm_s`, and one of their requests that has
+            waited for this long is waited for before more is admitted: replicas serve first what can be on
+            time, and would leave it as long as there is more of that.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
         max_retry_s: Nor later.
@@ -134,11 +137,18 @@ class AdmissionController:
             if policy.ttft_s is not None or policy.ttft_scale is not None
         )
         self._max_backlog_s = {tier: self._longest(policy) for tier, policy in tiers.items()}
+        self._max_overload_s = {
+            tier: max(policy.ttft_s or 0.0, rules.calm_s)
+            for tier, policy in tiers.items()
+            if _is_never_shed(policy)
+        }
+        self._kept = 0.0
         self._capacity = 0.0
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
         self._backlog_s = dict.fromkeys(tiers, 0.0)
         self._waiting: set[JobId] = set()
+        self._oldest: dict[Tier, dict[JobId, None]] = {tier: {} for tier in tiers}
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -168,7 +178,7 @@ class AdmissionController:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
             if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
                 return refused
-            if (excess_s := self._excess_backlog_s(tier)) > 0:
+            if (excess_s := self._excess_backlog_s(tier, now_s)) > 0:
                 return self._refused(RejectionReason.BACKLOG, excess_s)
             for holder in (gate, own):
                 if holder is not None:
@@ -185,6 +195,7 @@ class AdmissionController:
             None if request.key_limit is None else request.key_limit.name,
         )
         self._waiting.add(request.job_id)
+        self._oldest[tier][request.job_id] = None
         self._backlog_s[tier] += request.work_s
         return None
 
@@ -193,6 +204,7 @@ class AdmissionController:
         if job_id in self._waiting:
             self._waiting.remove(job_id)
             job = self._jobs[job_id]
+            del self._oldest[job.tier][job_id]
             self._backlog_s[job.tier] = max(0.0, self._backlog_s[job.tier] - job.work_s)
 
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
@@ -274,15 +286,24 @@ class AdmissionController:
     def _longest(self, policy: TierPolicy) -> float:
         """How long a class's queue may take."""
         rules = self._rules
-        promises_nothing = policy.ttft_s is None and policy.ttft_scale is None
-        if policy.sheddable or promises_nothing:
+        if not _is_never_shed(policy):
             return rules.max_backlog_s
         return min(rules.max_backlog_s, max(rules.max_late_backlog_s, policy.ttft_s or 0.0))
 
-    def _excess_backlog_s(self, tier: Tier) -> float:
+    def _excess_backlog_s(self, tier: Tier, now_s: float) -> float:
         """How much longer than it may the class' queue would take; negative when it may be longer."""
+        self._refresh(now_s)
         per_s = self._capacity * self._parts.get(tier, 1.0)
-        return self._backlog_s[tier] / per_s - self._max_backlog_s[tier] if per_s > 0 else -math.inf
+        if per_s <= 0:
+            return -math.inf
+        takes_s, longest_s = self._backlog_s[tier] / per_s, self._max_backlog_s[tier]
+        if tier in self._max_overload_s and self._kept > 1:
+            if (oldest := next(iter(self._oldest[tier]), None)) is not None:
+                job = self._jobs[oldest]
+                if now_s - job.admitted_s > longest_s + job.work_s:
+                    return takes_s
+            longest_s = min(longest_s, self._max_overload_s[tier])
+        return takes_s - longest_s
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
@@ -315,7 +336,7 @@ class AdmissionController:
             return
         self._refreshed_s = now_s
         if self._capacity <= 0:
-            self._load, self._odds, self._parts = 0.0, {}, {}
+            self._load, self._kept, self._odds, self._parts = 0.0, 0.0, {}, {}
             return
         tenants = {
             tier: {name: work / self._capacity for name, work in by_name.items()}
@@ -324,7 +345,7 @@ class AdmissionController:
         demands = {tier: math.fsum(by_name.values()) for tier, by_name in tenants.items()}
         self._load = load = math.fsum(demands.values())
         shed = {tier: demand for tier, demand in demands.items() if tier in self._sheddable and demand > 0}
-        kept = load - math.fsum(shed.values())
+        self._kept = kept = load - math.fsum(shed.values())
         self._parts = {
             tier: max(
                 self._shares[tier],
@@ -376,3 +397,8 @@ class AdmissionController:
             if now_s - self._jobs[job_id].admitted_s < _FORGET_AFTER_S:
                 return
             self.ended(job_id, now_s)
+
+
+def _is_never_shed(policy: TierPolicy) -> bool:
+    """Whether its requests are late rather than refused."""
+    return not policy.sheddable and (policy.ttft_s is not None or policy.ttft_scale is not None)

@@ -31,7 +31,7 @@ def otlp_port() -> int:
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory, tiny_model, otlp_port):
-    keys = {"acme": "key-of-acme", "batch": "key-of-batch", "metered": "key-of-metered", "ci": "key-of-ci"}
+    keys = {name: f"key-of-{name}" for name in ("acme", "batch", "metered", "ci", "crowd")}
     if url := os.environ.get("SLACKSERVE_TEST_URL"):  # one that runs already, with the configuration below
         yield Deployment(url, "tiny", None, None, keys)
         return
@@ -47,7 +47,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
         "admission": {"calm_s": 600},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
-        "limits": {"max_body_bytes": 200_000},
+        "limits": {"max_body_bytes": 200_000, "idle_timeout_s": 20},
         "tiers": {
             "premium": {"ttft_ms": 2000, "tpot_ms": 200, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 4000, "tpot_ms": 400, "weight": 2},
@@ -56,6 +56,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
         "api_keys": [
             {"tenant": "acme", "key": keys["acme"]},
             {"tenant": "batch", "key": keys["batch"], "highest_tier": "background"},
+            {"tenant": "crowd", "key": keys["crowd"], "limits": {"max_concurrent": 2}},
             {"tenant": "acme", "name": "ci", "key": keys["ci"], "key_limits": {"max_concurrent": 1}},
             {
                 "tenant": "metered",

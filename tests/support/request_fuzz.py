@@ -32,7 +32,7 @@ _HEADERS = (
 _HEADER_VALUES = (
     "", "0", "-1", "1e999", "nan", "inf", "premium", "system", "a" * 9000, "Bearer",
     "Bearer key-of-acme", "\xff\xfe", "00-ffffffffffffffffffffffffffffffff-ffffffffffffffff-01",
-    "gzip", "?1", "1" * 5000, "a;b=c", "\t",
+    "gzip", "chunked", "100-continue", "?1", "1" * 5000, "a;b=c", "\t",
 )  # fmt: skip
 
 

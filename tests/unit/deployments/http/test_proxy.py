@@ -29,9 +29,10 @@ class Proxy:
     """As Serve's: reads the body to its end, answers with a stream, and cancels when the client has gone."""
 
     def __init__(self):
-        self.streaming = self.left = 0
+        self.asked = self.streaming = self.left = 0
 
     async def __call__(self, scope, receive, send):
+        self.asked += 1
         while (message := await receive()).get("more_body"):
             pass
         if message["type"] == "http.disconnect":
@@ -138,7 +139,7 @@ async def test_a_body_that_does_not_end(served):
     answer = await reader.read(4096)
     assert b"408" in answer
     assert b"limits.body_timeout_s" in answer
-    assert proxy.left == 1
+    assert not proxy.asked
     assert app._in_flight_bytes == 0
     writer.close()
 
@@ -164,6 +165,26 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_here(served, ann
     assert answer.headers["x-request-id"]
     assert most <= 100_000 + 2 * 65_536, "a piece is at most what uvicorn reads at once"
     assert app._in_flight_bytes == 0
+
+
+async def test_nobody_further_in_hears_of_a_request_before_it_is_whole(served):
+    proxy, port, app = served
+    reader, writer = await connect(port)
+    writer.write(head(length=6) + b"abc")
+    while not app._in_flight_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert not proxy.asked
+    writer.write(b"def")
+    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    _, other = await connect(port)
+    other.write(head(length=6) + b"abc")
+    while not app._in_flight_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    other.close()
+    while app._in_flight_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert proxy.asked == 1, "one whose client has left meanwhile never goes on"
+    writer.close()
 
 
 async def test_all_bodies_together_are_bounded(served):

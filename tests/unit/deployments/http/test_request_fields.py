@@ -36,6 +36,11 @@ def chat(**fields):
         (completion(prompt=[[1, 2]] * 17), "n", "asks for 17 prompts times n"),
         (chat(n=17), "n", "asks for 17"),
         (chat(stop_token_ids=[1] * 65), "stop_token_ids", "limits.max_stop_tokens allows 64"),
+        (completion(bad_words=["a"] * 65), "bad_words", "asks for 65 texts; limits.max_bad_words allows 64"),
+        (chat(stop="\u00e9" * 2049), "stop", "asks for 4098 bytes; limits.max_stop_bytes allows 4096"),
+        (completion(bad_words=["a" * 3000] * 2), "bad_words", "limits.max_stop_bytes allows 4096"),
+        (completion(allowed_token_ids=[1] * 10_001), "allowed_token_ids", "limits.max_token_ids allows"),
+        (chat(logit_bias={str(token): 1.0 for token in range(10_001)}), "logit_bias", "asks for 10001 token"),
         (
             completion(max_tokens=101),
             "max_tokens",
@@ -77,6 +82,8 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
         completion(n=2, prompt=["a"] * 8, max_tokens=100),
         completion(prompt=[1] * 1000),
         completion(structured_outputs={"regex": "a" * 40}),
+        completion(stop="a" * 4096, bad_words=["a" * 64] * 64, stop_token_ids=[1] * 64),
+        chat(stop=["a"] * 4, logit_bias={str(token): 1.0 for token in range(300)}),
         chat(tools=[TOOL]),
     ],
 )

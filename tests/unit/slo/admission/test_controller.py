@@ -24,7 +24,7 @@ from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
 WORK_S = 0.1
 SHARES = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
 LACK = {RejectionReason.OVER_SHARE, RejectionReason.RESERVED, RejectionReason.TENANT_SHARE}
-NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, calm_s=0.0)
+NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
 
 
 def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
@@ -96,8 +96,8 @@ def test_premium_is_admitted_whatever_the_load():
 
 
 def test_time_is_kept_for_premium_that_does_not_ask_for_it():
-    half = AdmissionRules(reserved=0.5, max_backlog_s=1e9, calm_s=0.0)
-    without = AdmissionRules(reserved=0.0, max_backlog_s=1e9, calm_s=0.0)
+    half = AdmissionRules(reserved=0.5, max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
+    without = AdmissionRules(reserved=0.0, max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
     kept, free = (offer(controller(rules), offered(background=0.9)) for rules in (half, without))
     kept, free = kept[BACKGROUND, "a"], free[BACKGROUND, "a"]
     assert part_admitted(free) > 0.9
@@ -151,7 +151,7 @@ def test_what_is_let_in_leaves_the_reservation_unless_the_share_or_the_limit_is_
     premium, reserved, background, seed
 ):
     loads = offered(**({"premium": premium} if premium > 0.01 else {}), background=background)
-    rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9, calm_s=0.0)
+    rules = AdmissionRules(reserved=reserved, max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
     fates = offer(controller(rules, seed=seed), loads, seconds=200.0)
     let_in = part_admitted(fates[BACKGROUND, "a"]) * background
     share = SHARES[BACKGROUND]
@@ -241,7 +241,9 @@ def test_a_policy_sheds_what_may_be_shed_until_another_comes():
 
 @pytest.mark.parametrize(("configured", "from_outside"), [(0.0, 0.6), (0.6, 0.0)])
 def test_the_larger_of_the_two_reservations_holds(configured, from_outside):
-    admission = controller(AdmissionRules(reserved=configured, max_backlog_s=1e9, calm_s=0.0))
+    admission = controller(
+        AdmissionRules(reserved=configured, max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
+    )
     admission.follow({}, from_outside)
     fates = offer(admission, offered(background=0.9))[BACKGROUND, "a"]
     assert fates[RejectionReason.RESERVED] > 0
@@ -255,7 +257,9 @@ def test_without_a_replica_nobody_is_refused_here():
 def test_retry_after_grows_with_the_load_and_is_bounded():
     waits = []
     for load in (1.0, 3.0, 1000.0):
-        admission = controller(AdmissionRules(max_backlog_s=1e9, memory_s=20.0, calm_s=0.0))
+        admission = controller(
+            AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, memory_s=20.0, calm_s=0.0)
+        )
         admission.decide(request("large", work_s=load * 20.0), 0.0)
         decisions = [admission.decide(request(n, work_s=1e-9), 0.2) for n in range(100)]
         waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Rejected)))
@@ -322,7 +326,7 @@ def test_what_the_monitor_sheds_is_refused_by_name():
 
 
 def test_the_reservation_is_kept_for_the_top_tier():
-    rules = AdmissionRules(max_backlog_s=1e9, calm_s=0.0, reserved=0.5)
+    rules = AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0, reserved=0.5)
     loads = {(TEXT, "a"): 0.1, (IMAGE, "a"): 0.6, (SEARCH, "a"): 0.6, (FILE, "a"): 0.6}
     without, kept = (offer(of_tiers(FOUR, each), loads) for each in (NO_BACKLOG, rules))
     assert set(kept[TEXT, "a"]) == {"admitted"}
