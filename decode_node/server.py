@@ -154,9 +154,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             participant = Participant(self._replica_id, Role.DECODE, self._seen)
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
-        client = self.engine._engine_client  # noqa: SLF001 - no public way in
-        # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
-        self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
         self._watchdog = EngineWatchdog(
             "decode", client, lambda: self._tap.steps, self._pass_s, self._instruments
         )
