@@ -1,4 +1,7 @@
-"""A deployment with four tiers of its own: served, refused, measured and shown by their names."""
+"""A deployment with four tiers of its own: served, refused, measured and shown by their names.
+
+Its decode replica may compute short prompts itself.
+"""
 
 import json
 import os
@@ -31,6 +34,7 @@ TIERS = {
 }
 
 """With ranks: the file of the deployment is written with its keys in alphabetical order."""
+SHORT = 12
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,7 @@ def own(tmp_path_factory, tiny_model):
         "kv_transfer": {
             "prefill_port": random.randrange(24_000, 27_000),
             "decode_port": random.randrange(28_000, 31_000),
+            "local_below": SHORT,
         },
         "monitor": {"port": free_port()},
         "max_model_len": 1024,
@@ -148,3 +153,31 @@ def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
         if "%" in line and line.split()[0] in TIERS
     ]
     assert rows[-4:] == list(TIERS)
+
+
+def complete(deployment, prompt, max_tokens):
+    """The token ids of a greedy answer, and who computed its prompt."""
+    answer = deployment.client().completions.with_raw_response.create(
+        model="tiny",
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    (choice,) = answer.parse().choices
+    return choice.token_ids, answer.headers.get("x-slo-prefilled-by", "prefill")
+
+
+def test_a_short_prompt_is_computed_by_decode_and_answered_alike(served):
+    def counted():
+        return served.metric("slackserve_local_prefills_total", reason="cheaper_on_decode")
+
+    before = counted()
+    prompt = random.Random(1).choices(range(200), k=SHORT)
+    first, by = complete(served, prompt, 9)
+    assert by == "decode"
+    assert_soon(lambda: counted() == before + 1, 30)
+    for known in (1, 8):
+        rest, by = complete(served, prompt + first[:known], 9 - known)
+        assert (rest, by) == (first[known:], "prefill")
+    assert served.metric("slackserve_placements_total", reason="cheaper_on_decode") >= 1

@@ -54,6 +54,8 @@ class Network:
         _ip("-n", host, "address", "add", f"{self._address(number)}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", host, "link", "set", device, "up")
+        # Who looks for its own address asks for the way to the Internet.
+        _ip("-n", host, "route", "add", "default", "via", self.address)
         self._hosts.append(host)
         return host, self._address(number)
 
