@@ -79,9 +79,9 @@ def test_nobody_yields_in_vain(streams, free):
 def test_the_cheapest_per_block_goes():
     streams = [
         stream("needs", next_blocks=1, tokens=9999),
-        stream("small", blocks=2, tokens=32),
-        stream("shares", blocks=2, tokens=1600),
-        stream("large", blocks=100, tokens=4000),
+        stream("small", blocks=2, tokens=32, more=0),
+        stream("shares", blocks=2, tokens=1600, more=0),
+        stream("large", blocks=100, tokens=4000, more=0),
     ]
     assert names(RULES.choose(streams, 0)) == ["small"]
 
