@@ -1,13 +1,14 @@
 """Whose KV memory is taken when a decode replica runs out of it.
 
 Who costs the least per block: what the others wait while the victim is computed again, and what the victim
-itself is late by. Owns who may be chosen, for whom, and in which order. What a victim costs is said in
-seconds times weight, as in `slo.preemption`.
+itself is late by; one without an objective is late by all that it is away. Owns who may be chosen, for whom,
+and in which order. What a victim costs is said in seconds times weight, as in `slo.preemption`.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -96,7 +97,8 @@ class VictimRules:
         """What it costs, in seconds times weight, to compute a stream again beside others of that weight."""
         stall_s = stream.tokens * self.token_s
         away_s = stall_s + -(-stream.tokens // self.chunk_tokens) * self.step_s
-        late_s = max(0.0, away_s - stream.credit_s)
+        ahead_s = stream.credit_s if math.isfinite(stream.credit_s) else 0.0
+        late_s = max(0.0, away_s - ahead_s)
         return float(stall_s * others_weight + stream.weight * _DEARER**stream.preemptions * late_s)
 
     def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
@@ -107,7 +109,11 @@ class VictimRules:
         if sum(stream.next_blocks for stream in streams) <= free_blocks:
             return []
         needed_for = max(self.level(stream) for stream in streams if stream.next_blocks)
-        keeper = max(streams, key=lambda one: (self.level(one), one.preemptions, one.tokens, one.request_id))
+        keeper = max(
+            [stream for stream in streams if stream.blocks],
+            key=lambda one: (self.level(one), one.preemptions, one.tokens, one.request_id),
+            default=None,
+        )
         missing = sum(stream.more_blocks for stream in streams) - free_blocks
         total = sum(stream.weight for stream in streams)
         chosen: list[tuple[Stream, VictimReason]] = []
