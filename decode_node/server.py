@@ -42,6 +42,7 @@ from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
+from telemetry.pressure import PRESSURE_METRICS
 from telemetry.reporting import monitor_client
 from telemetry.reporting.background import Background
 from telemetry.reporting.draining import is_draining
@@ -117,6 +118,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             LOCAL_PREFILLS,
             REPLACEMENTS,
             *EngineTap.METRICS,
+            *PRESSURE_METRICS,
             *EngineWatchdog.METRICS,
             *monitor_client.METRICS,
         )

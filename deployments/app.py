@@ -19,7 +19,8 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
+from decode_node.engine.setup import DecodeSetup, weights_of
 from decode_node.grammar_check import GrammarLimits
 from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
@@ -327,7 +328,7 @@ def _engine_kwargs(
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     if role is KVRole.DECODE:
-        kwargs["scheduler_cls"] = SCHEDULER
+        kwargs["scheduler_cls"] = PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER
         kwargs["worker_cls"] = WORKERS[config.accelerator]
         chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
         kwargs["long_prefill_token_threshold"] = min(chunk, config.max_model_len or chunk)
@@ -339,7 +340,12 @@ def _engine_kwargs(
             kwargs["enforce_eager"] = True
         if (longest := config.max_model_len or _longest(model)) is not None:
             kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
-    return kwargs | pool.engine_kwargs | _generation(config, pool)
+    kwargs |= pool.engine_kwargs | _generation(config, pool)
+    if role is KVRole.DECODE and config.pressure.enabled:
+        given = kwargs.get("additional_config") or {}
+        setup = DecodeSetup(weights_of(config.tiers.tier_set()))
+        kwargs["additional_config"] = {**given, **setup.encode()}
+    return kwargs
 
 
 def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:

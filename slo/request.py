@@ -64,6 +64,7 @@ class RequestContext:
         traceparent: Continues the trace of whoever sends it, as the W3C has it; empty for none.
         attempt: How often it has been placed again.
         local_prefill: Whether the decode replica computes the prompt itself.
+        tpot_s: Objective for the time per output token; None for none.
     """
 
     job_id: JobId
@@ -81,6 +82,7 @@ class RequestContext:
     traceparent: str = ""
     attempt: int = 0
     local_prefill: bool = False
+    tpot_s: float | None = None
 
     @property
     def attempt_id(self) -> JobId:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
+from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 if TYPE_CHECKING:
     from telemetry.instruments import Instruments
@@ -83,6 +85,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
         if scheduler_stats.kv_connector_stats:
             self._record_transfers(scheduler_stats.kv_connector_stats)
+            if (figures := scheduler_stats.kv_connector_stats.get(PRESSURE_KEY)) is not None:
+                msgspec.convert(figures, PressureFigures).record(self._instruments)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at start; part of vLLM's interface."""

@@ -9,8 +9,26 @@ from typing import Final
 
 import msgspec
 
+from telemetry.catalogue import (
+    DECODE_PEAK,
+    DECODE_RESERVE,
+    STREAM_RECOMPUTED,
+    STREAM_RESTORE,
+    STREAM_SKIPS,
+    STREAMS_PREEMPTED,
+)
+from telemetry.instruments import Instruments
+
 PRESSURE_KEY: Final = "slackserve_pressure"
 """Where it is among the connector's statistics."""
+PRESSURE_METRICS: Final = (
+    DECODE_PEAK,
+    STREAMS_PREEMPTED,
+    STREAM_RECOMPUTED,
+    DECODE_RESERVE,
+    STREAM_RESTORE,
+    STREAM_SKIPS,
+)
 
 
 class PressureFigures(msgspec.Struct):
@@ -36,3 +54,18 @@ class PressureFigures(msgspec.Struct):
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
         return self == PressureFigures()
+
+    def record(self, instruments: Instruments) -> None:
+        """Count it."""
+        for tier, reason in self.preempted:
+            instruments.count(STREAMS_PREEMPTED, tier=tier, reason=reason)
+        for tier, seconds in self.restored:
+            instruments.observe(STREAM_RESTORE, seconds, tier=tier)
+        if self.recomputed_tokens:
+            instruments.count(STREAM_RECOMPUTED, self.recomputed_tokens)
+        if self.skipped:
+            instruments.count(STREAM_SKIPS, self.skipped)
+        if self.peak is not None:
+            instruments.set(DECODE_PEAK, self.peak)
+        if self.reserve is not None:
+            instruments.set(DECODE_RESERVE, self.reserve)

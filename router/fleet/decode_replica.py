@@ -1,7 +1,7 @@
 """Which decode replica takes a request, and what the way of its KV cache there costs.
 
 Owns the view of the decode tier and the choice among its replicas. Order and memory on a decode replica are
-vLLM's own.
+decided there.
 """
 
 from __future__ import annotations
