@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -307,4 +307,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.tpot_s,
             draining=is_draining(),
             local_prefills=self._local.outstanding,
+            # An engine without requests takes no steps, and so says nothing any more.
+            load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
         )

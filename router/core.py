@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.admission import Gate
-from router.fleet.decode_replica import MAX_KV_USAGE, DecodeView, KvLink, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
 from router.messages import LiveJobs, Placed, PlacementDecision, PlacementReason, PlacementRequested
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
 from slo.admission.tenant_limits import Usage
 from slo.autoscaling.need import DecodeDemand
+from slo.decode.headroom import HOLD_S
 from slo.errors import Rejected, RejectionReason
 from slo.predict.path_time import PathTime
 from slo.queue.slack import NO_DEADLINE
@@ -133,7 +134,8 @@ class RouterCore:
         """
         replicas = self.view.usable_prefill(now_s, request.failed_replicas)
         tokens = self.view.tokens(request)
-        decode = self._choose_decode(request, tokens, now_s)
+        newcomer = self._newcomer(request, tokens)
+        decode = self._choose_decode(request, newcomer, now_s)
         may_do_without = self._limits.max_local_prefills > 0 and self._is_settled(now_s)
         if decode is None or not (replicas or may_do_without):
             settled = self._is_settled(now_s)
@@ -144,8 +146,11 @@ class RouterCore:
             max_cached = max(cached.values(), default=0)
             if (rejected := self._gate.refusal(request, tokens, replicas, now_s, max_cached)) is not None:
                 return rejected
+            if (rejected := self._decode_full(request, newcomer, decode)) is not None:
+                self._gate.withdrawn(request.job_id, now_s)
+                return rejected
         if not replicas:
-            return self._leave_to_decode(request, tokens, decode, now_s)
+            return self._leave_to_decode(request, newcomer, decode, now_s)
         terms = self._terms(request, tokens, replicas, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
@@ -154,20 +159,40 @@ class RouterCore:
             self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
-        return self._bind(request, prefill, terms, choice, decode, now_s)
+        placed = self._bind(request, prefill, terms, choice, decode, now_s)
+        decode.placed(tokens, newcomer, now_s)
+        return placed
+
+    def _newcomer(self, request: PlacementRequested, tokens: int) -> Newcomer:
+        tier = request.objective.tier
+        is_top = tier == next(iter(self._policies))  # the most valuable tier stands first
+        answers = request.answers_per_prompt
+        return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top)
+
+    def _decode_full(
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView
+    ) -> Rejected | None:
+        """The refusal of a request for which the best decode replica has no memory in time."""
+        if not self._policies[request.objective.tier].sheddable:
+            return None
+        wait_s = decode.wait_s(newcomer)
+        if wait_s <= HOLD_S:
+            return None
+        return Rejected(RejectionReason.DECODE_FULL, wait_s, None, request.objective.ttft_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s
 
     def _leave_to_decode(
-        self, request: PlacementRequested, tokens: int, decode: DecodeView, now_s: float
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, now_s: float
     ) -> PlacementDecision:
         """Have decode compute the prompt, unless it has too many to compute or no memory for it."""
-        is_full = decode.usage_with(tokens) > MAX_KV_USAGE
+        is_full = not decode.has_room(newcomer)
         if not request.is_admitted and (is_full or decode.local_prefills >= self._limits.max_local_prefills):
             self._gate.ended(request.job_id, now_s)
             return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
-        decode.placed(tokens)
+        tokens = newcomer.tokens
+        decode.placed(tokens, newcomer, now_s)
         decode.local_prefills += 1
         budget_s = request.objective.ttft_s
         return Placed(
@@ -181,11 +206,13 @@ class RouterCore:
             reason=PlacementReason.NO_PREFILL_REPLICA,
         )
 
-    def _choose_decode(self, request: PlacementRequested, tokens: int, now_s: float) -> DecodeView | None:
+    def _choose_decode(
+        self, request: PlacementRequested, newcomer: Newcomer, now_s: float
+    ) -> DecodeView | None:
         if (decode_replica := request.decode_replica) is not None:
             return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
         usable = self.view.usable_decode(now_s, request.failed_replicas)
-        return choose_decode(usable, tokens, request.objective.tpot_s, self._link)
+        return choose_decode(usable, newcomer, request.objective.tpot_s, self._link)
 
     def _terms(
         self, request: PlacementRequested, tokens: int, replicas: Sequence[PrefillView], now_s: float
@@ -225,7 +252,6 @@ class RouterCore:
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)
             self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
-        decode.placed(tokens)
         handoff_s = replica.predictor.handoff_s
         predicted_s = without_s + self._path.seconds(handoff_s)
         return Placed(

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from slo.decode.headroom import DecodeLoad
 from telemetry.catalogue import (
     DECODE_PEAK,
     DECODE_RESERVE,
@@ -41,6 +42,7 @@ class PressureFigures(msgspec.Struct):
         skipped: Tokens that were left out of steps for the sake of others, one a stream and step.
         peak: The predicted peak, as a part of the pool; None when nobody asked for it.
         reserve: What is kept for the top tier, as a part of the pool.
+        load: What the router is told of the memory.
     """
 
     preempted: list[tuple[str, str]] = []
@@ -49,6 +51,7 @@ class PressureFigures(msgspec.Struct):
     skipped: int = 0
     peak: float | None = None
     reserve: float | None = None
+    load: DecodeLoad | None = None
 
     @property
     def is_empty(self) -> bool:

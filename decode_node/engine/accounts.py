@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sampling.carried import Carried
-from slo.request import TENANT_XARG, TIER_XARG, TPOT_XARG
+from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
 from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class StreamAccount:
     """One request.
 
     Attributes:
+        job: The router's name for it; the engine's when it has none.
         tier: Its tier; the server's own requests have none of the clients'.
         tenant: Whose it is.
         tpot_s: Its objective; None for none.
@@ -31,6 +32,7 @@ class StreamAccount:
         left_out_s: When it had its latest token, while steps leave it out; None otherwise.
     """
 
+    job: JobId
     tier: Tier
     tenant: str
     tpot_s: float | None
@@ -50,6 +52,7 @@ class StreamAccount:
         brought = 0 if (carried := Carried.of(sampling)) is None else len(carried.token_ids)
         tpot_s = given.get(TPOT_XARG)
         return StreamAccount(
+            JobId(given.get(JOB_XARG) or request.request_id),
             Tier(given.get(TIER_XARG) or SYSTEM),
             str(given.get(TENANT_XARG) or ""),
             None if tpot_s is None else float(tpot_s),

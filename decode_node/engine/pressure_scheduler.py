@@ -23,6 +23,7 @@ from decode_node.engine.setup import DecodeSetup
 from decode_node.engine.view import StreamView
 from decode_node.scheduler import CarryingScheduler
 from slo.decode.composition import Composer
+from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import predicted_peak
 from slo.decode.reserve import TopTierReserve
@@ -151,9 +152,10 @@ class PressureScheduler(CarryingScheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is None or self.connector is None:
             return stats
-        if self._ended_s - self._published_s >= _PUBLISH_S:
+        if self._ended_s - self._published_s >= _PUBLISH_S or not self.requests:
             self._published_s = self._ended_s
             self._figures.peak, self._figures.reserve = self._peak(), self._reserve.part(self._ended_s)
+            self._figures.load = self._load(self._ended_s)
         if not self._figures.is_empty:
             nothing = self.connector.build_kv_connector_stats().data
             stats.kv_connector_stats = {
@@ -386,6 +388,26 @@ class PressureScheduler(CarryingScheduler):
         if account.parked_s is not None:
             self._figures.restored.append((account.tier, now_s - account.parked_s))
         account.parked_s, account.lost_tokens = None, 0
+
+    def _load(self, now_s: float) -> DecodeLoad:
+        """What the router is told."""
+        held_by = self._holders()
+        pool, unfinished = (
+            self._view.pool(held_by),
+            [request for request in self.requests.values() if not request.is_finished()],
+        )
+        context = sum([request.num_computed_tokens for request in self.running])
+        return DecodeLoad(
+            pool.tokens,
+            pool.shared_tokens,
+            int(self._reserved_tokens(held_by, now_s)),
+            self._times.predict_s(StepShape(len(self.running), context)),
+            {
+                self._accounts[request.request_id].job: self._view.holding(request, self._lengths)
+                for request in unfinished
+            },
+            {tier: self._lengths.remaining(tier, "", 0, self.max_model_len) for tier in self._tiers.names},
+        )
 
     def _peak(self) -> float:
         """The predicted peak of those that have memory, as a part of the pool."""
