@@ -194,28 +194,60 @@ class PressureScheduler(CarryingScheduler):
     def _relieve(self, now_s: float) -> None:
         """Take memory from victims when the next step has too little."""
         view = self._view
-        if not self.running or self._is_ample():
+        if not self.running or (self._is_ample() and not self.waiting):
             return
         chunk = self._chunk_tokens()
-        pulled = [self.requests[name] for name in self.finished_recving_kv_req_ids if name in self.requests]
-        needed = sum([view.next_blocks(request, chunk) for request in self.running])
-        needed += sum([view.waiting_to_run(request).next_blocks for request in pulled])
+        others = [view.waiting_to_run(request) for request in self._pulled()]
+        others += self._guaranteed(now_s)
+
+        def needed() -> int:
+            running = sum([view.next_blocks(request, chunk) for request in self.running])
+            return running + sum([stream.next_blocks for stream in others])
+
         rules: VictimRules | None = None
-        while needed > view.free_blocks:
+        while needed() > view.free_blocks:
             rules = rules or self._victim_rules(chunk)
             streams = [view.stream(request, chunk, now_s) for request in self.running]
-            streams += [view.waiting_to_run(request) for request in pulled]
-            if not (victims := rules.choose(streams, view.free_blocks)):
+            if not (victims := rules.choose([*streams, *others], view.free_blocks)):
                 break  # vLLM's own rule is what is left; those that it takes first stand last
             for name, reason in victims:
                 request = self.requests[name]
                 self._reasons[name] = reason
                 self.running.remove(request)
                 self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
-            needed = sum([view.next_blocks(request, chunk) for request in self.running])
-            needed += sum([view.waiting_to_run(request).next_blocks for request in pulled])
-        ranked = VictimRules(self._tiers.top_rank, 0.0, 0.0, 1)
-        self.running.sort(key=lambda request: -ranked.level(self._ranked(request)))
+        if not self._is_ample():
+            ranked = VictimRules(self._tiers.top_rank, 0.0, 0.0, 1)
+            self.running.sort(key=lambda request: -ranked.level(self._ranked(request)))
+
+    def _pulled(self) -> list[Request]:
+        """Requests whose KV has come and that have not run since."""
+        has_come = self.finished_recving_kv_req_ids
+        return [
+            request
+            for request in self.skipped_waiting
+            if request.num_computed_tokens
+            and (request.request_id in has_come or not self._is_blocked_waiting_status(request.status))
+        ]
+
+    def _guaranteed(self, now_s: float) -> list[Stream]:
+        """Newcomers of the top tier that start within what is kept for it, if lower tiers can make room."""
+        top_rank, view = self._tiers.top_rank, self._view
+        tops = [request for request in self.waiting if self._rank(request) == top_rank]
+        if not tops or not (kept := self._reserved_tokens(self._holders(), now_s)):
+            return []
+        lower = [request for request in self.running if self._rank(request) < top_rank]
+        room = view.free_blocks + sum([len(view.blocks(request)) for request in lower])
+        found = []
+        for request in tops:
+            blocks = view.blocks_for(request.num_tokens)
+            if blocks * view.block_tokens > kept or blocks > room:
+                break
+            kept, room = kept - blocks * view.block_tokens, room - blocks
+            found.append(Stream(request.request_id, top_rank, 0.0, 0, 0, blocks, blocks, 0))
+        return found
+
+    def _rank(self, request: Request) -> int:
+        return self._tiers.rank(self._accounts[request.request_id].tier)
 
     def _is_ample(self) -> bool:
         """Whether the next steps have what they need, by a bound that takes no look at each request."""
@@ -226,8 +258,7 @@ class PressureScheduler(CarryingScheduler):
         return bool(self._view.free_blocks >= needed)
 
     def _ranked(self, request: Request) -> Stream:
-        rank = self._tiers.rank(self._accounts[request.request_id].tier)
-        return Stream(request.request_id, rank, 0.0, 0, 0, 0, 0, 0, request.num_preemptions)
+        return Stream(request.request_id, self._rank(request), 0.0, 0, 0, 0, 0, 0, request.num_preemptions)
 
     def _victim_rules(self, chunk: int) -> VictimRules:
         context = sum([request.num_computed_tokens for request in self.running])
@@ -252,7 +283,7 @@ class PressureScheduler(CarryingScheduler):
         holdings = [view.holding(request, self._lengths) for request in held_by]
         reserve = self._reserved_tokens(held_by, now_s)
         kept = len(self.running) * view.blocks_ahead if self._parked else 0
-        pool = view.pool(held_by, kept)
+        pool, free = view.pool(held_by, kept), view.pool(held_by).free_tokens
         requests = {request.request_id: request for request in waiting}
         ordered = restore_order(map(view.parked, waiting), self._tiers, self._ageing, now_s)
         shown: list[Request] = []
@@ -261,9 +292,12 @@ class PressureScheduler(CarryingScheduler):
             request = requests[parked.request_id]
             is_top = self._tiers.rank(parked.tier) == self._tiers.top_rank
             newcomer = view.holding(request, self._lengths)
-            fit = pool.fit(holdings, newcomer, 0.0 if is_top else reserve)
-            if not fit.fits or (restores and not parked.is_newcomer):
+            fits = pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
+            if is_top and newcomer.tokens <= min(reserve, free):  # within what is kept for it
+                fits, reserve = True, reserve - newcomer.tokens
+            if not fits or (restores and not parked.is_newcomer):
                 break
+            free -= newcomer.tokens
             if not is_top and not self._keeps_pace(request, parked.since_s, now_s):
                 break
             restores = restores or not parked.is_newcomer
@@ -288,7 +322,7 @@ class PressureScheduler(CarryingScheduler):
         """Memory that is kept for the top tier, in tokens."""
         blocks = 0
         for request in held_by:
-            if self._tiers.rank(self._accounts[request.request_id].tier) == self._tiers.top_rank:
+            if self._rank(request) == self._tiers.top_rank:
                 blocks += len(self._view.blocks(request))
         part = blocks / self._view.pool_blocks
         self._reserve.observe(part, now_s)

@@ -5,6 +5,7 @@ import random
 import msgspec
 import pytest
 from decode_steps import BLOCK, Stepped, build
+from vllm.v1.request import RequestStatus
 
 from decode_node.engine.pressure_scheduler import PressureScheduler
 from decode_node.engine.setup import DecodeSetup
@@ -179,6 +180,28 @@ def test_a_newcomer_waits_for_the_predicted_peak_and_the_top_tier_does_not_wait_
     assert engine.finished.index("a") < engine.finished.index("b")
 
 
+def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepped):
+    engine = stepped(60)
+    expects(engine, 1)
+    for number in range(4):
+        engine.add(f"low{number}", 120, 200, tier=LOW)
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        engine.step()
+    assert not engine.preempted
+    expects(engine, 200)
+    engine.add("large", 40 * BLOCK, 5, tier=TOP)
+    engine.add("small", 3 * BLOCK - 1, 5, tier=MIDDLE)
+    engine.step()
+    assert not engine.preempted, "neither is within what is kept"
+    engine.scheduler.finish_requests("large", RequestStatus.FINISHED_ABORTED)
+    engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
+    output = engine.step()
+    assert "top" in output.num_scheduled_tokens
+    assert "small" not in output.num_scheduled_tokens
+    assert [name[:3] for name in engine.preempted] == ["low"]
+    engine.finish()
+
+
 def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped):
     engine = stepped(24)
     expects(engine, 1)
@@ -241,8 +264,6 @@ def test_aborted_while_its_memory_is_taken(stepped):
         engine.add(name, 100, 100)
     while not engine.preempted:
         engine.step()
-    from vllm.v1.request import RequestStatus
-
     name = engine.preempted[0]
     engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     engine.finish()
@@ -295,8 +316,6 @@ def test_own_tiers_are_ranked_as_they_are_configured(stepped):
 
 
 def test_lengths_are_learned_from_answers_that_end_by_themselves(stepped):
-    from vllm.v1.request import RequestStatus
-
     engine = stepped(200)
     for number in range(30):
         engine.add(f"r{number}", 10, 12, tenant="t")
