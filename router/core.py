@@ -31,6 +31,9 @@ from slo.tiers import Tier, TierPolicy
 _LOCAL_RETRY_S: Final = 5.0
 """Who is not taken while decode computes prompts itself is told to come back after this."""
 
+_MAX_RETRY_S: Final = 60.0
+"""Nobody is told to come back later than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
@@ -178,7 +181,8 @@ class RouterCore:
         wait_s = decode.wait_s(newcomer)
         if wait_s <= HOLD_S:
             return None
-        return Rejected(RejectionReason.DECODE_FULL, wait_s, None, request.objective.ttft_s)
+        retry_s = min(wait_s, _MAX_RETRY_S)
+        return Rejected(RejectionReason.DECODE_FULL, retry_s, None, request.objective.ttft_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slo.decode.headroom import DecodeLoad
-from slo.decode.predicted_peak import Holding
+from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import Tier
@@ -124,6 +124,7 @@ class DecodeView:
     load: DecodeLoad | None = None
     sent: dict[JobId, tuple[float, Holding]] = field(default_factory=dict)
     pace: PaceModel = field(default_factory=PaceModel)
+    _peak_tokens: int = 0
 
     def reported(self, event: DecodeReported, now_s: float) -> None:
         """Take its word."""
@@ -133,6 +134,7 @@ class DecodeView:
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
         self.load = event.load
+        self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
         there = () if event.load is None else event.load.streams
         self.sent = {
             job_id: sent
@@ -163,7 +165,12 @@ class DecodeView:
         """Whether there is memory for a request: by the predicted peak, else by what is used."""
         if self.load is None:
             return self.usage_with(newcomer.tokens) <= MAX_KV_USAGE
-        return self.load.fits(self._holding(self.load, newcomer), self._sent(), is_top=newcomer.is_top)
+        holding, sent = self._holding(self.load, newcomer), self._sent()
+        # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
+        most = self._peak_tokens + sum([sum(one) for one in (*sent, holding)])
+        if most <= self.load.limit_tokens(is_top=newcomer.is_top):
+            return True
+        return self.load.fits(holding, sent, is_top=newcomer.is_top)
 
     def _sent(self) -> list[Holding]:
         return [holding for _, holding in self.sent.values()]

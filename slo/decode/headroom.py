@@ -47,6 +47,10 @@ class DecodeLoad:
         expected = answers * self.answers.get(tier, FIRST_GUESS)
         return Holding(tokens, min(expected, most) if most else expected)
 
+    def limit_tokens(self, *, is_top: bool) -> float:
+        """What the peak may come to, shared tokens counted once."""
+        return USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens) + self.shared_tokens
+
     def fits(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> bool:
         """Whether there is room for a newcomer now.
 
@@ -74,5 +78,4 @@ class DecodeLoad:
         ]
         if not left:
             return True
-        limit = USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens)
-        return predicted_peak([*left, newcomer]) - self.shared_tokens <= limit
+        return predicted_peak([*left, newcomer]) <= self.limit_tokens(is_top=is_top)

@@ -159,6 +159,9 @@ def test_a_request_without_memory_on_decode_is_told_when_to_come_back():
     assert (refused.reason, refused.retry_after_s) == (RejectionReason.DECODE_FULL, pytest.approx(20.0))
     assert not any(replica.jobs for replica in core.view.prefill.values()), "nothing is prefilled in vain"
     assert admission.backlog_s(BACKGROUND) == 0.0
+    core.view.decode_reported(full_decode(remaining=500, step_s=10.0), 0.0)
+    assert ask(core, "first", tokens=600).retry_after_s == 60.0
+    core.view.decode_reported(full_decode(), 0.0)
     assert isinstance(ask(core, "small", tokens=100), Placed), "of its tenant's one place nothing is taken"
 
 

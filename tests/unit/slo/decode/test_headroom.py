@@ -25,6 +25,11 @@ def test_it_fits_when_the_peak_of_all_does(streams, sent, newcomer, pool):
     assert fits == (not [*streams, *sent] or predicted_peak([*streams, *sent, newcomer]) <= USABLE * pool)
 
 
+@given(STREAMS, NEWCOMER)
+def test_one_more_raises_the_peak_by_no_more_than_it_takes(streams, newcomer):
+    assert predicted_peak([*streams, newcomer]) <= predicted_peak(streams) + sum(newcomer)
+
+
 @given(STREAMS, NEWCOMER, st.integers(100, 3000))
 def test_after_the_wait_it_fits_beside_those_that_are_left(streams, newcomer, pool):
     asked = load(streams, pool)
