@@ -196,7 +196,8 @@ class PressureScheduler(CarryingScheduler):
         view = self._view
         if not self.running or (self._is_ample() and not self.waiting):
             return
-        chunk = self._chunk_tokens()
+        in_chunks = self._parked or self._restoring
+        chunk = self._chunk_tokens() if in_chunks else int(self._threshold)
         others = [view.waiting_to_run(request) for request in self._pulled()]
         others += self._guaranteed(now_s)
 
