@@ -49,7 +49,16 @@ from slo.replacement import (
     ReplacementRequested,
     ReplacementRules,
 )
-from slo.request import ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext
+from slo.request import (
+    ENGINE_DIED,
+    JOB_XARG,
+    TENANT_XARG,
+    TIER_XARG,
+    TPOT_XARG,
+    JobId,
+    ReplicaId,
+    RequestContext,
+)
 from telemetry import logs
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.instruments import Instruments
@@ -208,7 +217,8 @@ class Orchestrator:
         run.progress.bound = self._why_layer_binds(call)
         job_id = context.job_id
         self._runs[job_id] = run
-        request = call.request.model_copy(update={"vllm_xargs": {**xargs, JOB_XARG: job_id}})
+        given = {**xargs, **_objective(context), JOB_XARG: job_id}
+        request = call.request.model_copy(update={"vllm_xargs": given})
         try:
             async with aclosing(self._answer(request, run)) as pieces:
                 async for piece in pieces:
@@ -219,7 +229,9 @@ class Orchestrator:
     async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
         run = _Run(call, context, progress=Progress(bound=bound))
-        async with aclosing(self._answer(call.request, run)) as pieces:
+        given = {**(call.request.vllm_xargs or {}), **_objective(context)}
+        request = call.request.model_copy(update={"vllm_xargs": given})
+        async with aclosing(self._answer(request, run)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -453,6 +465,12 @@ class Orchestrator:
             logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
             return None
         return decision
+
+
+def _objective(context: RequestContext) -> dict[str, Any]:
+    """What the engine's scheduler has to know of a request when memory or pace runs short."""
+    given: dict[str, Any] = {TIER_XARG: context.tier, TENANT_XARG: context.tenant}
+    return given if context.tpot_s is None else {**given, TPOT_XARG: context.tpot_s}
 
 
 def _prefill_of(run: _Run, prompt: Any, params: SamplingParams, *, samples: bool) -> PrefillRequest:

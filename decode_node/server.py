@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -43,6 +43,7 @@ from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
+from telemetry.pressure import PRESSURE_METRICS
 from telemetry.reporting import monitor_client
 from telemetry.reporting.background import Background
 from telemetry.reporting.draining import is_draining
@@ -118,6 +119,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             LOCAL_PREFILLS,
             REPLACEMENTS,
             *EngineTap.METRICS,
+            *PRESSURE_METRICS,
             *EngineWatchdog.METRICS,
             *monitor_client.METRICS,
         )
@@ -305,4 +307,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.tpot_s,
             draining=is_draining(),
             local_prefills=self._local.outstanding,
+            # An engine without requests takes no steps, and so says nothing any more.
+            load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
         )

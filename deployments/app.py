@@ -19,7 +19,8 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
+from decode_node.engine.setup import DecodeSetup, weights_of
 from decode_node.grammar_check import GrammarLimits
 from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
@@ -327,21 +328,36 @@ def _engine_kwargs(
         kwargs["dtype"] = config.dtype
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
-    if role is KVRole.DECODE:
-        kwargs["scheduler_cls"] = SCHEDULER
-        kwargs["worker_cls"] = WORKERS[config.accelerator]
-        chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
-        kwargs["long_prefill_token_threshold"] = min(chunk, config.max_model_len or chunk)
-    else:
-        kwargs["scheduler_cls"] = _PREFILL_SCHEDULER
-        kwargs["worker_cls"] = _PREFILL_WORKERS[config.accelerator]
-        if config.preemption.compiled:
-            kwargs["enforce_eager"] = False
-        elif config.preemption.mode is not PreemptionMode.OFF:
-            kwargs["enforce_eager"] = True
-        if (longest := config.max_model_len or _longest(model)) is not None:
-            kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
-    return kwargs | pool.engine_kwargs | _generation(config, pool)
+    kwargs |= _decode_kwargs(config) if role is KVRole.DECODE else _prefill_kwargs(config, model)
+    kwargs |= pool.engine_kwargs | _generation(config, pool)
+    if role is KVRole.DECODE and config.pressure.enabled:
+        given = kwargs.get("additional_config") or {}
+        setup = DecodeSetup(weights_of(config.tiers.tier_set()))
+        kwargs["additional_config"] = {**given, **setup.encode()}
+    return kwargs
+
+
+def _decode_kwargs(config: SlackServeConfig) -> dict[str, Any]:
+    chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
+    return {
+        "scheduler_cls": PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER,
+        "worker_cls": WORKERS[config.accelerator],
+        "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
+    }
+
+
+def _prefill_kwargs(config: SlackServeConfig, model: ResolvedModel) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {
+        "scheduler_cls": _PREFILL_SCHEDULER,
+        "worker_cls": _PREFILL_WORKERS[config.accelerator],
+    }
+    if config.preemption.compiled:
+        kwargs["enforce_eager"] = False
+    elif config.preemption.mode is not PreemptionMode.OFF:
+        kwargs["enforce_eager"] = True
+    if (longest := config.max_model_len or _longest(model)) is not None:
+        kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
+    return kwargs
 
 
 def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:

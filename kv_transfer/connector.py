@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 from kv_transfer.leases import Pull, PullDeadlines
 from kv_transfer.nixl_agent import sleeping_progress_threads
 from kv_transfer.side_channel import probe, serve_handshakes
+from telemetry.pressure import PRESSURE_KEY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,6 +83,12 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
             if vllm_config.kv_transfer_config.kv_role == KVRole.DECODE:
                 refuse_several_groups(self.kv_cache_config)
             self.connector_scheduler._nixl_handshake_listener = serve_handshakes  # noqa: SLF001 - started by vLLM
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """What vLLM's own loggers make of a step's statistics; ours, which travel along, are not theirs."""
+        given = {} if data is None else {name: value for name, value in data.items() if name != PRESSURE_KEY}
+        return super().build_kv_connector_stats(given or None)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Open the side channel, and see that it answers."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.admission import Gate
-from router.fleet.decode_replica import MAX_KV_USAGE, DecodeView, KvLink, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
 from router.messages import LiveJobs, Placed, PlacementDecision, PlacementReason, PlacementRequested
@@ -21,6 +21,7 @@ from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
 from slo.admission.tenant_limits import Usage
 from slo.autoscaling.need import DecodeDemand
+from slo.decode.headroom import HOLD_S
 from slo.errors import Rejected, RejectionReason
 from slo.predict.path_time import PathTime
 from slo.queue.slack import NO_DEADLINE
@@ -30,6 +31,9 @@ from slo.tiers import Tier, TierPolicy
 
 _LOCAL_RETRY_S: Final = 5.0
 """Who is not taken while decode computes prompts itself is told to come back after this."""
+
+_MAX_RETRY_S: Final = 60.0
+"""Nobody is told to come back later than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,8 @@ class RouterCore:
         """
         replicas = self.view.usable_prefill(now_s, request.failed_replicas)
         tokens = self.view.tokens(request)
-        decode = self._choose_decode(request, tokens, now_s)
+        newcomer = self._newcomer(request, tokens)
+        decode = self._choose_decode(request, newcomer, now_s)
         may_do_without = self._limits.max_local_prefills > 0 and self._is_settled(now_s)
         if decode is None or not (replicas or may_do_without):
             settled = self._is_settled(now_s)
@@ -143,36 +148,60 @@ class RouterCore:
         cached = self.view.cached_tokens(request, tokens)
         if not request.is_admitted:
             max_cached = max(cached.values(), default=0)
-            if (rejected := self._gate.refusal(request, tokens, replicas, now_s, max_cached)) is not None:
+            rejected = self._gate.refusal(request, tokens, replicas, now_s, max_cached)
+            if rejected is None and (rejected := self._decode_full(request, newcomer, decode)) is not None:
+                self._gate.withdrawn(request.job_id, now_s)
+            if rejected is not None:
                 return rejected
         if not replicas:
-            return self._leave_to_decode(request, tokens, decode, now_s)
+            return self._leave_to_decode(request, newcomer, decode, now_s)
         terms = self._terms(request, tokens, replicas, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
-        if self._may_go_to_decode(request, tokens, decode) and is_cheaper_on_decode(
+        if self._may_go_to_decode(request, newcomer, decode) and is_cheaper_on_decode(
             tokens, choice, decode, now_s, self._link
         ):
-            return self._compute_on_decode(request, prefill, terms, choice, decode, now_s)
+            return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
         if (late_s := max(0.0, choice.end_s - terms.latest_s)) > 0:
             self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
-        return self._bind(request, prefill, terms, choice, decode, now_s)
+        placed = self._bind(request, prefill, terms, choice, decode, now_s)
+        decode.placed(tokens, newcomer, now_s)
+        return placed
+
+    def _newcomer(self, request: PlacementRequested, tokens: int) -> Newcomer:
+        tier = request.objective.tier
+        is_top = tier == next(iter(self._policies))  # the most valuable tier stands first
+        answers = request.answers_per_prompt
+        return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top)
+
+    def _decode_full(
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView
+    ) -> Rejected | None:
+        """The refusal of a request for which the best decode replica has no memory in time."""
+        if not self._policies[request.objective.tier].sheddable:
+            return None
+        wait_s = decode.wait_s(newcomer)
+        if wait_s <= HOLD_S:
+            return None
+        retry_s = min(wait_s, _MAX_RETRY_S)
+        return Rejected(RejectionReason.DECODE_FULL, retry_s, None, request.objective.ttft_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s
 
     def _leave_to_decode(
-        self, request: PlacementRequested, tokens: int, decode: DecodeView, now_s: float
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, now_s: float
     ) -> PlacementDecision:
         """Have decode compute the prompt, unless it has too many to compute or no memory for it."""
-        is_full = decode.usage_with(tokens) > MAX_KV_USAGE
+        is_full = not decode.has_room(newcomer)
         if not request.is_admitted and (is_full or self._has_too_many(decode)):
             self._gate.ended(request.job_id, now_s)
             return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
-        decode.placed(tokens)
+        tokens = newcomer.tokens
+        decode.placed(tokens, newcomer, now_s)
         decode.local_prefills += 1
         budget_s = request.objective.ttft_s
         return Placed(
@@ -189,15 +218,16 @@ class RouterCore:
     def _has_too_many(self, decode: DecodeView) -> bool:
         return decode.local_prefills >= self._limits.max_local_prefills
 
-    def _may_go_to_decode(self, request: PlacementRequested, tokens: int, decode: DecodeView) -> bool:
+    def _may_go_to_decode(self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView) -> bool:
         """Whether decode may compute a prompt that the prefill tier could: a short one that is new."""
-        is_short = tokens <= self._limits.local_below_tokens and not request.is_admitted
-        return is_short and decode.usage_with(tokens) <= MAX_KV_USAGE and not self._has_too_many(decode)
+        is_short = newcomer.tokens <= self._limits.local_below_tokens and not request.is_admitted
+        return is_short and decode.has_room(newcomer) and not self._has_too_many(decode)
 
     def _compute_on_decode(
         self,
         request: PlacementRequested,
         prefill: NewPrefill,
+        newcomer: Newcomer,
         terms: _Terms,
         choice: Choice,
         decode: DecodeView,
@@ -205,7 +235,7 @@ class RouterCore:
     ) -> Placed:
         """Have decode compute a prompt; the prefill tier, for which the request was admitted, has no part."""
         self._gate.served([request.job_id])
-        decode.placed(prefill.tokens)
+        decode.placed(prefill.tokens, newcomer, now_s)
         decode.local_prefills += 1
         predictor = choice.replica.predictor
         way_s = self._path.seconds(predictor.handoff_s)
@@ -221,11 +251,13 @@ class RouterCore:
             reason=PlacementReason.CHEAPER_ON_DECODE,
         )
 
-    def _choose_decode(self, request: PlacementRequested, tokens: int, now_s: float) -> DecodeView | None:
+    def _choose_decode(
+        self, request: PlacementRequested, newcomer: Newcomer, now_s: float
+    ) -> DecodeView | None:
         if (decode_replica := request.decode_replica) is not None:
             return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
         usable = self.view.usable_decode(now_s, request.failed_replicas)
-        return choose_decode(usable, tokens, request.objective.tpot_s, self._link)
+        return choose_decode(usable, newcomer, request.objective.tpot_s, self._link)
 
     def _terms(
         self, request: PlacementRequested, tokens: int, replicas: Sequence[PrefillView], now_s: float
@@ -265,7 +297,6 @@ class RouterCore:
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)
             self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
-        decode.placed(tokens)
         handoff_s = replica.predictor.handoff_s
         predicted_s = without_s + self._path.seconds(handoff_s)
         return Placed(

@@ -39,6 +39,8 @@ class RejectionReason(enum.StrEnum):
     """Likewise, and the tenant asks for more than its part of the class's share."""
     BACKLOG = "backlog"
     """The class's own queue would take too long already."""
+    DECODE_FULL = "decode_full"
+    """No decode replica is predicted to have memory for it in time."""
     SHED_BY_POLICY = "shed_by_policy"
     """The SLO monitor has the class shed."""
     REQUEST_RATE = "request_rate"

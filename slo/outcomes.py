@@ -52,6 +52,7 @@ def outcome_of(reason: RejectionReason) -> Outcome:
             | RejectionReason.RESERVED
             | RejectionReason.TENANT_SHARE
             | RejectionReason.BACKLOG
+            | RejectionReason.DECODE_FULL
             | RejectionReason.SHED_BY_POLICY
             | RejectionReason.NO_REPLICA
             | RejectionReason.NOT_SETTLED

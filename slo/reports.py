@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from slo.decode.headroom import DecodeLoad
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
 from slo.request import JobId, ReplicaId
@@ -77,6 +78,7 @@ class DecodeReported(Message):
         link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         local_prefills: Prompts that it is to compute itself and has not computed yet.
+        load: What its streams hold and will hold; None when its engine does not say.
     """
 
     replica_id: ReplicaId
@@ -87,6 +89,7 @@ class DecodeReported(Message):
     link_bytes_ps: float | None = None
     draining: bool = False
     local_prefills: int = 0
+    load: DecodeLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ def unsound(report: Report) -> str | None:
                     return f"work_s and budget_s of {job.job_id} are {job.work_s} and {job.budget_s}"
         case DecodeReported():
             names = ("kv_usage", "tpot_s", "link_bytes_ps")
+            if report.load is not None and not _is_finite(report.load.step_s):
+                return f"load.step_s is {report.load.step_s}"
         case ReplicaGone():
             return None
         case _:

@@ -30,6 +30,9 @@ DEADLINE_XARG: Final = "slackserve_deadline_s"
 WEIGHT_XARG: Final = "slackserve_weight"
 """The weight of its tier."""
 TIER_XARG: Final = "slackserve_tier"
+TENANT_XARG: Final = "slackserve_tenant"
+TPOT_XARG: Final = "slackserve_tpot_s"
+"""Its objective for the time per output token, seconds; absent for none."""
 ARRIVED_XARG: Final = "slackserve_arrived_s"
 """When the request reached the replica, seconds on this host's CLOCK_MONOTONIC."""
 PREDICTOR_XARG: Final = "slackserve_predictor"
@@ -61,6 +64,7 @@ class RequestContext:
         traceparent: Continues the trace of whoever sends it, as the W3C has it; empty for none.
         attempt: How often it has been placed again.
         local_prefill: Why the decode replica computes the prompt itself; empty when it does not.
+        tpot_s: Objective for the time per output token; None for none.
     """
 
     job_id: JobId
@@ -78,6 +82,7 @@ class RequestContext:
     traceparent: str = ""
     attempt: int = 0
     local_prefill: str = ""
+    tpot_s: float | None = None
 
     @property
     def attempt_id(self) -> JobId:

@@ -150,6 +150,31 @@ KV_SECONDS: Final = _histogram("slackserve_kv_transfer_seconds", "Duration of on
 KV_USAGE: Final = _gauge(
     "slackserve_kv_usage_ratio", "ratio", "Fraction of a replica's KV blocks in use.", "role"
 )
+STREAMS_PREEMPTED: Final = _counter(
+    "slackserve_decode_preemptions", "requests",
+    "Streams whose KV memory a decode replica under pressure took, by why they could be chosen.",
+    "tier", "reason",
+)  # fmt: skip
+STREAM_RESTORE: Final = _histogram(
+    "slackserve_decode_restore_seconds",
+    "From the loss of its KV memory until a stream has computed it again.", "tier",
+)  # fmt: skip
+STREAM_RECOMPUTED: Final = _counter(
+    "slackserve_decode_recomputed_tokens", "tokens",
+    "Tokens that a decode replica computed again for streams whose KV memory it had taken.",
+)  # fmt: skip
+STREAM_SKIPS: Final = _counter(
+    "slackserve_decode_skipped_tokens", "tokens",
+    "Tokens that steps left out, so that streams in danger of missing their TPOT objective keep it.",
+)  # fmt: skip
+DECODE_PEAK: Final = _gauge(
+    "slackserve_decode_predicted_peak_ratio", "ratio",
+    "The most KV memory that a decode replica's streams are predicted to take, over what it has.",
+)  # fmt: skip
+DECODE_RESERVE: Final = _gauge(
+    "slackserve_decode_reserve_ratio", "ratio",
+    "Part of a decode replica's KV memory that is kept for the top tier.",
+)  # fmt: skip
 PREEMPTIONS: Final = _counter(
     "slackserve_preemptions", "steps",
     "Running prefill steps that were stopped, by what happens to their work and why they were stopped.",

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from slo.decode.headroom import DecodeLoad
 from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
+from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 if TYPE_CHECKING:
     from telemetry.instruments import Instruments
@@ -30,6 +33,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
         tpot_s: Time per output token of late; None before the second token of a first request.
         steps: How many steps have ended.
+        load: What its streams hold and will hold; None when it does not say.
     """
 
     METRICS = (KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE)
@@ -39,6 +43,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.kv_tokens = 0
         self.tpot_s: float | None = None
         self.steps = 0
+        self.load: DecodeLoad | None = None
         self._calm_steps = _CALM_STEPS
         self._role = role
         self._instruments = instruments
@@ -83,9 +88,15 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
         if scheduler_stats.kv_connector_stats:
             self._record_transfers(scheduler_stats.kv_connector_stats)
+            if (figures := scheduler_stats.kv_connector_stats.get(PRESSURE_KEY)) is not None:
+                self._record_pressure(msgspec.convert(figures, PressureFigures))
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at start; part of vLLM's interface."""
+
+    def _record_pressure(self, figures: PressureFigures) -> None:
+        figures.record(self._instruments)
+        self.load = figures.load or self.load
 
     def _record_transfers(self, stats: dict[str, list[float]]) -> None:
         self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))

@@ -18,6 +18,7 @@ from deployments.config.keys import KeyConfig, KeySource, in_the_open, unknown_t
 from deployments.config.limits import LimitsConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
+from deployments.config.pressure import PressureConfig
 from deployments.config.tiers import TiersConfig
 from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
@@ -233,6 +234,7 @@ class SlackServeConfig(Section):
     decode: PoolConfig = PoolConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    pressure: PressureConfig = PressureConfig()
     fairness: FairnessConfig = FairnessConfig()
     admission: AdmissionConfig = AdmissionConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
@@ -258,6 +260,13 @@ class SlackServeConfig(Section):
         None, description="The highest tier of requests while no API keys are configured; by default any."
     )
     log_json: bool = False
+
+    @model_validator(mode="after")
+    def _no_speculation_under_pressure(self) -> Self:
+        if self.pressure.enabled and self.decode.engine_kwargs.get("speculative_config") is not None:
+            msg = "pressure.enabled: decode cannot speculate then; remove decode's speculative_config"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -162,6 +162,10 @@ _REFUSALS: Final[Mapping[RejectionReason, str]] = {
         "the server is busy, and this tenant asks for more than its part of the tier; retry later"
     ),
     RejectionReason.BACKLOG: "this tier has too much in the queue; retry later",
+    RejectionReason.DECODE_FULL: (
+        "the memory of all decode replicas is taken for longer than a request waits; retry later, or ask for "
+        "fewer max_tokens"
+    ),
     RejectionReason.SHED_BY_POLICY: "this tier is being shed for more valuable ones; retry later",
 }
 _LIMITS: Final[Mapping[RejectionReason, tuple[str, str, str]]] = {

@@ -366,6 +366,7 @@ def _context(record: RequestRecord, asked: PlacementRequested, placed: Placed | 
         explicit_deadline=asked.explicit_deadline,
         tenant=asked.tenant,
         traceparent=traceparent_of(record.span),
+        tpot_s=asked.objective.tpot_s,
     )
     return at_place(context, placed)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from observability.boards.queries import both_signs, in_window, now, worst
+from observability.boards.queries import both_signs, in_window, now, quantiles, worst
 from observability.causes import DECODE_PREEMPTIONS
 from observability.grafana import RATE, Dashboard, Panel, PanelRow, Query, Unit
 from telemetry.catalogue import (
     BYTES_PER_TOKEN,
     CONTINUATIONS,
     CORRECTION,
+    DECODE_PEAK,
+    DECODE_RESERVE,
     DROPPED_EVENTS,
     ENGINE_HANGS,
     FIRST_TOKEN_ERROR,
@@ -23,6 +25,10 @@ from telemetry.catalogue import (
     PROMPT_LENGTH_ERROR,
     REPLACEMENTS,
     REPORTS_DROPPED,
+    STREAM_RECOMPUTED,
+    STREAM_RESTORE,
+    STREAM_SKIPS,
+    STREAMS_PREEMPTED,
     SUBSCRIBERS,
     SUBSCRIBERS_BEHIND,
     TTFT_PREDICTION_ERROR,
@@ -56,6 +62,31 @@ BOARD: Final = Dashboard(
                             "{{ReplicaId}}",
                         ),
                     ),
+                ),
+            ),
+        ),
+        PanelRow(
+            "Decode under pressure",
+            (
+                Panel(
+                    "Predicted peak of KV memory, and what is kept for the top tier",
+                    Unit.RATIO,
+                    (
+                        now(DECODE_PEAK, "peak {{replica}}"),
+                        now(DECODE_RESERVE, "kept {{replica}}"),
+                    ),
+                    meaning="Above 1 somebody will lose its memory.",
+                ),
+                Panel(
+                    "Streams that lost their memory",
+                    Unit.COUNT,
+                    (in_window(STREAMS_PREEMPTED, "tier", "reason"),),
+                ),
+                Panel("Until they had it again", Unit.SECONDS, quantiles(STREAM_RESTORE, "tier")),
+                Panel(
+                    "Tokens computed again, and left out of steps",
+                    Unit.COUNT,
+                    (in_window(STREAM_RECOMPUTED), in_window(STREAM_SKIPS)),
                 ),
             ),
         ),

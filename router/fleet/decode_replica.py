@@ -1,7 +1,7 @@
 """Which decode replica takes a request, and what the way of its KV cache there costs.
 
 Owns the view of the decode tier and the choice among its replicas. Order and memory on a decode replica are
-vLLM's own.
+decided there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from slo.decode.headroom import DecodeLoad
+from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.reports import DecodeReported
-from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
 
 MAX_KV_USAGE: Final = 0.95
 """A decode replica whose KV use would exceed this has no headroom: requests that outgrow it are
 recomputed."""
 _KV_STEP: Final = 0.05
 """KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
+_SENT_S: Final = 60.0
+"""A request that has not reached its decode engine after so long is not reckoned with there."""
 _LEARNING_RATE: Final = 0.1
 _NO_SPREAD: Final = 1e-6
 
@@ -38,6 +43,25 @@ class KvLink:
     def transfer_s(self, tokens: int) -> float:
         """Seconds until the KV of a prompt has arrived, if nothing else is on its way."""
         return self.latency_s + tokens * self.bytes_per_token / self.bytes_ps
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A request that wants to decode.
+
+    Attributes:
+        tokens: Of its prompt.
+        answers: How many it asks for.
+        most_output: The most that all its answers may have; 0 leaves that open.
+        is_top: Whether it is of the top tier.
+    """
+
+    job_id: JobId
+    tier: Tier
+    tokens: int
+    answers: int = 1
+    most_output: int = 0
+    is_top: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +107,8 @@ class DecodeView:
         placed_tokens: Their prompt tokens.
         draining: Whether it is being shut down; nothing is placed there any more.
         local_prefills: Prompts that it is to compute itself, those sent there since its report included.
+        load: What its streams hold and will hold; None when it does not say.
+        sent: What those will hold that were sent there and are not in its engine, with the time of sending.
     """
 
     replica_id: ReplicaId
@@ -95,7 +121,10 @@ class DecodeView:
     placed_tokens: int = 0
     draining: bool = False
     local_prefills: int = 0
+    load: DecodeLoad | None = None
+    sent: dict[JobId, tuple[float, Holding]] = field(default_factory=dict)
     pace: PaceModel = field(default_factory=PaceModel)
+    _peak_tokens: int = 0
 
     def reported(self, event: DecodeReported, now_s: float) -> None:
         """Take its word."""
@@ -104,13 +133,51 @@ class DecodeView:
         self.local_prefills = event.local_prefills
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
+        self.load = event.load
+        self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
+        there = () if event.load is None else event.load.streams
+        self.sent = {
+            job_id: sent
+            for job_id, sent in self.sent.items()
+            if job_id not in there and now_s - sent[0] < _SENT_S
+        }
         if event.tpot_s is not None:
             self.pace.observe(event.running, event.tpot_s)
 
-    def placed(self, tokens: int) -> None:
+    def placed(self, tokens: int, newcomer: Newcomer | None = None, now_s: float = 0.0) -> None:
         """A request was sent here."""
         self.placed_since_report += 1
         self.placed_tokens += tokens
+        if self.load is not None and newcomer is not None:
+            self.sent[newcomer.job_id] = now_s, self._holding(self.load, newcomer)
+
+    def job_ended(self, job_id: JobId) -> None:
+        """A request has ended, or does not come."""
+        self.sent.pop(job_id, None)
+
+    def wait_s(self, newcomer: Newcomer) -> float:
+        """Seconds until there is memory for a request; 0 when there is, or the replica does not say."""
+        if self.load is None:
+            return 0.0
+        return self.load.wait_s(self._holding(self.load, newcomer), self._sent(), is_top=newcomer.is_top)
+
+    def has_room(self, newcomer: Newcomer) -> bool:
+        """Whether there is memory for a request: by the predicted peak, else by what is used."""
+        if self.load is None:
+            return self.usage_with(newcomer.tokens) <= MAX_KV_USAGE
+        holding, sent = self._holding(self.load, newcomer), self._sent()
+        # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
+        most = self._peak_tokens + sum([sum(one) for one in (*sent, holding)])
+        if most <= self.load.limit_tokens(is_top=newcomer.is_top):
+            return True
+        return self.load.fits(holding, sent, is_top=newcomer.is_top)
+
+    def _sent(self) -> list[Holding]:
+        return [holding for _, holding in self.sent.values()]
+
+    @staticmethod
+    def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:
+        return load.newcomer(newcomer.tier, newcomer.tokens, newcomer.answers, newcomer.most_output)
 
     def usage_with(self, tokens: int) -> float:
         """KV use once what was sent here and `tokens` more have arrived."""
@@ -120,22 +187,22 @@ class DecodeView:
 
 
 def choose_decode(
-    replicas: Sequence[DecodeView], tokens: int, tpot_s: float | None, link: KvLink | None
+    replicas: Sequence[DecodeView], newcomer: Newcomer, tpot_s: float | None, link: KvLink | None
 ) -> DecodeView | None:
     """The replica that takes a request, None of none.
 
-    In order: one with KV headroom; one that is predicted to keep the pace; the one over whose link the KV
+    In order: one with memory for it; one that is predicted to keep the pace; the one over whose link the KV
     comes soonest, in steps of a tenth of a second; the emptiest, in steps; the fewest requests. `link` is
     what KV moves over, for replicas without a link of their own; None leaves transfers out.
     """
 
     def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:
-        usage = replica.usage_with(tokens)
+        usage, tokens = replica.usage_with(newcomer.tokens), newcomer.tokens
         running = replica.running + replica.placed_since_report
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
-        return usage > MAX_KV_USAGE, too_slow, way, int(usage / _KV_STEP), running, usage
+        return not replica.has_room(newcomer), too_slow, way, int(usage / _KV_STEP), running, usage
 
     return min(replicas, key=key, default=None)
 

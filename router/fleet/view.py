@@ -139,6 +139,8 @@ class FleetView:
 
     def job_ended(self, job_id: JobId) -> None:
         """Forget a request that ended before or after its replica knew of it."""
+        for decode in self.decode.values():
+            decode.job_ended(job_id)
         for replica in self.prefill.values():
             if replica.remove(job_id) is not None:
                 return

@@ -26,7 +26,15 @@ from slo.replacement import (
     Replaced,
     ReplacementRules,
 )
-from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
+from slo.request import (
+    ENGINE_DIED,
+    TENANT_XARG,
+    TIER_XARG,
+    TPOT_XARG,
+    JobId,
+    ReplicaId,
+    RequestContext,
+)
 from slo.tiers import PREMIUM, STANDARD
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
@@ -77,6 +85,7 @@ class Play:
         self.serve = serve
         self.first_ends = ended
         self.asked, self.contexts, self.released, self.prompts, self.pulls = [], [], [], [], []
+        self.given = []
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
         config = SimpleNamespace(
@@ -159,6 +168,7 @@ class Play:
         carried = Carried.of(params)
         self.carried = [] if carried is None else carried.token_ids
         self.pulls.append(params.extra_args.get(KV_PARAMS))
+        self.given.append(params.extra_args)
         if KV_PARAMS not in params.extra_args:
             self.at = self.at_home
         return carried
@@ -218,6 +228,19 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.prompts == [PROMPT]
     assert steps.pulls == [{"at": A}]
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
+
+
+@CASES
+async def test_the_engines_scheduler_learns_the_objective(request_, answer):
+    steps = Play({A: ANSWER})
+    await serve(steps, request=request_, tier=PREMIUM, tenant="a", tpot_s=0.03)
+    await serve(steps, request=request_)
+    with_objective, without = steps.given
+    assert with_objective[TIER_XARG] == PREMIUM
+    assert with_objective[TENANT_XARG] == "a"
+    assert with_objective[TPOT_XARG] == 0.03
+    assert without[TIER_XARG] == STANDARD
+    assert TPOT_XARG not in without
 
 
 @CASES

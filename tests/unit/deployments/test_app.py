@@ -139,6 +139,22 @@ def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
 
 
 @pytest.mark.slow
+def test_decode_has_a_scheduler_for_pressure_if_that_is_said_and_vllms_otherwise(options, tiny):
+    from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER
+
+    engine_kwargs = options({"model": tiny})["decode"][0].engine_kwargs
+    assert engine_kwargs["scheduler_cls"] == SCHEDULER
+    assert "additional_config" not in engine_kwargs
+    values = {"model": tiny, "pressure": {"enabled": True}, "tiers": {"premium": {"weight": 9}}}
+    values["decode"] = {"engine_kwargs": {"additional_config": {"other": 1}}}
+    engine_kwargs = options(values)["decode"][0].engine_kwargs
+    assert engine_kwargs["scheduler_cls"] == PRESSURE_SCHEDULER
+    weights = engine_kwargs["additional_config"]["slackserve"]["weights"]
+    assert next(iter(weights.items())) == ("premium", 9.0)
+    assert engine_kwargs["additional_config"]["other"] == 1
+
+
+@pytest.mark.slow
 def test_a_whole_gpu_has_its_memory_as_the_engine_likes(options, tiny):
     config, _ = options({"model": tiny, "accelerator": "cuda"})["decode"]
     assert "gpu_memory_utilization" not in config.engine_kwargs

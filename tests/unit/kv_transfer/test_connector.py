@@ -6,7 +6,8 @@ import threading
 import psutil
 import pytest
 
-from kv_transfer.connector import transfer_threads_apart
+from kv_transfer.connector import NixlConnector, transfer_threads_apart
+from telemetry.pressure import PRESSURE_KEY
 
 
 @pytest.fixture
@@ -41,3 +42,14 @@ def test_wherever_the_caller_was_moved_it_is_back(on_one_core):
     with pytest.raises(InterruptedError):
         move()
     assert os.sched_getaffinity(0) == on_one_core
+
+
+def test_vllms_loggers_get_along_with_the_statistics_that_travel_with_the_transfers():
+    nothing = NixlConnector.build_kv_connector_stats().data
+    ours = {**nothing, PRESSURE_KEY: {"skipped": 3}}
+    transfer = {name: [1] for name in nothing}
+    total = NixlConnector.build_kv_connector_stats(ours)
+    assert total.is_empty()
+    for step in (ours, {**transfer, PRESSURE_KEY: {"skipped": 1}}, transfer):
+        total = total.aggregate(NixlConnector.build_kv_connector_stats(step))
+    assert total.data == {name: [1, 1] for name in nothing}

@@ -14,6 +14,8 @@ from router.messages import Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
+from slo.decode.headroom import DecodeLoad
+from slo.decode.predicted_peak import Holding
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome
@@ -144,6 +146,54 @@ def test_the_end_of_a_prefill_shortens_the_queue():
     assert admission.backlog_s(BACKGROUND) == pytest.approx(1.0)
     report(core, now_s=1.0, ended=(JobId("first"),))
     assert admission.backlog_s(BACKGROUND) == 0.0
+
+
+def full_decode(step_s=0.1, remaining=200, **about):
+    """A decode replica whose one stream holds nearly all of its memory for so many steps more."""
+    load = DecodeLoad(10_000, 0, 0, step_s, {JobId("there"): Holding(9000, remaining)}, {BACKGROUND: 50})
+    return DecodeReported(ReplicaId("decode"), 0.9, 1, kv_tokens=10_000, load=load, **about)
+
+
+def test_a_request_without_memory_on_decode_is_told_when_to_come_back():
+    core, admission = router(a=TenantLimit(max_concurrent=1))
+    core.view.decode_reported(full_decode(), 0.0)
+    refused = ask(core, "first", tokens=600)
+    assert (refused.reason, refused.retry_after_s) == (RejectionReason.DECODE_FULL, pytest.approx(20.0))
+    assert not any(replica.jobs for replica in core.view.prefill.values()), "nothing is prefilled in vain"
+    assert admission.backlog_s(BACKGROUND) == 0.0
+    core.view.decode_reported(full_decode(remaining=500, step_s=10.0), 0.0)
+    assert ask(core, "first", tokens=600).retry_after_s == 60.0
+    core.view.decode_reported(full_decode(), 0.0)
+    assert isinstance(ask(core, "small", tokens=100), Placed), "of its tenant's one place nothing is taken"
+
+
+def test_memory_that_comes_soon_is_waited_for_and_the_top_tier_is_never_refused():
+    core, _ = router()
+    core.view.decode_reported(full_decode(remaining=40), 0.0)
+    assert isinstance(ask(core, "soon", tokens=600), Placed)
+    core.view.decode_reported(full_decode(), 0.0)
+    assert isinstance(ask(core, "top", PREMIUM, tokens=5000), Placed)
+
+
+def test_another_decode_replica_with_memory_takes_it():
+    core, _ = router()
+    core.view.decode_reported(full_decode(), 0.0)
+    core.view.decode_reported(DecodeReported(ReplicaId("other"), 0.95, 60, kv_tokens=10_000), 0.0)
+    load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("x"): Holding(5000, 10)})
+    core.view.decode_reported(DecodeReported(ReplicaId("free"), 0.5, 60, kv_tokens=10_000, load=load), 0.0)
+    assert ask(core, "one", tokens=600).decode_replica == "free"
+
+
+def test_what_was_placed_has_a_ticket_until_it_ends():
+    core, _ = router()
+    load = DecodeLoad(2000, 0, 0, 0.1, {JobId("x"): Holding(100, 200)}, {BACKGROUND: 400})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, load=load), 0.0)
+    assert isinstance(ask(core, "first", tokens=600), Placed)
+    assert ask(core, "second", tokens=600).reason is RejectionReason.DECODE_FULL
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, load=load), 0.5)
+    assert ask(core, "third", tokens=600).reason is RejectionReason.DECODE_FULL
+    core.job_ended(JobId("first"), 1.0)
+    assert isinstance(ask(core, "fourth", tokens=600), Placed)
 
 
 def test_load_is_relative_to_the_replicas_that_there_are():

@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
+import msgspec
+
 from telemetry.engine_tap import EngineTap
+from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 
 class Nothing:
@@ -14,6 +17,33 @@ def step(tap, *, preempted=0, waiting=0):
     iteration = SimpleNamespace(inter_token_latencies_iter=[], num_preempted_reqs=preempted)
     scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=None, num_waiting_reqs=waiting)
     tap.record(scheduler, iteration)
+
+
+def test_what_was_done_under_pressure_is_counted_as_it_came():
+    counted = []
+
+    class Counting(Nothing):
+        def count(self, metric, value=1.0, **labels):
+            counted.append((metric.name, value, labels))
+
+        def observe(self, metric, value, **labels):
+            counted.append((metric.name, value, labels))
+
+        def set(self, metric, value, **labels):
+            counted.append((metric.name, value, labels))
+
+    figures = PressureFigures(
+        preempted=[("background", "cost")], restored=[("background", 0.5)], recomputed_tokens=300, peak=0.9
+    )
+    # As it arrives from another process.
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode({PRESSURE_KEY: figures}))
+    tap = EngineTap("decode", Counting())
+    tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=sent, num_waiting_reqs=0), None)
+    assert ("slackserve_decode_preemptions", 1.0, {"tier": "background", "reason": "cost"}) in counted
+    assert ("slackserve_decode_restore_seconds", 0.5, {"tier": "background"}) in counted
+    assert ("slackserve_decode_recomputed_tokens", 300, {}) in counted
+    assert ("slackserve_decode_predicted_peak_ratio", 0.9, {}) in counted
+    assert not [name for name, _, _ in counted if "skipped" in name or "reserve" in name]
 
 
 def test_every_step_is_progress_also_one_without_requests():

@@ -12,6 +12,7 @@ from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
+from deployments.config.pressure import PressureConfig
 from deployments.config.settings import (
     AutoscalingConfig,
     KVTransferConfig,
@@ -55,6 +56,14 @@ def test_defaults_are_the_documented_tiers():
         ({"tiers": {"premium": {"ttft_ms": float("nan")}}}, "tiers.premium.ttft_ms", "finite number"),
         ({"tiers": {"premium": {"target": 1.0}}}, "tiers.premium.target", "less than 1"),
         ({"accelerator_type": "H100"}, "accelerator_type", "goes with accelerator: cuda"),
+        (
+            {
+                "pressure": {"enabled": True},
+                "decode": {"engine_kwargs": {"speculative_config": {"method": "ngram"}}},
+            },
+            "pressure.enabled",
+            "remove decode's speculative_config",
+        ),
         (
             {"prefill": {"accelerator_type": "H100"}},
             "prefill.accelerator_type",
@@ -160,6 +169,7 @@ SECTIONS = {
     "`router`": [RouterSection],
     "`monitor`": [MonitorConfig],
     "`degraded`": [DegradedConfig],
+    "`pressure`": [PressureConfig],
     "`limits`": [LimitsConfig],
     "`api_keys`": [KeyConfig, TenantLimitsConfig],
 }

@@ -1,8 +1,11 @@
 import pytest
 
-from router.fleet.decode_replica import DecodeView, KvLink, PaceModel, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
+from slo.decode.headroom import DecodeLoad
+from slo.decode.predicted_peak import Holding
 from slo.reports import DecodeReported
-from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
+from slo.tiers import STANDARD
 
 LINK = KvLink(bytes_per_token=100_000, bytes_ps=1e9, latency_s=0.01)
 
@@ -14,7 +17,7 @@ def replica(name, kv_usage=0.0, running=0, **rest):
 
 
 def chosen(*replicas, tokens=1000, tpot_s=None, link=None):
-    found = choose_decode(replicas, tokens, tpot_s, link)
+    found = choose_decode(replicas, Newcomer(JobId("job"), STANDARD, tokens), tpot_s, link)
     return None if found is None else found.replica_id
 
 
@@ -57,6 +60,33 @@ def test_what_was_sent_there_counts_until_the_next_report():
     assert known.usage_with(1000) == pytest.approx(1.0)
     known.reported(DecodeReported(known.replica_id, 0.9, 1, kv_tokens=10_000), 1.0)
     assert known.usage_with(1000) == pytest.approx(1.0)
+
+
+def load(*streams, pool=1000, **about):
+    named = {JobId(f"s{number}"): Holding(*stream) for number, stream in enumerate(streams)}
+    return DecodeLoad(pool, 0, 0, 0.1, named, {STANDARD: 100}, **about)
+
+
+def test_a_replica_whose_memory_will_last_goes_before_one_that_is_emptier_now():
+    grows = replica("grows", 0.3, load=load((400, 600)))
+    ends = replica("ends", 0.6, load=load((600, 10)))
+    assert chosen(grows, ends, tokens=200) == "ends"
+    assert chosen(replica("grows", 0.3), replica("ends", 0.6), tokens=200) == "grows"
+
+
+def test_what_was_sent_counts_until_the_engine_has_it_or_it_has_ended():
+    known = replica("first", load=load())
+    newcomer = Newcomer(JobId("job"), STANDARD, 300)
+    for name in ("a", "b"):
+        known.placed(400, Newcomer(JobId(name), STANDARD, 400), 1.0)
+    assert not known.has_room(newcomer)
+    known.reported(DecodeReported(known.replica_id, 0.0, 2, load=load()), 2.0)
+    assert not known.has_room(newcomer), "their prefill still runs"
+    known.job_ended(JobId("a"))
+    assert known.has_room(newcomer)
+    there = DecodeLoad(1000, 0, 0, 0.1, {JobId("b"): Holding(410, 90)}, {STANDARD: 100})
+    known.reported(DecodeReported(known.replica_id, 0.4, 1, load=there), 3.0)
+    assert not known.sent
 
 
 def test_the_pace_is_learned_as_a_line():

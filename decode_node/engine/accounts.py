@@ -1,0 +1,71 @@
+"""What the scheduler of a decode engine remembers of each request beyond vLLM's own record of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sampling.carried import Carried
+from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
+from slo.tiers import SYSTEM, Tier
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class StreamAccount:
+    """One request.
+
+    Attributes:
+        job: The router's name for it; the engine's when it has none.
+        tier: Its tier; the server's own requests have none of the clients'.
+        tenant: Whose it is.
+        tpot_s: Its objective; None for none.
+        arrived_s: When it reached the engine.
+        first_s: When its first token was there; None before that.
+        first_tokens: How many tokens it had then.
+        started_tokens: How many tokens it had when it started, or started again.
+        parked_s: When its memory was taken; None while it has it.
+        lost_tokens: Tokens that it has to compute again for that.
+        left_out_s: When it had its latest token, while steps leave it out; None otherwise.
+    """
+
+    job: JobId
+    tier: Tier
+    tenant: str
+    tpot_s: float | None
+    arrived_s: float
+    first_s: float | None
+    first_tokens: int
+    started_tokens: int
+    parked_s: float | None = None
+    lost_tokens: int = 0
+    left_out_s: float | None = None
+
+    @staticmethod
+    def of(request: Request, now_s: float) -> StreamAccount:
+        """Of one that arrives; what has been generated of it elsewhere is with its client already."""
+        sampling = request.sampling_params
+        given = {} if sampling is None else sampling.extra_args or {}
+        brought = 0 if (carried := Carried.of(sampling)) is None else len(carried.token_ids)
+        tpot_s = given.get(TPOT_XARG)
+        return StreamAccount(
+            JobId(given.get(JOB_XARG) or request.request_id),
+            Tier(given.get(TIER_XARG) or SYSTEM),
+            str(given.get(TENANT_XARG) or ""),
+            None if tpot_s is None else float(tpot_s),
+            now_s,
+            now_s if brought else None,
+            brought,
+            brought,
+        )
+
+    def credit_s(self, emitted: int, now_s: float) -> float:
+        """By how much a stream of so many tokens is ahead of its objective; infinite without one."""
+        if self.tpot_s is None:
+            return math.inf
+        if self.first_s is None:
+            return 0.0
+        return self.first_s + (emitted - self.first_tokens) * self.tpot_s - now_s

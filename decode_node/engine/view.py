@@ -1,0 +1,137 @@
+"""The requests of a decode engine as the decision rules see them.
+
+Reads vLLM's scheduler and changes nothing in it. Serves models whose KV cache is in one group of blocks;
+those of several are refused on the decode tier (see `kv_transfer.connector`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from decode_node.engine.accounts import StreamAccount
+from slo.decode.composition import Paced
+from slo.decode.output_length import OutputLengths
+from slo.decode.predicted_peak import Holding, Pool
+from slo.decode.restore import Parked
+from slo.decode.victims import HORIZON_STEPS, Stream
+from slo.tiers import TierSet
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+
+class StreamView:
+    """Looks at a scheduler's requests.
+
+    Args:
+        scheduler: vLLM's.
+        accounts: What is remembered of its requests.
+        tiers: Ranks and weights.
+    """
+
+    def __init__(self, scheduler: Scheduler, accounts: Mapping[str, StreamAccount], tiers: TierSet) -> None:
+        self._accounts = accounts
+        self._tiers = tiers
+        self._max_model_len = int(scheduler.max_model_len)
+        self.block_tokens = int(scheduler.block_size)
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        self.blocks_ahead = -(-HORIZON_STEPS // self.block_tokens)
+        """Blocks that a stream needs at most for the next `HORIZON_STEPS` steps."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return int(self._pool.get_num_free_blocks())
+
+    @property
+    def pool_blocks(self) -> int:
+        """All blocks; vLLM keeps one for itself."""
+        return int(self._pool.num_gpu_blocks) - 1
+
+    def blocks(self, request: Request) -> list[KVCacheBlock]:
+        """What a request holds."""
+        return self._held.get(request.request_id) or []
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that a sequence takes."""
+        return -(-tokens // self.block_tokens)
+
+    def next_blocks(self, request: Request, chunk_tokens: int) -> int:
+        """Blocks that a request needs for the next step."""
+        new = max(1, min(chunk_tokens, request.num_tokens - request.num_computed_tokens))
+        return max(0, self.blocks_for(request.num_computed_tokens + new) - len(self.blocks(request)))
+
+    def stream(self, request: Request, chunk_tokens: int, now_s: float) -> Stream:
+        """A running request."""
+        account = self._accounts[request.request_id]
+        emitted = request.num_output_tokens
+        blocks = self.blocks(request)
+        most = min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
+        ahead = min(max(request.num_computed_tokens, request.num_tokens - 1) + HORIZON_STEPS, most)
+        next_blocks = self.next_blocks(request, chunk_tokens)
+        return Stream(
+            request.request_id,
+            self._tiers.rank(account.tier),
+            self._tiers[account.tier].weight if account.tier in self._tiers else 1.0,
+            request.num_computed_tokens,
+            sum([block.ref_cnt == 1 for block in blocks]),
+            next_blocks,
+            max(next_blocks, self.blocks_for(ahead) - len(blocks)),
+            emitted - account.started_tokens,
+            request.num_preemptions,
+            account.credit_s(emitted, now_s),
+        )
+
+    def waiting_to_run(self, request: Request) -> Stream:
+        """A request whose KV has been pulled; it cannot be a victim before it runs."""
+        account = self._accounts[request.request_id]
+        needs = max(0, self.blocks_for(request.num_tokens) - len(self.blocks(request)))
+        return Stream(request.request_id, self._tiers.rank(account.tier), 0.0, 0, 0, needs, needs, 0)
+
+    def parked(self, request: Request) -> Parked:
+        """A request that waits for memory."""
+        account = self._accounts[request.request_id]
+        since_s = account.arrived_s if account.parked_s is None else account.parked_s
+        return Parked(
+            request.request_id,
+            account.tier,
+            since_s,
+            account.parked_s is None,
+            request.num_preemptions,
+            account.credit_s(request.num_output_tokens, since_s),
+            request.num_tokens,
+        )
+
+    def holding(self, request: Request, lengths: OutputLengths) -> Holding:
+        """What a request holds, in whole blocks, or would hold, and how much more it will take."""
+        account, emitted = self._accounts[request.request_id], request.num_output_tokens
+        most = min(request.max_tokens - emitted, self._max_model_len - request.num_tokens)
+        remaining = lengths.remaining(account.tier, account.tenant, emitted, max(0, most))
+        blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))
+        return Holding(blocks * self.block_tokens, remaining)
+
+    def pool(self, holders: Iterable[Request], kept_blocks: int = 0) -> Pool:
+        """The pool beside those that have memory; `kept_blocks` are kept for them beyond their sequences."""
+        held = missing = 0
+        for request in holders:
+            blocks = len(self.blocks(request))
+            held += blocks
+            missing += max(0, self.blocks_for(request.num_tokens) - blocks)
+        free = self.free_blocks
+        return Pool(
+            self.pool_blocks * self.block_tokens,
+            (free - missing - kept_blocks) * self.block_tokens,
+            max(0, held - (self.pool_blocks - free)) * self.block_tokens,
+        )
+
+    def paced(self, request: Request, token_s: float, now_s: float) -> Paced:
+        """A running request as far as its pace is concerned; it has got its latest token at `token_s`."""
+        account = self._accounts[request.request_id]
+        if account.left_out_s is not None:
+            token_s = account.left_out_s
+        credit_s = account.credit_s(request.num_output_tokens, now_s)
+        return Paced(request.request_id, request.num_computed_tokens, account.tpot_s, credit_s, token_s)

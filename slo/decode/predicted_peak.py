@@ -1,0 +1,97 @@
+"""How much KV memory the streams of a decode replica will take at most, and whether one more fits.
+
+The peak is Past-Future's (arXiv 2507.10150, section 4.2): memory is fullest at the moment before one of the
+streams ends, and there all that end later, or with it, hold what they have and what they have emitted since.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+USABLE: Final = 0.95
+"""Part of the pool that may be taken by prediction; the rest is for what predictions miss."""
+
+
+class Holding(NamedTuple):
+    """One stream's memory.
+
+    Attributes:
+        tokens: Whose KV it holds.
+        remaining: Tokens that it is predicted to emit.
+    """
+
+    tokens: int
+    remaining: int
+
+
+class PoolFit(NamedTuple):
+    """Whether a newcomer fits.
+
+    Attributes:
+        peak_tokens: The predicted peak with it.
+    """
+
+    reason: FitReason
+    peak_tokens: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is admitted."""
+        return self.reason in {FitReason.ROOM, FitReason.ALONE}
+
+
+class FitReason(enum.StrEnum):
+    """Why a newcomer is admitted or not."""
+
+    ROOM = "room"
+    ALONE = "alone"
+    """Nothing else is there; whatever it takes, it cannot wait for anybody."""
+    PEAK = "peak"
+    """The memory would not last for all of them."""
+    NOW = "now"
+    """What it brings along does not fit into what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """KV memory, in tokens.
+
+    Attributes:
+        tokens: What it holds.
+        free_tokens: What is free.
+        shared_tokens: What streams share, and so hold less than the sum of their holdings.
+    """
+
+    tokens: int
+    free_tokens: int
+    shared_tokens: int = 0
+
+    def fit(self, held: Sequence[Holding], newcomer: Holding, reserve_tokens: float = 0.0) -> PoolFit:
+        """Whether a newcomer fits beside those that are there.
+
+        Args:
+            held: Those that are there.
+            newcomer: Its sequence so far, and what it will emit.
+            reserve_tokens: What is kept for tiers above it.
+        """
+        peak = predicted_peak([*held, newcomer]) - self.shared_tokens
+        if not held:
+            return PoolFit(FitReason.ALONE, peak)
+        if newcomer.tokens > self.free_tokens - reserve_tokens:
+            return PoolFit(FitReason.NOW, peak)
+        if peak > USABLE * self.tokens - reserve_tokens:
+            return PoolFit(FitReason.PEAK, peak)
+        return PoolFit(FitReason.ROOM, peak)
+
+
+def predicted_peak(streams: Iterable[Holding]) -> int:
+    """The most tokens that are held at any time until all of them have ended, if nobody joins them."""
+    ordered = sorted(streams, key=lambda stream: -stream.remaining)
+    held = peak = 0
+    for number, stream in enumerate(ordered, 1):
+        held += stream.tokens
+        peak = max(peak, held + number * stream.remaining)
+    return peak

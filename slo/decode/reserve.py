@@ -1,0 +1,42 @@
+"""KV memory that is kept for the top tier.
+
+Owns how much: more than the top tier has held at most of late, within bounds. A tier below takes nothing of
+what the top tier does not hold of it now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+WINDOW_S: Final = 300.0
+AMPLE: Final = 1.2
+"""What is kept, per part of the pool that was held at most."""
+LEAST: Final = 0.05
+MOST: Final = 0.30
+_GRAIN_S: Final = 1.0
+
+
+class TopTierReserve:
+    """Follows what the top tier holds; all figures are parts of the pool."""
+
+    def __init__(self) -> None:
+        self._peaks: deque[tuple[float, float]] = deque()
+        """(since when, held), falling: each is the most since the one before it."""
+
+    def observe(self, held: float, now_s: float) -> None:
+        """The top tier holds so much now."""
+        while self._peaks and (self._peaks[-1][1] <= held or now_s - self._peaks[-1][0] < _GRAIN_S):
+            held = max(held, self._peaks.pop()[1])
+        self._peaks.append((now_s, held))
+        while self._peaks[0][0] < now_s - WINDOW_S:
+            self._peaks.popleft()
+
+    def part(self, now_s: float, monitors: float = 0.0) -> float:
+        """The reserve; `monitors` is what the cluster's monitor wants kept."""
+        recent = (held for since_s, held in self._peaks if since_s >= now_s - WINDOW_S)
+        return max(monitors, min(MOST, max(LEAST, AMPLE * max(recent, default=0.0))))
+
+    def kept(self, held: float, now_s: float, monitors: float = 0.0) -> float:
+        """What others may not take while the top tier holds `held`."""
+        return max(0.0, self.part(now_s, monitors) - held)

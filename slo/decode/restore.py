@@ -1,0 +1,53 @@
+"""In which order requests get onto a decode engine: those whose memory was taken, and newcomers.
+
+By tier, which rises with waiting as in `slo.queue.ageing`, but never to the top tier. Within a tier those
+whose memory was taken come first: the one that is least ahead of its TPOT objective, then the smallest.
+Newcomers come in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from slo.decode.victims import IMMUNE_AFTER
+from slo.queue.ageing import Ageing
+from slo.tiers import Tier, TierSet
+
+STARVES_AFTER_S: Final = 20.0
+"""After so long a request is admitted whatever the pace of the others; see `slo.decode.composition`."""
+
+
+class Parked(NamedTuple):
+    """A request that waits for memory.
+
+    Attributes:
+        request_id: The engine's name for it.
+        since_s: Since when it waits.
+        is_newcomer: Whether it has not started yet.
+        preemptions: How often its memory was taken.
+        credit_s: By how much it is ahead of its TPOT objective; infinite without one.
+        tokens: Its sequence so far.
+    """
+
+    request_id: str
+    tier: Tier
+    since_s: float
+    is_newcomer: bool
+    preemptions: int = 0
+    credit_s: float = float("inf")
+    tokens: int = 0
+
+
+def restore_order(parked: Iterable[Parked], tiers: TierSet, ageing: Ageing, now_s: float) -> list[Parked]:
+    """All of them, the first to be admitted first."""
+
+    def key(one: Parked) -> tuple[int, bool, float, float]:
+        level = int(ageing.effective_tier(tiers, one.tier, now_s - one.since_s))
+        if one.preemptions >= IMMUNE_AFTER:
+            level = min(tiers.top_rank, max(level, tiers.rank(one.tier) + 1))
+        if one.is_newcomer:
+            return -level, True, one.since_s, 0.0
+        return -level, False, one.credit_s, one.tokens
+
+    return sorted(parked, key=key)

@@ -1,0 +1,118 @@
+"""How long a step of a decode engine takes, learned from its steps.
+
+A step takes a fixed time, a time for each stream in it, one for the context that they attend to, and one for
+the tokens of prompts that are computed among them. Owns these four numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+_UNITS: Final = (1.0, 16.0, 4096.0, 128.0)
+"""Sizes of the four quantities that make them alike."""
+_KEEP: Final = 0.998
+"""What a step counts, of the one after it: about 500 of them count."""
+_RIDGE: Final = 1e-3
+_SOLVE_EVERY: Final = 16
+_FEW: Final = 8
+_HICCUP: Final = 4.0
+"""Steps that took so many times what was predicted were held up by something else, and count as this."""
+_SINGULAR: Final = 1e-15
+
+
+class StepShape(NamedTuple):
+    """What is in a step.
+
+    Attributes:
+        streams: That emit a token.
+        context: Tokens that they attend to, all together.
+        prompt_tokens: Tokens of prompts, or of sequences that are computed again.
+    """
+
+    streams: int
+    context: int
+    prompt_tokens: int = 0
+
+    def without(self, context: int) -> StepShape:
+        """The same step without a stream of so much context."""
+        return StepShape(self.streams - 1, self.context - context, self.prompt_tokens)
+
+
+class StepTimes:
+    """Least squares of the steps of one engine, the recent ones weighing most.
+
+    Attributes:
+        fixed_s: Of any step.
+        stream_s: For each stream.
+        context_s: For each token of context.
+        prompt_token_s: For each token of a prompt; until one was measured, as long as a stream's token.
+    """
+
+    def __init__(self) -> None:
+        self.fixed_s = self.stream_s = self.context_s = self._prompt_s = 0.0
+        self._products = [[0.0] * 4 for _ in range(4)]
+        self._times = [0.0] * 4
+        self._steps = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps were measured."""
+        return self._steps >= _FEW
+
+    @property
+    def prompt_token_s(self) -> float:  # noqa: D102 - see Attributes
+        return self._prompt_s or self.stream_s
+
+    def predict_s(self, shape: StepShape) -> float:
+        """Seconds that such a step takes; 0 while nothing is known."""
+        decoding_s = self.stream_s * shape.streams + self.context_s * shape.context
+        return self.fixed_s + decoding_s + self.prompt_token_s * shape.prompt_tokens
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """A step has ended."""
+        if self.is_known:
+            seconds = min(seconds, _HICCUP * max(self.predict_s(shape), 1e-6))
+        row = [1.0, *[value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
+        for i in range(4):
+            x, products = row[i], self._products[i]
+            self._times[i] = _KEEP * self._times[i] + x * seconds
+            for j in range(4):
+                products[j] = _KEEP * products[j] + x * row[j]
+        self._steps += 1
+        if self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Solve for what is not negative; what was not seen of late stays near what it was."""
+        before = (self.fixed_s, self.stream_s, self.context_s, self._prompt_s)
+        prior = [value * unit for value, unit in zip(before, _UNITS, strict=True)]
+        kept = [0, 1, 2, 3]
+        solved = [0.0] * 4
+        while kept:
+            rows = [[self._products[i][j] + (_RIDGE if i == j else 0.0) for j in kept] for i in kept]
+            found = _solve(rows, [self._times[i] + _RIDGE * prior[i] for i in kept])
+            if min(found) >= 0:
+                for index, value in zip(kept, found, strict=True):
+                    solved[index] = value
+                break
+            kept.pop(found.index(min(found)))
+        self.fixed_s, self.stream_s, self.context_s, self._prompt_s = (
+            value / unit for value, unit in zip(solved, _UNITS, strict=True)
+        )
+
+
+def _solve(rows: list[list[float]], wanted: list[float]) -> list[float]:
+    """Gaussian elimination of a small positive definite system."""
+    size = len(wanted)
+    rows = [[*row, value] for row, value in zip(rows, wanted, strict=True)]
+    for i in range(size):
+        pivot = rows[i][i] if abs(rows[i][i]) > _SINGULAR else _SINGULAR
+        for j in range(i + 1, size):
+            part = rows[j][i] / pivot
+            for k in range(i, size + 1):
+                rows[j][k] -= part * rows[i][k]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(rows[i][j] * found[j] for j in range(i + 1, size))
+        found[i] = (rows[i][size] - rest) / (rows[i][i] if abs(rows[i][i]) > _SINGULAR else _SINGULAR)
+    return found

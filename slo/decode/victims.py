@@ -1,0 +1,166 @@
+"""Whose KV memory is taken when a decode replica runs out of it.
+
+Who costs the least per block: what the others wait while the victim is computed again, and what the victim
+itself is late by; one without an objective is late by all that it is away. Owns who may be chosen, for whom,
+and in which order. What a victim costs is said in seconds times weight, as in `slo.preemption`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+HORIZON_STEPS: Final = 20
+"""When memory is short for the next step, it is freed for so many at once."""
+STABLE_TOKENS: Final = 20
+"""A stream emits so many tokens after it has started, or started again, before it may be chosen."""
+IMMUNE_AFTER: Final = 2
+"""A stream that was chosen so often counts as one of the next higher tier, and is not chosen again."""
+_DEARER: Final = 1.5
+"""What a stream's own wait counts more for each time that it was chosen."""
+
+
+class VictimReason(enum.StrEnum):
+    """Why a stream may be chosen; the values label metrics."""
+
+    COST = "cost"
+    """It costs the least."""
+    UNSTABLE = "unstable"
+    """It has just started, but nobody else is left."""
+    IMMUNE = "immune"
+    """It was chosen twice already, but nobody else is left."""
+    TOP_TIER = "top_tier"
+    """It is of the top tier, as is who needs the memory, and nobody else is left."""
+    VLLM = "vllm"
+    """The engine's own scheduler has chosen it: there was less memory than was known."""
+
+
+class Stream(NamedTuple):
+    """A request that holds KV memory and emits tokens.
+
+    Attributes:
+        request_id: The engine's name for it.
+        rank: Of its tier, 0 for the lowest.
+        weight: Of its tier.
+        tokens: Computed so far; what it would have to compute again.
+        blocks: That only it holds.
+        next_blocks: That it needs for the next step.
+        more_blocks: That it needs for the next `HORIZON_STEPS` steps, those for the next one included.
+        since_start: Tokens that it has emitted since it started, or started again.
+        preemptions: How often it was chosen.
+        credit_s: By how much it is ahead of its TPOT objective; infinite without one.
+    """
+
+    request_id: str
+    rank: int
+    weight: float
+    tokens: int
+    blocks: int
+    next_blocks: int
+    more_blocks: int
+    since_start: int
+    preemptions: int = 0
+    credit_s: float = float("inf")
+
+
+class Victim(NamedTuple):
+    """Somebody whose memory is taken, and why it may be."""
+
+    request_id: str
+    reason: VictimReason
+
+
+@dataclass(frozen=True, slots=True)
+class VictimRules:
+    """What a victim costs here.
+
+    Attributes:
+        top_rank: The rank of the top tier.
+        token_s: Seconds to compute a token again.
+        step_s: Seconds of a step without that.
+        chunk_tokens: How many are computed again in one step.
+    """
+
+    top_rank: int
+    token_s: float
+    step_s: float
+    chunk_tokens: int
+
+    def level(self, stream: Stream) -> int:
+        """Its rank, one higher once it is immune."""
+        return min(self.top_rank, stream.rank + (stream.preemptions >= IMMUNE_AFTER))
+
+    def cost(self, stream: Stream, others_weight: float) -> float:
+        """What it costs, in seconds times weight, to compute a stream again beside others of that weight."""
+        stall_s = stream.tokens * self.token_s
+        away_s = stall_s + -(-stream.tokens // self.chunk_tokens) * self.step_s
+        ahead_s = stream.credit_s if math.isfinite(stream.credit_s) else 0.0
+        late_s = max(0.0, away_s - ahead_s)
+        return float(stall_s * others_weight + stream.weight * _DEARER**stream.preemptions * late_s)
+
+    def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
+        """Whose memory is taken before the next step; nobody while the next step has what it needs.
+
+        One stream is never chosen, so that somebody makes progress.
+        """
+        if sum(stream.next_blocks for stream in streams) <= free_blocks:
+            return []
+        needed_for = max(self.level(stream) for stream in streams if stream.next_blocks)
+        keeper = max(
+            [stream for stream in streams if stream.blocks],
+            key=lambda one: (self.level(one), one.preemptions, one.tokens, one.request_id),
+            default=None,
+        )
+        missing = sum(stream.more_blocks for stream in streams) - free_blocks
+        total = sum(stream.weight for stream in streams)
+        chosen: list[tuple[Stream, VictimReason]] = []
+        for reason in (reason for reason in VictimReason if reason is not VictimReason.VLLM):
+            candidates = [
+                stream
+                for stream in streams
+                if stream is not keeper and stream.blocks and self._reason(stream, needed_for) is reason
+            ]
+            candidates.sort(key=lambda one: self.cost(one, total - one.weight) / one.blocks)
+            for stream in candidates:
+                # Beyond the next step only those are worth it that may be chosen without need.
+                if missing <= 0 or (
+                    reason is not VictimReason.COST and _enough(streams, chosen, free_blocks)
+                ):
+                    break
+                chosen.append((stream, reason))
+                missing -= stream.blocks + stream.more_blocks
+        return [Victim(stream.request_id, reason) for stream, reason in _needed(chosen, missing)]
+
+    def _reason(self, stream: Stream, needed_for: int) -> VictimReason | None:
+        """Why a stream may be chosen; None when it may not."""
+        level = self.level(stream)
+        if level > needed_for:
+            return None
+        if level == self.top_rank and needed_for == self.top_rank and self.top_rank:
+            return VictimReason.TOP_TIER
+        if stream.preemptions >= IMMUNE_AFTER:
+            return VictimReason.IMMUNE
+        if stream.since_start < STABLE_TOKENS:
+            return VictimReason.UNSTABLE
+        return VictimReason.COST
+
+
+def _enough(streams: Sequence[Stream], chosen: list[tuple[Stream, VictimReason]], free_blocks: int) -> bool:
+    """Whether the next step has what it needs."""
+    gone = {stream.request_id for stream, _ in chosen}
+    needed = sum(stream.next_blocks for stream in streams if stream.request_id not in gone)
+    return needed <= free_blocks + sum(stream.blocks for stream, _ in chosen)
+
+
+def _needed(chosen: list[tuple[Stream, VictimReason]], missing: int) -> list[tuple[Stream, VictimReason]]:
+    """Those without whom too little would be free, the dearest left out first."""
+    kept = list(chosen)
+    for one in reversed(chosen):
+        gain = one[0].blocks + one[0].more_blocks
+        if missing + gain <= 0:
+            kept.remove(one)
+            missing += gain
+    return kept

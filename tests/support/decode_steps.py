@@ -1,0 +1,139 @@
+"""vLLM's real scheduler and KV cache manager, stepped without a model: tokens come from nowhere."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from slo.request import TENANT_XARG, TIER_XARG, TPOT_XARG
+
+BLOCK = 16
+
+
+@cache
+def _config(model):
+    return EngineArgs(
+        model=str(model),
+        dtype="float32",
+        max_model_len=2048,
+        max_num_batched_tokens=2048,
+        block_size=BLOCK,
+        enforce_eager=True,
+        async_scheduling=False,
+    ).create_engine_config()
+
+
+def build(scheduler_cls, model, blocks, *, max_num_seqs=64, chunk=64, additional=None):
+    """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config."""
+    config = _config(model)
+    config.scheduler_config.max_num_seqs = max_num_seqs
+    config.scheduler_config.long_prefill_token_threshold = chunk
+    config.additional_config = additional or {}
+    config.cache_config.num_gpu_blocks = blocks + 1
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    kv = KVCacheConfig(
+        num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)]
+    )
+    return scheduler_cls(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK,
+        log_stats=True,
+    )
+
+
+class Stepped:
+    """A scheduler whose steps a test takes one at a time."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: list[str] = []
+        self.preempted: list[str] = []
+        self.outputs = []
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        take = scheduler._preempt_request
+
+        def counting(request, *args, **kwargs):
+            self.preempted.append(request.request_id)
+            take(request, *args, **kwargs)
+
+        scheduler._preempt_request = counting
+
+    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, tenant="", tokens=None):
+        """A request; its prompt is a length, of tokens that no other prompt has, or the tokens."""
+        first = 1000 * (len(self.tokens) + 1)
+        ids = list(range(first, first + prompt)) if tokens is None else tokens
+        extra = {TIER_XARG: tier, TENANT_XARG: tenant}
+        if tpot_s is not None:
+            extra[TPOT_XARG] = tpot_s
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        request = Request(name, ids, params, None, block_hasher=self._hasher)
+        self.tokens[name] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self):
+        """One step: whoever has computed all it has gets the number of its token."""
+        scheduler = self.scheduler
+        output = scheduler.schedule()
+        self.outputs.append(output)
+        self.check_blocks()
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            request = scheduler.requests[name]
+            done = request.num_computed_tokens >= request.num_tokens
+            sampled.append([len(self.tokens[name])] if done else [])
+        ran = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+        )
+        for outputs in scheduler.update_from_output(output, ran).values():
+            for one in outputs.outputs:
+                self.tokens[one.request_id] += one.new_token_ids
+                if one.finished:
+                    self.finished.append(one.request_id)
+        return output
+
+    def finish(self, within=20_000):
+        """Step until all have ended, each once, with all their tokens."""
+        for _ in range(within):
+            if not self.scheduler.requests:
+                break
+            self.step()
+        assert not self.scheduler.requests, "somebody never ended"
+        assert sorted(self.finished) == sorted(set(self.finished))
+        for tokens in self.tokens.values():
+            assert tokens == list(range(len(tokens)))
+        assert self.scheduler.kv_cache_manager.usage == 0.0
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert not self.scheduler.skipped_waiting
+
+    def check_blocks(self):
+        """Free blocks and held ones are the pool, and each is held as often as it says."""
+        manager = self.scheduler.kv_cache_manager
+        pool = manager.block_pool
+        counts: dict[int, int] = {}
+        for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values():
+            for block in blocks:
+                counts[block.block_id] = counts.get(block.block_id, 0) + 1
+        assert pool.get_num_free_blocks() + len(counts) == pool.num_gpu_blocks - 1
+        assert all(pool.blocks[number].ref_cnt == count for number, count in counts.items())
+        for request in self.scheduler.running:
+            assert request.status == RequestStatus.RUNNING
+            held = len(manager.get_blocks(request.request_id).blocks[0])
+            assert held * BLOCK >= request.num_computed_tokens

@@ -1,0 +1,372 @@
+"""The scheduler of decode under pressure, on vLLM's real scheduler and blocks, without a model."""
+
+import random
+
+import msgspec
+import pytest
+from decode_steps import BLOCK, Stepped, build
+from vllm.v1.request import RequestStatus
+
+from decode_node.engine.pressure_scheduler import PressureScheduler
+from decode_node.engine.setup import DecodeSetup
+from decode_node.scheduler import CarryingScheduler
+from kv_transfer.connector import NixlConnector
+from slo.decode.step_time import StepShape
+from slo.decode.victims import VictimReason
+from telemetry.pressure import PRESSURE_KEY, PressureFigures
+
+pytestmark = pytest.mark.slow
+
+LOW, MIDDLE, TOP = "background", "standard", "premium"
+
+
+@pytest.fixture
+def stepped(tiny_model):
+    def make(blocks, scheduler=PressureScheduler, **options):
+        return Stepped(build(scheduler, tiny_model, blocks, **options))
+
+    return make
+
+
+def reasons(engine):
+    return [reason for _, reason in engine.scheduler._figures.preempted]
+
+
+def knows_steps(engine, fixed_s=0.0, stream_s=0.0, prompt_s=0.0):
+    """The engine has learned that its steps take this, and learns nothing more."""
+    times = engine.scheduler._times
+    times.fixed_s, times.stream_s, times._prompt_s, times._steps = fixed_s, stream_s, prompt_s, 100
+    times.observe = lambda shape, seconds: None
+
+
+def expects(engine, tokens, tiers=(LOW, MIDDLE, TOP)):
+    """Answers so far were of this length."""
+    for tier in tiers:
+        for _ in range(40):
+            engine.scheduler._lengths.ended(tier, "", tokens)
+    engine.scheduler._lengths.factor = 1.0
+
+
+def test_with_ample_memory_the_steps_are_those_of_vllm(stepped):
+    engines = [stepped(2000), stepped(2000, CarryingScheduler)]
+    rng = random.Random(1)
+    plan = [
+        (f"r{i}", rng.randrange(5, 300), rng.randrange(1, 80), rng.choice([LOW, MIDDLE, TOP]))
+        for i in range(40)
+    ]
+    for at in range(200):
+        for engine in engines:
+            if at % 3 == 0 and at // 3 < len(plan):
+                name, prompt, tokens, tier = plan[at // 3]
+                engine.add(name, prompt, tokens, tier=tier)
+            engine.step()
+    ours, vllms = [[output.num_scheduled_tokens for output in engine.outputs] for engine in engines]
+    assert ours == vllms
+    assert [list(one) for one in ours] == [list(one) for one in vllms], "in the same order"
+    for engine in engines:
+        engine.finish()
+        assert not engine.preempted
+
+
+def test_who_runs_out_of_memory_takes_it_from_the_lower_tier(stepped):
+    engine = stepped(24)
+    expects(engine, 1)  # the prediction is far too low, so that all are admitted
+    engine.add("top", 100, 200, tier=TOP)
+    engine.add("low", 100, 120, tier=LOW)
+    engine.add("mid", 100, 120, tier=MIDDLE)
+    engine.finish()
+    assert engine.preempted
+    assert "top" not in engine.preempted
+    assert engine.preempted[0] == "low"
+    assert VictimReason.VLLM.value not in reasons(engine)
+
+
+def test_vllm_would_have_taken_it_from_whoever_came_last(stepped):
+    engine = stepped(24, CarryingScheduler)
+    for name, tier in (("low", LOW), ("mid", MIDDLE), ("top", TOP)):
+        engine.add(name, 100, 120, tier=tier)
+    engine.finish()
+    assert engine.preempted[0] == "top"
+
+
+def test_a_stream_that_has_just_started_is_spared(stepped):
+    engine = stepped(30)
+    expects(engine, 1)
+    for name in ("one", "two", "three"):
+        engine.add(name, 120, 200)
+    for _ in range(60):
+        engine.step()
+    engine.add("fresh", 16, 200)
+    while not engine.preempted:
+        engine.step()
+        assert engine.scheduler.requests["fresh"].num_output_tokens < 40
+    if engine.scheduler.requests["fresh"].num_output_tokens < 20:
+        assert engine.preempted[0] != "fresh"
+    engine.finish()
+
+
+def test_only_blocks_that_a_victim_alone_holds_count(stepped):
+    """Two share a long prefix: taking one of them would free next to nothing."""
+    engine = stepped(40)
+    expects(engine, 1)
+    shared = list(range(50_000, 50_000 + 20 * BLOCK))
+    engine.add("first", 0, 150, tokens=[*shared, 1])
+    for _ in range(8):
+        engine.step()
+    engine.add("second", 0, 150, tokens=[*shared, 2])
+    engine.add("own", 8 * BLOCK, 150)
+    while not engine.preempted:
+        engine.step()
+    assert engine.preempted[0] == "own"
+    engine.finish()
+
+
+def test_the_third_time_another_one_goes(stepped):
+    engine = stepped(20)
+    expects(engine, 1)
+    for name in ("a", "b", "c", "d"):
+        engine.add(name, 60, 160)
+    engine.finish()
+    counted = {name: engine.preempted.count(name) for name in engine.preempted}
+    immune = [reason for reason in reasons(engine) if reason == VictimReason.IMMUNE.value]
+    assert sum(counted.values()) > 2
+    assert max(counted.values()) <= 2 + len(immune)
+
+
+def test_a_sequence_is_computed_again_in_chunks_that_the_tightest_pace_bears(stepped):
+    engine = stepped(34, chunk=256)
+    knows_steps(engine, prompt_s=0.001)
+    expects(engine, 1)
+    engine.add("top", 64, 220, tier=TOP, tpot_s=0.064)
+    for name in ("x", "y"):
+        engine.add(name, 160, 160, tier=LOW)
+    while not engine.preempted:
+        engine.step()
+    seen = len(engine.outputs)
+    engine.finish()
+    restoring = set(engine.preempted)
+    for output in engine.outputs[seen:]:
+        if "top" in output.num_scheduled_tokens:
+            chunks = [output.num_scheduled_tokens.get(name, 0) for name in restoring]
+            assert sum(n for n in chunks if n > 1) <= 32, "half of 64 ms, at 1 ms a token"
+    assert engine.scheduler._figures.recomputed_tokens > 0
+    assert len(engine.scheduler._figures.restored) == len(engine.preempted)
+
+
+def test_a_victim_waits_until_there_is_room_for_it_to_end(stepped):
+    engine = stepped(30)
+    expects(engine, 100)
+    for name in ("a", "b", "c"):
+        engine.add(name, 140, 100)
+    engine.finish()
+    assert len(engine.preempted) <= 1, "of three that cannot all end at once one waits, or goes once"
+
+
+def test_a_newcomer_waits_for_the_predicted_peak_and_the_top_tier_does_not_wait_for_the_reserve(stepped):
+    engine = stepped(100)
+    expects(engine, 400)
+    engine.add("a", 400, 400)
+    engine.step()
+    engine.add("b", 400, 400)
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["a"]
+    engine.add("small", 16, 10)
+    engine.step()
+    assert "small" not in [request.request_id for request in engine.scheduler.running], "b is before it"
+    engine.add("top", 200, 100, tier=TOP)
+    engine.step()
+    assert "top" in [request.request_id for request in engine.scheduler.running]
+    engine.finish()
+    assert engine.finished.index("a") < engine.finished.index("b")
+
+
+def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepped):
+    engine = stepped(60)
+    expects(engine, 1)
+    for number in range(4):
+        engine.add(f"low{number}", 120, 200, tier=LOW)
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        engine.step()
+    assert not engine.preempted
+    expects(engine, 200)
+    engine.add("large", 40 * BLOCK, 5, tier=TOP)
+    engine.add("small", 3 * BLOCK - 1, 5, tier=MIDDLE)
+    engine.step()
+    assert not engine.preempted, "neither is within what is kept"
+    engine.scheduler.finish_requests("large", RequestStatus.FINISHED_ABORTED)
+    engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
+    output = engine.step()
+    assert "top" in output.num_scheduled_tokens
+    assert "small" not in output.num_scheduled_tokens
+    assert [name[:3] for name in engine.preempted] == ["low"]
+    engine.finish()
+
+
+def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    for name in ("a", "b", "c"):
+        engine.add(name, 100, 100)
+    while not engine.preempted:
+        engine.step()
+    victim = engine.preempted[0]
+    engine.add("new", 100, 10)
+    started = []
+    while len(started) < 2:
+        output = engine.step()
+        for name in (victim, "new"):
+            if name in output.num_scheduled_tokens and name not in started:
+                started.append(name)
+    assert started[0] == victim
+    engine.finish()
+
+
+def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped):
+    engine = stepped(500)
+    knows_steps(engine, fixed_s=0.001, stream_s=0.01)
+    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
+    for number in range(8):
+        engine.add(f"free{number}", 20, 60, tier=LOW)
+    engine.step()
+    account = engine.scheduler._accounts["urgent"]
+    assert account.tpot_s == 0.05
+    for _ in range(20):
+        account.first_s = -1e9  # it is late, whatever the clock says
+        engine.step()
+    ran = [len(output.num_scheduled_tokens) for output in engine.outputs[2:]]
+    assert min(ran) <= 4, "four streams take 41 ms"
+    assert all("urgent" in output.num_scheduled_tokens for output in engine.outputs)
+    for number in range(8):
+        gaps, gap = [], 0
+        for output in engine.outputs:
+            gap = 0 if f"free{number}" in output.num_scheduled_tokens else gap + 1
+            gaps.append(gap)
+        assert max(gaps) <= 4 + 8, "nobody is left out for long"
+    assert engine.scheduler._figures.skipped > 0
+    account.first_s = 1e9
+    engine.finish()
+
+
+def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
+    engine = stepped(500)
+    knows_steps(engine, fixed_s=0.001, stream_s=0.001)
+    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
+    for number in range(8):
+        engine.add(f"free{number}", 20, 60, tier=LOW)
+    engine.finish()
+    assert engine.scheduler._figures.skipped == 0
+
+
+def test_aborted_while_its_memory_is_taken(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    for name in ("a", "b", "c"):
+        engine.add(name, 100, 100)
+    while not engine.preempted:
+        engine.step()
+    name = engine.preempted[0]
+    engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    engine.finish()
+    assert name not in engine.finished
+    for left in (engine.scheduler._accounts, engine.scheduler._parked, engine.scheduler._restoring):
+        assert not left
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_all_end_once_with_all_their_tokens(stepped, seed):
+    rng = random.Random(seed)
+    engine = stepped(rng.choice([40, 60, 90]), max_num_seqs=rng.choice([4, 64]))
+    knows_steps(engine, fixed_s=rng.choice([0.001, 0.02]), stream_s=rng.choice([1e-4, 0.005]), prompt_s=1e-4)
+    for number in range(60):
+        tpot_s = rng.choice([None, 0.01, 0.05])
+        engine.add(
+            f"r{number}",
+            rng.randrange(1, 300),
+            rng.randrange(1, 250),
+            tier=rng.choice([LOW, MIDDLE, TOP]),
+            tpot_s=tpot_s,
+            tenant=rng.choice(["", "a"]),
+        )
+        for _ in range(rng.randrange(6)):
+            engine.step()
+    engine.finish()
+    assert len(engine.finished) == 60
+    scheduler = engine.scheduler
+    assert not scheduler._accounts
+    assert not scheduler._parked
+    assert not scheduler._restoring
+    assert not scheduler._paced
+    assert not scheduler._untimed
+    assert not scheduler._reasons
+    figures = scheduler._figures
+    assert len(figures.preempted) == len(engine.preempted)
+    assert len(figures.restored) <= len(figures.preempted)
+
+
+def test_own_tiers_are_ranked_as_they_are_configured(stepped):
+    setup = DecodeSetup({"gold": 5.0, "tin": 1.0})
+    engine = stepped(24, additional=setup.encode())
+    expects(engine, 1, ("gold", "tin"))
+    engine.add("gold", 100, 200, tier="gold")
+    engine.add("tin", 100, 150, tier="tin")
+    engine.add("also", 100, 150, tier="gold")
+    engine.finish()
+    assert engine.preempted
+    assert engine.preempted[0] == "tin"
+
+
+def test_lengths_are_learned_from_answers_that_end_by_themselves(stepped):
+    engine = stepped(200)
+    for number in range(30):
+        engine.add(f"r{number}", 10, 12, tenant="t")
+    engine.add("aborted", 10, 500, tenant="t")
+    for _ in range(5):
+        engine.step()
+    engine.scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+    engine.finish()
+    engine.scheduler._lengths.factor = 1.0
+    assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == 12
+
+
+def test_steps_are_measured(stepped):
+    engine = stepped(200)
+    engine.add("a", 10, 60)
+    engine.finish()
+    assert engine.scheduler._times.is_known
+    assert engine.scheduler._times.predict_s(StepShape(1, 30)) > 0
+
+
+def told(engine):
+    """What travels with the statistics of the next step; None for nothing."""
+    engine.scheduler.connector = NixlConnector  # of which the statistics need the class alone
+    try:
+        stats = engine.scheduler.make_stats().kv_connector_stats
+    finally:
+        engine.scheduler.connector = None
+    if stats is None:
+        return None
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(stats))
+    assert NixlConnector.build_kv_connector_stats(sent).is_empty()
+    return msgspec.convert(sent[PRESSURE_KEY], PressureFigures)
+
+
+def test_what_it_does_and_what_it_holds_is_told_once(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    for name in ("a", "b", "c"):
+        engine.add(name, 100, 100, tier=LOW)
+    while not engine.preempted:
+        engine.step()
+    figures = told(engine)
+    assert figures.preempted == [(LOW, "cost")] * len(engine.preempted)
+    load = figures.load
+    assert load.pool_tokens == 24 * BLOCK
+    assert set(load.streams) == {"a", "b", "c"}, "also those that wait for memory"
+    assert all(holding.tokens >= 100 for holding in load.streams.values())
+    assert set(load.answers) == {LOW, MIDDLE, TOP}
+    assert figures.peak > 0
+    assert told(engine) is None, "events are told once, the rest every half second"
+    engine.finish()
+    figures = told(engine)
+    assert len(figures.restored) == len(engine.preempted)
+    assert figures.load.streams == {}, "an engine at rest holds nothing for anybody"

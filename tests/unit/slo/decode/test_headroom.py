@@ -1,0 +1,64 @@
+"""Who fits onto a decode replica, and when: as a simulation of its streams says."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.decode.headroom import LEAST_STEP_S, DecodeLoad
+from slo.decode.output_length import FIRST_GUESS
+from slo.decode.predicted_peak import USABLE, Holding, predicted_peak
+from slo.request import JobId
+from slo.tiers import BACKGROUND, STANDARD
+
+STREAMS = st.lists(st.builds(Holding, st.integers(1, 300), st.integers(0, 60)), max_size=10)
+NEWCOMER = st.builds(Holding, st.integers(1, 300), st.integers(0, 60))
+
+
+def load(streams, pool=1000, **about):
+    named = {JobId(f"{number}"): stream for number, stream in enumerate(streams)}
+    about = {"shared_tokens": 0, "reserve_tokens": 0, "step_s": 0.1, **about}
+    return DecodeLoad(pool, streams=named, **about)
+
+
+@given(STREAMS, STREAMS, NEWCOMER, st.integers(100, 3000))
+def test_it_fits_when_the_peak_of_all_does(streams, sent, newcomer, pool):
+    fits = load(streams, pool).fits(newcomer, sent, is_top=False)
+    assert fits == (not [*streams, *sent] or predicted_peak([*streams, *sent, newcomer]) <= USABLE * pool)
+
+
+@given(STREAMS, NEWCOMER)
+def test_one_more_raises_the_peak_by_no_more_than_it_takes(streams, newcomer):
+    assert predicted_peak([*streams, newcomer]) <= predicted_peak(streams) + sum(newcomer)
+
+
+@given(STREAMS, NEWCOMER, st.integers(100, 3000))
+def test_after_the_wait_it_fits_beside_those_that_are_left(streams, newcomer, pool):
+    asked = load(streams, pool)
+    wait_s = asked.wait_s(newcomer, [], is_top=False)
+    assert (wait_s == 0.0) == (
+        asked.fits(newcomer, [], is_top=False) or all(stream.remaining == 0 for stream in streams)
+    )
+    steps = round(wait_s / 0.1)
+    later = [Holding(stream.tokens + steps, stream.remaining - steps) for stream in streams]
+    left = [stream for stream in later if stream.remaining > 0]
+    if wait_s:
+        assert load(left, pool).fits(newcomer, [], is_top=False)
+
+
+def test_what_is_kept_for_the_top_tier_keeps_others_out():
+    asked = load([Holding(500, 100)], reserve_tokens=200)
+    newcomer = Holding(100, 100)
+    assert not asked.fits(newcomer, [], is_top=False)
+    assert asked.fits(newcomer, [], is_top=True)
+
+
+def test_a_newcomer_has_what_answers_of_its_tier_have():
+    asked = load([], answers={STANDARD: 70})
+    assert asked.newcomer(STANDARD, 100, 1, 0) == Holding(100, 70)
+    assert asked.newcomer(STANDARD, 100, 3, 0) == Holding(100, 210)
+    assert asked.newcomer(STANDARD, 100, 1, 20) == Holding(100, 20)
+    assert asked.newcomer(BACKGROUND, 100, 1, 0) == Holding(100, FIRST_GUESS)
+
+
+def test_a_wait_is_never_nothing_while_steps_are_not_known():
+    asked = load([Holding(900, 50)], step_s=0.0)
+    assert asked.wait_s(Holding(100, 10), [], is_top=False) == 50 * LEAST_STEP_S

@@ -1,0 +1,57 @@
+"""The predicted peak is the one that a simulation of the streams, token by token, comes to."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.decode.predicted_peak import USABLE, FitReason, Holding, Pool, predicted_peak
+
+STREAMS = st.lists(st.builds(Holding, st.integers(0, 500), st.integers(0, 60)), max_size=12)
+
+
+def simulated(streams):
+    """At each moment: what those hold that have not ended, or end with this very token."""
+    longest = max([stream.remaining for stream in streams], default=0)
+    return max(
+        [
+            sum(stream.tokens + step for stream in streams if stream.remaining >= step)
+            for step in range(longest + 1)
+        ],
+        default=0,
+    )
+
+
+@given(STREAMS)
+def test_the_peak_is_that_of_the_simulation(streams):
+    assert predicted_peak(streams) == simulated(streams)
+
+
+@given(STREAMS, st.builds(Holding, st.integers(0, 500), st.integers(0, 60)))
+def test_one_more_never_lowers_it(streams, newcomer):
+    assert predicted_peak([*streams, newcomer]) >= predicted_peak(streams)
+
+
+@given(STREAMS, st.builds(Holding, st.integers(0, 500), st.integers(0, 60)), st.integers(1, 5000))
+def test_who_is_admitted_fits_until_all_have_ended(streams, newcomer, tokens):
+    held = sum(stream.tokens for stream in streams)
+    found = Pool(tokens, max(0, tokens - held)).fit(streams, newcomer)
+    if found.reason is FitReason.ROOM:
+        assert simulated([*streams, newcomer]) <= USABLE * tokens
+    assert found.fits == (not streams or found.reason is FitReason.ROOM)
+
+
+def test_the_reserve_of_the_tiers_above_counts_now_and_later():
+    pool = Pool(1000, 500)
+    held = [Holding(500, 100)]
+    assert pool.fit(held, Holding(100, 100)).reason is FitReason.ROOM
+    assert pool.fit(held, Holding(100, 100), reserve_tokens=200).reason is FitReason.PEAK
+    assert pool.fit(held, Holding(100, 0), reserve_tokens=450).reason is FitReason.NOW
+
+
+def test_what_is_shared_counts_once():
+    held, newcomer = [Holding(300, 100), Holding(300, 100)], Holding(300, 100)
+    assert Pool(1000, 700).fit(held, newcomer).reason is FitReason.PEAK
+    assert Pool(1000, 700, shared_tokens=300).fit(held, newcomer).reason is FitReason.ROOM
+
+
+def test_whoever_is_alone_is_admitted_whatever_it_takes():
+    assert Pool(100, 10).fit([], Holding(90, 5000)).reason is FitReason.ALONE

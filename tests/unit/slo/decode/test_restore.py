@@ -1,0 +1,66 @@
+"""Who gets onto the engine first."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.decode.restore import Parked, restore_order
+from slo.queue.ageing import Ageing
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+
+NOW_S = 1000.0
+PARKED = st.lists(
+    st.builds(
+        Parked,
+        st.uuids().map(str),
+        st.sampled_from(DEFAULT_TIERS.names),
+        st.floats(900, 1000),
+        st.booleans(),
+        st.integers(0, 3),
+        st.floats(-5, 5),
+        st.integers(1, 100),
+    ),
+    max_size=12,
+)
+
+
+def order(*parked):
+    return [one.request_id for one in restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S)]
+
+
+@given(PARKED)
+def test_each_stands_once_and_of_one_tier_newcomers_stand_last_and_by_arrival(parked):
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(per_s=0.0), NOW_S)
+    assert sorted(ordered) == sorted(parked)
+    for tier in DEFAULT_TIERS.names:
+        fresh = [one for one in ordered if one.tier == tier and one.preemptions == 0]
+        assert [one.is_newcomer for one in fresh] == sorted(one.is_newcomer for one in fresh)
+        arrivals = [one.since_s for one in fresh if one.is_newcomer]
+        assert arrivals == sorted(arrivals)
+
+
+@given(PARKED)
+def test_nobody_passes_the_top_tier_but_who_was_preempted_twice(parked):
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S)
+    ranks = [one.tier == PREMIUM for one in ordered if one.preemptions < 2]
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def test_by_credit_then_by_size():
+    late = Parked("late", STANDARD, 999.0, False, credit_s=-1.0, tokens=50)
+    small = Parked("small", STANDARD, 999.0, False, tokens=10)
+    large = Parked("large", STANDARD, 999.0, False, tokens=20)
+    assert order(large, small, late) == ["late", "small", "large"]
+
+
+def test_before_newcomers_of_its_tier_and_after_those_of_a_higher_one():
+    taken = Parked("taken", STANDARD, 999.0, False)
+    same, lower = Parked("same", STANDARD, 998.0, True), Parked("lower", BACKGROUND, 998.0, True)
+    higher = Parked("higher", PREMIUM, 999.0, True)
+    assert order(same, lower, higher, taken) == ["higher", "taken", "same", "lower"]
+
+
+def test_waiting_raises_a_request_and_so_does_being_preempted_twice():
+    old, new = Parked("old", BACKGROUND, 970.0, False), Parked("new", STANDARD, 999.0, True)
+    assert order(new, old) == ["old", "new"]
+    twice = Parked("twice", BACKGROUND, 999.0, False, preemptions=2)
+    assert order(new, twice) == ["twice", "new"]

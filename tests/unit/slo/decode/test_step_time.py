@@ -1,0 +1,74 @@
+"""The time of a step is found again from steps that take it."""
+
+import random
+
+import pytest
+
+from slo.decode.step_time import StepShape, StepTimes
+
+TRUE = (0.004, 0.0005, 2e-7, 3e-5)
+
+
+def seconds(shape):
+    return TRUE[0] + TRUE[1] * shape.streams + TRUE[2] * shape.context + TRUE[3] * shape.prompt_tokens
+
+
+def shapes(number, prompts=True, seed=0):
+    rng = random.Random(seed)
+    for _ in range(number):
+        streams = rng.randint(1, 64)
+        prompt = rng.choice([0, 0, 0, 128, 512]) if prompts else 0
+        yield StepShape(streams, streams * rng.randint(50, 3000), prompt)
+
+
+def learned(of, noise=0.0, seed=1):
+    times, rng = StepTimes(), random.Random(seed)
+    for shape in of:
+        times.observe(shape, seconds(shape) * (1 + rng.uniform(-noise, noise)))
+    return times
+
+
+def test_exact_steps_give_the_times_back():
+    times = learned(shapes(600))
+    for shape in shapes(50, seed=9):
+        assert times.predict_s(shape) == pytest.approx(seconds(shape), rel=0.02)
+
+
+def test_noise_and_hiccups_move_it_little():
+    times = learned(shapes(1500), noise=0.3)
+    times.observe(StepShape(10, 1000), 60.0)
+    for shape in shapes(50, seed=9):
+        assert times.predict_s(shape) == pytest.approx(seconds(shape), rel=0.15)
+
+
+def test_what_has_not_been_seen_for_long_is_remembered():
+    times = learned(shapes(600))
+    for shape in shapes(5000, prompts=False, seed=3):
+        times.observe(shape, seconds(shape))
+    assert times.prompt_token_s == pytest.approx(TRUE[3], rel=0.1)
+
+
+def test_a_token_of_a_prompt_counts_as_one_of_a_stream_until_it_was_seen():
+    times = learned(shapes(600, prompts=False))
+    assert times.prompt_token_s == pytest.approx(TRUE[1], rel=0.1)
+
+
+def test_no_part_is_negative():
+    times, rng = StepTimes(), random.Random(5)
+    for shape in shapes(400):
+        times.observe(shape, rng.uniform(0.001, 0.1))
+        assert min(times.fixed_s, times.stream_s, times.context_s, times.prompt_token_s) >= 0
+
+
+def test_nothing_is_known_at_first():
+    times = StepTimes()
+    assert not times.is_known
+    assert times.predict_s(StepShape(5, 100)) == 0.0
+
+
+def test_it_follows_a_machine_that_gets_slower():
+    times = learned(shapes(2000))
+    for shape in shapes(3000, seed=4):
+        times.observe(shape, 2 * seconds(shape))
+    for shape in shapes(50, seed=9):
+        assert times.predict_s(shape) == pytest.approx(2 * seconds(shape), rel=0.05)

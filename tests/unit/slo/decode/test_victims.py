@@ -1,0 +1,133 @@
+"""Whose memory is taken: only whose may be, no more than needed, the cheapest per block first."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.decode.victims import IMMUNE_AFTER, STABLE_TOKENS, Stream, VictimReason, VictimRules
+
+TOP = 2
+RULES = VictimRules(top_rank=TOP, token_s=0.001, step_s=0.05, chunk_tokens=128)
+OLD = STABLE_TOKENS + 100
+
+
+def stream(  # noqa: PLR0913 - most have a default
+    name, rank=0, blocks=10, tokens=160, *, next_blocks=0, more=1, since=OLD, preempted=0, credit=0.0
+):
+    return Stream(name, rank, 2.0**rank, tokens, blocks, next_blocks, more, since, preempted, credit)
+
+
+@st.composite
+def some_streams(draw):
+    number = draw(st.integers(1, 9))
+    return [
+        stream(
+            f"r{index}",
+            draw(st.integers(0, TOP)),
+            draw(st.integers(0, 20)),
+            draw(st.integers(1, 4000)),
+            next_blocks=(needed := draw(st.integers(0, 1))),
+            more=needed + draw(st.integers(0, 2)),
+            since=draw(st.integers(0, 60)),
+            preempted=draw(st.integers(0, 3)),
+            credit=draw(st.sampled_from([0.0, 0.5, 30.0, float("inf")])),
+        )
+        for index in range(number)
+    ]
+
+
+def names(victims):
+    return [victim.request_id for victim in victims]
+
+
+@given(some_streams(), st.integers(0, 8))
+def test_the_rules_hold_for_any_streams(streams, free):
+    victims = RULES.choose(streams, free)
+    by_name = {one.request_id: one for one in streams}
+    gone = [by_name[name] for name in names(victims)]
+    assert len(set(names(victims))) == len(victims)
+    assert len(gone) < len(streams), "somebody progresses"
+    needed = sum(one.next_blocks for one in streams)
+    if needed <= free:
+        assert not victims
+        return
+    top_need = max(RULES.level(one) for one in streams if one.next_blocks)
+    assert all(RULES.level(one) <= top_need for one in gone), "nobody yields to a lower tier"
+    for one, victim in zip(gone, victims, strict=True):
+        if victim.reason is VictimReason.COST:
+            assert one.since_start >= STABLE_TOKENS
+            assert one.preemptions < IMMUNE_AFTER
+            assert RULES.level(one) < TOP
+    kept = [one for one in streams if one not in gone]
+    freed = free + sum(one.blocks for one in gone)
+    is_enough = sum(one.next_blocks for one in kept) <= freed
+    could_still = [one for one in kept if one.blocks and RULES.level(one) <= top_need]
+    assert is_enough or len(could_still) <= 1, "only one that has to progress may be left"
+
+
+@given(some_streams(), st.integers(0, 8))
+def test_nobody_yields_in_vain(streams, free):
+    """Without any one of the victims, less than the next twenty steps need would be free."""
+    victims = RULES.choose(streams, free)
+    gone = set(names(victims))
+    for spared in gone:
+        out = [one for one in streams if one.request_id in gone - {spared}]
+        rest = [one for one in streams if one not in out]
+        assert sum(one.more_blocks for one in rest) > free + sum(one.blocks for one in out)
+
+
+def test_the_cheapest_per_block_goes():
+    streams = [
+        stream("needs", next_blocks=1, tokens=9999),
+        stream("small", blocks=2, tokens=32, more=0),
+        stream("shares", blocks=2, tokens=1600, more=0),
+        stream("large", blocks=100, tokens=4000, more=0),
+    ]
+    assert names(RULES.choose(streams, 0)) == ["small"]
+
+
+def test_who_is_ahead_of_its_objective_can_be_away():
+    late, ahead = stream("late"), stream("ahead", credit=60.0)
+    keeper = stream("keeper", tokens=9999, next_blocks=1)
+    assert names(RULES.choose([late, ahead, keeper], 0)) == ["ahead"]
+
+
+def test_a_lower_tier_yields_first_and_never_the_other_way_round():
+    low, middle = stream("low", blocks=1, tokens=4000), stream("middle", rank=1)
+    needs = stream("needs", rank=1, next_blocks=1, more=1)
+    assert names(RULES.choose([low, middle, needs], 0)) == ["middle"], "of those allowed the cheapest"
+    needs_low = stream("needs", next_blocks=1, more=1, tokens=9999)
+    assert names(RULES.choose([low, middle, needs_low], 0)) != ["middle"]
+
+
+def test_the_top_tier_yields_to_itself_alone_and_last():
+    top, needs = stream("top", rank=TOP), stream("needs", rank=TOP, next_blocks=1, tokens=9999)
+    dear = stream("dear", rank=1, blocks=1, tokens=4000, preempted=1)
+    assert names(RULES.choose([top, needs, dear], 0)) == ["dear"]
+    assert RULES.choose([top, needs], 0) == [("top", VictimReason.TOP_TIER)]
+
+
+@pytest.mark.parametrize(
+    ("spared", "reason"),
+    [
+        ({"since": STABLE_TOKENS - 1}, VictimReason.UNSTABLE),
+        ({"preempted": IMMUNE_AFTER}, VictimReason.IMMUNE),
+    ],
+)
+def test_who_is_spared_goes_only_when_nobody_else_is_left(spared, reason):
+    needs = stream("needs", rank=TOP, next_blocks=1, tokens=9999)
+    protected, dear = stream("protected", **spared), stream("dear", tokens=5000, blocks=1)
+    assert RULES.choose([needs, protected, dear], 0) == [("dear", VictimReason.COST)]
+    assert RULES.choose([needs, protected], 0) == [("protected", reason)]
+
+
+def test_memory_is_freed_for_twenty_steps_at_once():
+    streams = [stream(f"r{index}", blocks=2, more=2, next_blocks=int(index == 0)) for index in range(6)]
+    assert RULES.choose(streams, 1) == []
+    assert len(RULES.choose(streams, 0)) == 3, (
+        "12 blocks are needed soon, each victim gives 2 and needs 2 less"
+    )
+
+
+def test_somebody_alone_is_left_alone():
+    assert RULES.choose([stream("alone", next_blocks=3, more=3)], 0) == []
