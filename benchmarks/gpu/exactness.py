@@ -22,11 +22,12 @@ _PAGE_BYTES = 4096
 """What a checkpoint may keep beside its rows: placeholders of what is not needed again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StopAt:
     """A vote for a stop at one boundary."""
 
     boundary: int
+    is_first_pass: bool = False
 
     def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: ARG002, FBT001 - the protocol
         """Whether this is where."""

@@ -75,6 +75,8 @@ class SyncEach:
 class AllReduceSync:
     """A vote by an all-reduce on the device, whose result the host waits for at every boundary."""
 
+    is_first_pass = False
+
     def __init__(self, group: ProcessGroup, device: Device) -> None:
         self._group = group
         self._device = device
