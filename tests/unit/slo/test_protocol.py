@@ -60,7 +60,8 @@ def test_another_protocol_is_refused_with_words(message, monkeypatch):
     with monkeypatch.context() as older:
         older.setattr(protocol, "PROTOCOL", 0)
         sent = cloudpickle.dumps(message)
-    with pytest.raises(OtherProtocolError, match=rf"protocol 0 .* speaks protocol {protocol.PROTOCOL}; .* beside the old"):
+    ours = protocol.PROTOCOL
+    with pytest.raises(OtherProtocolError, match=rf"protocol 0 .* speaks protocol {ours}; .* beside the old"):
         pickle.loads(sent)
 
 
