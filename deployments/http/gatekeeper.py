@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
@@ -85,7 +86,7 @@ class Gatekeeper:
             self._check(scope, headers, state)
             body = await self._body(receive)
             await self._app(scope, body.receive, note_start)
-        except TaskCancelledError:
+        except (TaskCancelledError, ClientDisconnect):
             return  # the client is gone; Serve says so to those that served it
         except Exception as error:
             if started:

@@ -4,6 +4,7 @@ import asyncio
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.gatekeeper import Gatekeeper
@@ -99,3 +100,27 @@ async def test_a_refusal_is_logged_with_its_tenant_and_never_the_key(caplog):
     assert "code=invalid_api_key" in unknown
     assert "key-of-acme" not in acme
     assert "wrong-key-1" not in unknown
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_has_failed_nobody(caplog):
+    messages = [
+        {"type": "http.request", "body": b"abc", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent = []
+
+    async def route(scope, receive, send):
+        await Request(scope, receive, send).body()
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    gate = Gatekeeper(route, Keys(), LIMITS)
+    gate._instruments = Counts()
+    with caplog.at_level("INFO", "ray.serve"):
+        await gate({"type": "http", "path": "/v1/completions", "headers": []}, receive, send)
+    assert not sent
+    assert not caplog.records
