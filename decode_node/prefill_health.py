@@ -24,7 +24,7 @@ from telemetry import logs
 
 PERIOD_S: Final = 0.5
 SILENT_AFTER_S: Final = 2.0
-PULLED_S: Final = 1.0
+PULLED_S: Final = 0.5
 """How soon a first token follows that needs nothing from the prefill side any more."""
 
 _CANCEL_S: Final = 1.0

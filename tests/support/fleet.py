@@ -19,7 +19,7 @@ from steady_load import SteadyLoad
 from waiting import at_rest
 
 from deployments.local.launcher import APP_NAME
-from kv_transfer.engine_processes import named_shared_memory
+from kv_transfer.engine_processes import named_shared_memory, shared_memory_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -251,9 +251,18 @@ class Fleet:
         for snapshot in await prefill.broadcast("snapshot").results_async():
             if snapshot["step"] or snapshot["queue"] or snapshot["suspended"]:
                 left.setdefault("prefill", []).append(snapshot)
-        if names := {str(path) for path in named_shared_memory() - self._shared_memory}:
-            left["shared_memory"] = sorted(names)
+        if paths := named_shared_memory() - self._shared_memory - await asyncio.to_thread(self._of_others):
+            left["shared_memory"] = sorted(map(str, paths))
         return left
+
+    def _of_others(self) -> set[Path]:
+        """The shared memory of processes on this machine that are not the fleet's."""
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLACKSERVE_TEST_FAULTS") != str(self._faults):
+                    found |= shared_memory_of(process)
+        return found
 
     def ended(self) -> int:
         """How many requests its ingresses have counted as ended."""
