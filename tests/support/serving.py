@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,8 +69,17 @@ class Deployment:
                     total += float(found[3])
         return total
 
+    def _session(self) -> str:
+        """The directory of its own Ray; of the latest one where another process has started it."""
+        children = [] if self.process is None else psutil.Process(self.process.pid).children(recursive=True)
+        for process in children:
+            with suppress(psutil.Error):
+                if found := re.search(r"/tmp/ray/session_\d[^/\s]*", " ".join(process.cmdline())):
+                    return found[0]
+        return "/tmp/ray/session_latest"
+
     def scrape(self) -> str:
-        ports = Path("/tmp/ray/session_latest").glob("metrics_export_port_*")
+        ports = Path(self._session()).glob("metrics_export_port_*")
         port = next(ports, None)
         address = f"http://127.0.0.1:{port.read_text().strip() if port else 0}/metrics"
         with urllib.request.urlopen(address, timeout=10) as response:
