@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,9 +56,9 @@ class Deployment:
 
     def _of_its_ray(self, pattern: str) -> str:
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            command = " ".join(process.cmdline())
-            if found := re.search(pattern, command):
-                return found[1]
+            with suppress(psutil.Error):
+                if found := re.search(pattern, " ".join(process.cmdline())):
+                    return found[1]
         raise AssertionError("no Ray runs below the deployment")
 
     def metric(self, name: str, **labels: str) -> float:
@@ -71,10 +72,14 @@ class Deployment:
                     total += float(found[3])
         return total
 
+    def _session(self) -> str:
+        """The directory of its own Ray; of the latest one where another process has started it."""
+        if self.process is None:
+            return "/tmp/ray/session_latest"
+        return self._of_its_ray(r"(/tmp/ray/session_\d[^/\s]*)")
+
     def scrape(self) -> str:
-        running = self.process is not None  # otherwise a person has started it
-        session = self._of_its_ray(r"--session[-_]dir=(\S+)") if running else "/tmp/ray/session_latest"
-        ports = Path(session).glob("metrics_export_port_*")
+        ports = Path(self._session()).glob("metrics_export_port_*")
         port = next(ports, None)
         address = f"http://127.0.0.1:{port.read_text().strip() if port else 0}/metrics"
         with urllib.request.urlopen(address, timeout=10) as response:
