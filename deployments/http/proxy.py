@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +21,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deployments.http.errors import HTTPError
 
 IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
+_SEND_BUFFER_BYTES: Final = 64 * 1024
+"""Of what a client has not read, in the kernel, which would take megabytes, so that no reader looked slow."""
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it the defaults hold."""
 
@@ -59,8 +65,12 @@ class ConnectionLimits:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(self, receive, send)
+        if (odd := _not_text(scope["headers"])) is not None:
+            exchange.refusal = http_errors.bad_field(FieldError(odd, "is not UTF-8", "send text"))
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+        if exchange.refusal is not None:
+            pass
+        elif length.isdigit() and int(length) > self._limits.max_body_bytes:
             exchange.refusal = http_errors.too_large(self._limits.max_body_bytes)
         else:
             try:
@@ -170,8 +180,18 @@ class _Exchange:
         self._size = 0
 
 
+def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The name of a header that Serve's proxy would fail to read."""
+    for name, value in headers:
+        try:
+            name.decode(), value.decode()
+        except UnicodeDecodeError:
+            return name.decode("latin-1")
+    return None
+
+
 def _bound_headers(protocol: Any, timeout_s: float) -> None:
-    """Have uvicorn close connections that take longer to send a request's headers."""
+    """Have uvicorn bound how long headers take, and what the kernel holds of an answer."""
     made, received = protocol.connection_made, protocol.data_received
 
     def waits(connection: Any) -> bool:
@@ -193,6 +213,7 @@ def _bound_headers(protocol: Any, timeout_s: float) -> None:
             connection.transport.close()
 
     def connection_made(connection: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         made(connection, transport)
         watch(connection)
 

@@ -39,7 +39,7 @@ class Proxy:
             self.left += 1
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        events = 3000 if scope["path"] == "/long" else 1
+        events = {"/long": 3000, "/longer-than-buffers": 500}.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())
         self.streaming += 1
         try:
@@ -132,6 +132,19 @@ async def test_the_second_request_of_a_connection_is_held_to_it_as_well(served):
     writer.close()
 
 
+@pytest.mark.parametrize("name", ["x-request-timeout-seconds", "x-request-id", "user-agent"])
+async def test_a_header_that_is_no_text_is_refused_before_serve_fails_to_read_it(served, name):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    sent = f"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n{name}: "
+    writer.write(sent.encode() + b"\xff\xfe\r\n\r\n")
+    answer = await reader.read()
+    assert b" 400 " in answer
+    assert f"{name}: is not UTF-8".encode() in answer
+    assert not proxy.asked
+    writer.close()
+
+
 async def test_a_body_that_does_not_end(served):
     proxy, port, app = served
     reader, writer = await connect(port)
@@ -218,6 +231,18 @@ async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(ser
         assert time.monotonic() - started_s < 5
     assert proxy.left == 1
     assert (await post(port)).status_code == 200
+    writer.close()
+
+
+async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
+    """A megabyte, which it would take."""
+    proxy, port, _ = served
+    _, writer = await connect(port)
+    writer.write(head("/longer-than-buffers"))
+    started_s = time.monotonic()
+    while not proxy.left:
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started_s < 5
     writer.close()
 
 
