@@ -34,7 +34,7 @@ class FailureCause(enum.StrEnum):
     @property
     def is_replicas(self) -> bool:
         """Whether it says something about the replica, and not about one job alone."""
-        return self in {FailureCause.REPLICA_DIED, FailureCause.ENGINE_DIED, FailureCause.PULL_FAILED}
+        return self not in {FailureCause.SILENT, FailureCause.REQUEST_FAILED}
 
 
 class ReplacementOutcome(enum.StrEnum):
