@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _CHILD: Final = Path(__file__).with_name("grammar_child.py")
 _START_S: Final = 60.0
+_STARTS: Final = 3
 _END_S: Final = 5.0
 _WALL: Final = 20.0
 """A child that computes for its limit may take so many times as long on a busy machine."""
@@ -138,6 +139,15 @@ class GrammarCheck:
                     await child.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
+        """A child that is ready; one that ends before that is started again."""
+        for _ in range(_STARTS):
+            if (child := await self._started()) is not None:
+                return child
+            logs.event("grammar_child_not_started")
+            await self.close()
+        raise RuntimeError("the process that checks grammars does not start")
+
+    async def _started(self) -> asyncio.subprocess.Process | None:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -153,9 +163,7 @@ class GrammarCheck:
             "max_s": self._limits.timeout_s,
             "max_bytes": self._limits.max_mib << 20,
         }
-        if await _ask(child, start, _START_S) != "ready":
-            raise RuntimeError("the process that checks grammars does not start")
-        return child
+        return child if await _ask(child, start, _START_S) == "ready" else None
 
 
 async def _ask(child: asyncio.subprocess.Process, value: Any, timeout_s: float) -> str:

@@ -11,6 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from benchmarks.engines.tiny_models import build_tiny_llama
+from decode_node import grammar_check
 from decode_node.grammar_check import GrammarCheck, GrammarLimits
 
 GOOD = [
@@ -53,6 +54,19 @@ async def check(tokenizer):
     check = GrammarCheck(GrammarLimits(timeout_s=0.5, max_mib=512), tokenizer, len(tokenizer))
     yield check
     await check.close()
+
+
+@pytest.mark.slow
+async def test_a_child_that_dies_while_it_starts_is_started_again(check, tmp_path, monkeypatch):
+    once, real = tmp_path / "once.py", grammar_check._CHILD
+    once.write_text(
+        f"import os, pathlib, runpy\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
+        f"os._exit(1) if not seen.exists() and not seen.touch() else "
+        f"runpy.run_path({str(real)!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(grammar_check, "_CHILD", once)
+    await check.check(GOOD[0])
+    assert (tmp_path / "seen").exists()
 
 
 @pytest.mark.slow
