@@ -40,8 +40,8 @@ class PrefillTier(TierCalls):
     async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
         """As `TierCalls.ask`; none for a replica when Serve knows of none at all.
 
-        Serve would keep the question for the next one that there is, and all who wait would be left to suspect
-        that their replica is silent.
+        Serve would keep the question for the next one that there is, and all who wait would only suspect that
+        their replica is silent.
         """
         asked = asyncio.ensure_future(super().ask(replica))
         try:
