@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
 """What a call ends with when the replica that has it does."""
-_UP_S: Final = 0.5
-"""A replica that has not answered by then is asked for again by asking who there is at all."""
 _ANY_UP_S: Final = 1.0
 """So long replicas may take to say that they are up before there counts as none."""
 
@@ -40,21 +38,11 @@ class TierCalls:
         """
         if replica is None:
             return None if await self.broadcast("is_up", within_s=_ANY_UP_S) else FailureCause.NO_REPLICA
-        asked = asyncio.ensure_future(self._is_up(replica))
         try:
-            await asyncio.wait([asked], timeout=_UP_S)
-            if not asked.done() and not await self._sent("is_up"):
-                return FailureCause.NO_REPLICA  # Serve keeps the question for the next one that there is
-            who = await asked
+            who = await self._handle.options(stream=False).is_up.remote(pin=replica)
         except REPLICA_ERRORS:
             return FailureCause.REPLICA_DIED
-        finally:
-            asked.cancel()
         return FailureCause.ENGINE_DIED if who is None else None
-
-    async def _is_up(self, replica: ReplicaId) -> ReplicaId | None:
-        who: ReplicaId | None = await self._handle.options(stream=False).is_up.remote(pin=replica)
-        return who
 
     async def broadcast(self, method: str, *args: Any, within_s: float | None = None) -> list[Any]:
         """What `method` returns on the running replicas, without those where it fails.
@@ -64,14 +52,14 @@ class TierCalls:
             args: Its arguments.
             within_s: Longest wait; without the replicas that have not answered by then.
         """
-        calls = [asyncio.ensure_future(each.get_async()) for each in await self._sent(method, *args)]
+        calls = [asyncio.ensure_future(each.get_async()) for each in await self.sent(method, *args)]
         done, late = await asyncio.wait(calls, timeout=within_s) if calls else (set(), set())
         for call in late:
             call.cancel()
         answers = [call.result() for call in done if call.exception() is None]
         return [answer for answer in answers if answer is not None]
 
-    async def _sent(self, method: str, *args: Any) -> list[Any]:
+    async def sent(self, method: str, *args: Any) -> list[Any]:
         """The calls of a method of all replicas that Serve knows of."""
         response = self._handle.broadcast(method, *args)
         try:

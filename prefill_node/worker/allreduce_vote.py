@@ -17,8 +17,7 @@ import torch
 from torch.distributed import AllreduceOptions, ReduceOp
 
 from prefill_node.board.layout import BOUNDARY_BITS, BOUNDARY_MASK, STEP_BITS
-from prefill_node.worker.vote import FIRST_PASS_S
-from prefill_node.worker.vote_errors import VoteMismatchError, VoteTimeoutError
+from prefill_node.worker.vote_errors import FIRST_PASS_S, VoteMismatchError, VoteTimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from prefill_node.board.board import Board
 from prefill_node.board.layout import BOUNDARY_BITS, STEP_BITS, vote_words
 from prefill_node.board.segment import BoardUnavailableError
-from prefill_node.worker.vote_errors import VoteMismatchError, VoteTimeoutError
+from prefill_node.worker.vote_errors import FIRST_PASS_S, VoteMismatchError, VoteTimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,10 +37,6 @@ _SPINS = 400
 _YIELDS = 100
 _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 500e-6
-
-
-FIRST_PASS_S = 300.0
-"""A rank may compile a kernel in the first pass of a size; vLLM gives up a step after this."""
 
 
 class VoteTransport(Protocol):

@@ -1,6 +1,11 @@
-"""How a vote fails."""
+"""How a vote fails, and when not yet."""
 
 from __future__ import annotations
+
+from typing import Final
+
+FIRST_PASS_S: Final = 300.0
+"""A rank may compile a kernel in the first pass of a size; vLLM gives up a step after this."""
 
 
 class VoteTimeoutError(RuntimeError):

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError
 
+from decode_node.prefill_tier import PrefillTier
 from decode_node.tier_calls import TierCalls
 from slo.replacement import FailureCause
 from slo.request import ReplicaId
+from telemetry.reporting.background import Background
 
 REPLICA = ReplicaId("a")
 
@@ -53,9 +55,15 @@ class Handle:
     ],
 )
 async def test_what_a_replica_says_or_serve_says_for_it(answer, known, cause):
-    assert await TierCalls(Handle(answer, known)).ask(REPLICA) is cause
+    assert await PrefillTier(Handle(answer, known), Background()).ask(REPLICA) is cause
 
 
-async def test_a_replica_that_serve_knows_is_waited_for():
+@pytest.mark.parametrize(
+    "tier",
+    [PrefillTier(Handle("silence", 1), Background()), TierCalls(Handle("silence", 0))],
+    ids=["prefill", "decode"],
+)
+async def test_whoever_may_still_answer_is_waited_for(tier):
+    """A decode replica that drains is not known to Serve any more, and its streams go on."""
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(TierCalls(Handle("silence", 1)).ask(REPLICA), 1.0)
+        await asyncio.wait_for(tier.ask(REPLICA), 1.0)
