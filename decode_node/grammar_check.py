@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _CHILD: Final = Path(__file__).with_name("grammar_child.py")
 _START_S: Final = 60.0
 _STARTS: Final = 3
+_SAID_BYTES: Final = 2000
+"""Of what a child that does not start has written about it."""
 _END_S: Final = 5.0
 _WALL: Final = 20.0
 """A child that computes for its limit may take so many times as long on a busy machine."""
@@ -143,8 +145,13 @@ class GrammarCheck:
         for _ in range(_STARTS):
             if (child := await self._started()) is not None:
                 return child
-            logs.event("grammar_child_not_started")
+            child, said = self._child, b""
             await self.close()
+            if child is not None and child.stderr is not None:
+                with contextlib.suppress(TimeoutError):
+                    said = await asyncio.wait_for(child.stderr.read(_SAID_BYTES), _END_S)
+            returncode = None if child is None else child.returncode
+            logs.event("grammar_child_not_started", returncode=returncode, said=said.decode(errors="replace"))
         raise RuntimeError("the process that checks grammars does not start")
 
     async def _started(self) -> asyncio.subprocess.Process | None:
@@ -154,7 +161,7 @@ class GrammarCheck:
             str(_CHILD),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         self._child = child

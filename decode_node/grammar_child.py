@@ -30,6 +30,7 @@ def main() -> None:
     limit = _data_bytes() + start["max_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # nobody reads it from here on
     _say("ready")
     for line in sys.stdin:
         kind, text = json.loads(line)

@@ -69,6 +69,17 @@ async def test_a_child_that_dies_while_it_starts_is_started_again(check, tmp_pat
     assert (tmp_path / "seen").exists()
 
 
+async def test_a_child_that_does_not_start_is_told_with_what_it_said(check, tmp_path, monkeypatch):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import sys\nsys.exit('no such module')\n")
+    monkeypatch.setattr(grammar_check, "_CHILD", broken)
+    told = []
+    monkeypatch.setattr(grammar_check.logs, "event", lambda name, **what: told.append((name, what)))
+    with pytest.raises(RuntimeError, match="does not start"):
+        await check.check(GOOD[0])
+    assert told == 3 * [("grammar_child_not_started", {"returncode": 1, "said": "no such module\n"})]
+
+
 @pytest.mark.slow
 async def test_a_child_that_has_died_meanwhile_is_started_anew(check):
     await check.check(GOOD[0])

@@ -224,7 +224,7 @@ def test_an_overload_is_refused_by_share_with_a_time_to_come_back():
     assert all(1.0 <= decision.retry_after_s <= 60.0 for decision in refused)
 
 
-@pytest.mark.parametrize("reason", LIMITS)
+@pytest.mark.parametrize("reason", sorted(LIMITS))
 def test_a_refusal_names_the_limit_and_whose_it_is(reason):
     of_tenant, of_key = (rejected(Rejected(reason, 1.0, key_name=name), {}).message for name in (None, "ci"))
     limit = re.search(r" limits\.(\w+)", of_tenant)[1]
