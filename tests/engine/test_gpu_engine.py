@@ -10,6 +10,8 @@ import pytest
 
 from prefill_node.worker.boundary import BoundaryLevel
 
+pytestmark = pytest.mark.serial
+"""Whether anybody has to be stopped is a matter of milliseconds, which other tests would take."""
 ROOT = Path(__file__).parents[2]
 
 
