@@ -78,10 +78,13 @@ class Deployment:
             return "/tmp/ray/session_latest"
         return self._of_its_ray(r"(/tmp/ray/session_\d[^/\s]*)")
 
+    def metrics_port(self) -> int:
+        """Where Ray exports the metrics of the deployment's processes; 0 before it does."""
+        port = next(Path(self._session()).glob("metrics_export_port_*"), None)
+        return int(port.read_text()) if port else 0
+
     def scrape(self) -> str:
-        ports = Path(self._session()).glob("metrics_export_port_*")
-        port = next(ports, None)
-        address = f"http://127.0.0.1:{port.read_text().strip() if port else 0}/metrics"
+        address = f"http://127.0.0.1:{self.metrics_port()}/metrics"
         with urllib.request.urlopen(address, timeout=10) as response:
             return response.read().decode()
 

@@ -17,6 +17,7 @@ from waiting import assert_soon, at_rest
 from observability.boards import BOARDS
 from observability.promql import exported
 from telemetry import catalogue
+from telemetry.pressure import PRESSURE_METRICS
 
 pytestmark = [pytest.mark.e2e, needs_prometheus]
 
@@ -38,6 +39,7 @@ SILENT = {
         (catalogue.ENGINE_HANGS, "no engine hangs"),
         (catalogue.CONTINUATIONS, "no decode replica fails"),
         (catalogue.PREEMPTION_REFUSALS, "the governor may have had nothing to refuse"),
+        *((metric, "pressure.enabled is off") for metric in PRESSURE_METRICS),
     )
 } | {
     "ray_vllm_num_preemptions_total": "memory suffices",
@@ -48,7 +50,7 @@ SILENT = {
 
 @pytest.fixture
 def prometheus(deployment, tmp_path):
-    ray_port = next(Path("/tmp/ray/session_latest").glob("metrics_export_port_*")).read_text().strip()
+    ray_port = deployment.metrics_port()
     command = [sys.executable, "-m", "deployments.cli", "top", "--json"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     monitor_port = json.loads(shown)["monitor"]["metrics_port"]
