@@ -16,7 +16,8 @@ from ray.exceptions import TaskCancelledError
 from router.messages import LiveJobs, PlacementDecision, PlacementRequested
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
-from slo.request import JobId
+from slo.reports import ReplicaGone
+from slo.request import JobId, ReplicaId
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 from telemetry.instruments import Instruments
@@ -113,6 +114,13 @@ class PlacementClient:
         """
         self._live.discard(job_id)
         self._background.run("telling_router", self._tell(job_id, ttft_s, used), job_id=job_id)
+
+    def lost(self, replica: ReplicaId) -> None:
+        """Tell the router that a replica has died, when no other request for a place does."""
+        self._background.run("telling_router", self._tell_lost(replica), replica=replica)
+
+    async def _tell_lost(self, replica: ReplicaId) -> None:
+        await self._router.report.remote(ReplicaGone(replica))
 
     async def _tell(self, job_id: JobId, ttft_s: float | None, used: Usage | None) -> None:
         await self._router.job_ended.remote(job_id, ttft_s, used)

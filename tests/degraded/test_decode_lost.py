@@ -170,10 +170,16 @@ async def test_what_cannot_go_on_ends_at_once_with_an_error(fleet):
             return len(answer.token_ids) > 5
 
         await until(has_begun, 30, "the stream has not begun")
-        replica_killed(fleet.processes("decode", await fleet.busiest("decode", at_least=1)))
+        lost = await fleet.busiest("decode", at_least=1)
+        replica_killed(fleet.processes("decode", lost))
         lost_s = time.monotonic()
         await asking
         took_s = time.monotonic() - lost_s
+
+        async def is_forgotten():
+            return lost not in await fleet.replicas("decode")
+
+        await until(is_forgotten, 5, "nobody has told the router, as no other place was asked for")
     tell("decode replica_killed under a grammar", ended_s=round(took_s, 2))
     assert answer.ends == ["decode_failed"]
     assert took_s < 2

@@ -148,6 +148,8 @@ class DecodeTier:
         if refusal is None:
             decision = await self.placement.place(again)
             refusal = "no_replica" if isinstance(decision, Rejected) else None
+        elif again.lost_replica is not None:
+            self.placement.lost(again.lost_replica)
         outcome = refusal or ("continued" if delivered.has_begun else "restarted")
         self.instruments.count(CONTINUATIONS, cause=failure.cause.value, outcome=outcome)
         logs.event(
