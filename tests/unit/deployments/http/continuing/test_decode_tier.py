@@ -41,11 +41,14 @@ class Fleet:
 
     def __init__(self, plays, places=()):
         self.plays, self.places = plays, list(places)
-        self.asked, self.sent, self.counted, self.cancelled = [], [], [], []
+        self.asked, self.sent, self.counted, self.cancelled, self.told_lost = [], [], [], [], []
 
     async def place(self, request):
         self.asked.append(request)
         return self.places.pop(0)
+
+    def lost(self, replica):
+        self.told_lost.append(replica)
 
     def send(self, body, context):
         self.sent.append((body, context))
@@ -149,6 +152,8 @@ async def test_what_cannot_go_on_ends_with_an_error_of_ours(pieces, places, limi
     assert refused.value.code == code
     assert fleet.counted[0][1] == outcome
     assert len(fleet.got) == len(pieces) - 1
+    said = [request.lost_replica for request in fleet.asked] + fleet.told_lost
+    assert said == [A if DIED in pieces else None], "the router hears of a lost replica once"
 
 
 async def test_a_replica_that_fails_after_the_last_event_does_no_harm():
