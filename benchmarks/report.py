@@ -54,6 +54,16 @@ def about() -> dict[str, Any]:
     return {"command": command, "date": datetime.now(UTC).date().isoformat(), **_machine()}
 
 
+def commit(checkout: Path = Path()) -> str:
+    """That of a checkout, short."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError:  # a copy of the code on a machine without git
+        return ""
+    return run.stdout.strip()
+
+
 def _shown(argument: str) -> str:
     """An argument of the command; of a file elsewhere its name: where it lies says nothing to others."""
     path = Path(argument)
@@ -69,7 +79,7 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -85,15 +95,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    except OSError:  # a copy of the code on a machine without git
-        return ""
-    return run.stdout.strip()
 
 
 class Measurements:

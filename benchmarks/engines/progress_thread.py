@@ -2,9 +2,10 @@
 
 Serves the embedded model in turns with either, and takes in each turn: the time to first token of a short
 and of a long prompt alone, the time per output token of four streams, and the cores that the idle deployment
-keeps busy. Prompts are random tokens, so nothing comes from the prefix cache.
+keeps busy. Prompts are random tokens, so nothing comes from the prefix cache. With `--before DIR`, a checkout
+of an earlier commit, the turns are that commit's and this one's instead.
 
-    python -m benchmarks.engines.progress_thread [--turns 2] [--rounds 8]
+    python -m benchmarks.engines.progress_thread [--turns 2] [--rounds 8] [--before DIR]
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.engines.local_server import client, embedded_settings, served
-from benchmarks.report import write
+from benchmarks.report import commit, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import PREMIUM
 
@@ -32,7 +34,17 @@ LONG_TOKENS = 2000
 STREAMS = 4
 STREAM_TOKENS = 24
 IDLE_S = 20.0
+_ROOT = Path(__file__).parents[2]
 _SPINNING = Path(__file__).parent / "spinning"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A checkout's server, with folders before its packages."""
+
+    name: str
+    checkout: Path = _ROOT
+    python_path: tuple[Path, ...] = ()
 
 
 def request(tokens: int, output_tokens: int = 2) -> Arrival:
@@ -72,11 +84,13 @@ def _cpu_s(process: psutil.Process) -> float:
     return total_s
 
 
-def serve(arm: str, rounds: int, number: int) -> dict[str, list[float]]:
+def serve(arm: Arm, rounds: int, number: int) -> dict[str, list[float]]:
     """One turn of one arm."""
     settings = embedded_settings(port=PORT, monitor={"shed": False})
-    path = {"spinning": (_SPINNING,), "sleeping": ()}[arm]
-    with tempfile.TemporaryDirectory() as directory, served(Path(directory), settings, path) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        served(Path(directory), settings, arm.python_path, arm.checkout) as server,
+    ):
         idle = idle_cores(psutil.Process(server.pid))
         return {**asyncio.run(turn(rounds, number)), "idle_cores": [idle]}
 
@@ -86,22 +100,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     arguments = parser.parse_args()
-    found: dict[str, dict[str, list[float]]] = {"spinning": {}, "sleeping": {}}
+    if arguments.before:
+        name, arms = "embedded_before", (Arm("before", arguments.before.resolve()), Arm("now"))
+    else:
+        name, arms = "progress_thread", (Arm("spinning", python_path=(_SPINNING,)), Arm("sleeping"))
+    found: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
     for number in range(arguments.turns):
-        for arm, times in found.items():
-            for name, values in serve(arm, arguments.rounds, number).items():
-                times.setdefault(name, []).extend(values)
+        for arm in arms:
+            for of, values in serve(arm, arguments.rounds, number).items():
+                found[arm.name].setdefault(of, []).extend(values)
+    first, second = found
     rows: dict[str, Any] = {}
-    for name in found["spinning"]:
-        medians = {arm: statistics.median(times[name]) for arm, times in found.items()}
-        rows[name] = {**medians, "ratio": medians["sleeping"] / medians["spinning"]}
+    for of in found[first]:
+        medians = {arm: statistics.median(times[of]) for arm, times in found.items()}
+        rows[of] = {**medians, "ratio": medians[second] / medians[first]}
         print(
-            f"{name:14} spinning {medians['spinning']:.3f}  sleeping {medians['sleeping']:.3f}  "
-            f"{rows[name]['ratio']:.2f} x"
+            f"{of:14} {first} {medians[first]:.3f}  {second} {medians[second]:.3f}  {rows[of]['ratio']:.2f} x"
         )
-    settings = {"seed": SEED, "turns": arguments.turns, "rounds": arguments.rounds, "cores": os.cpu_count()}
-    print(write("progress_thread", {"settings": settings, "medians": rows, "values": found}))
+    settings = {
+        "seed": SEED,
+        "turns": arguments.turns,
+        "rounds": arguments.rounds,
+        "cores": os.cpu_count(),
+        "commits": {arm.name: commit(arm.checkout) for arm in arms},
+    }
+    print(write(name, {"settings": settings, "medians": rows, "values": found}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import asyncio
 import os
 import random
 import secrets
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -31,7 +30,7 @@ from benchmarks.engines.local_server import client, served
 from benchmarks.engines.offline_engine import async_engine
 from benchmarks.engines.otlp import Received, Receiver, receiving
 from benchmarks.engines.tiny_models import build_tiny_llama
-from benchmarks.report import print_rows, quantiles, write
+from benchmarks.report import commit, print_rows, quantiles, write
 from deployments.local.cpu_plan import plan_cores
 from simulator.workload.arrivals import Arrival
 from slo.tiers import STANDARD
@@ -163,7 +162,7 @@ async def measure(
             await breakdown(receiver, max(CONCURRENCIES), traces)  # warm
             spent = {str(many): await breakdown(receiver, many, traces) for many in CONCURRENCIES}
     return {
-        "commit": _commit(checkout),
+        "commit": commit(checkout),
         "by_prompt_tokens": {str(tokens): _summary(rows) for tokens, rows in sorted(by_length.items())},
         "stages_ms_by_concurrency": spent,
     }
@@ -200,11 +199,6 @@ def _summary(rows: list[tuple[float, float]]) -> dict[str, Any]:
         "served_ttft_ms": quantiles(served_ms, 50, 90, 99),
         "added_ms": quantiles([two - one for one, two in rows], 50, 90, 99),
     }
-
-
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
 
 
 def main() -> None:

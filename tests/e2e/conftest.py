@@ -61,7 +61,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
             {
                 "tenant": "metered",
                 "key": keys["metered"],
-                "limits": {"output_tokens_per_s": 0.1, "burst_output_tokens": 100},
+                "limits": {"output_tokens_per_s": 0.1, "burst_output_tokens": 1000},
             },
         ],
     }

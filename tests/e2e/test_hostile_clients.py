@@ -80,10 +80,10 @@ def test_the_worst_requests_are_refused_at_once(deployment, record_property):
 
 
 def test_output_tokens_are_reserved_and_what_was_not_generated_is_given_back(deployment):
-    """The bucket holds a hundred, and fills too slowly to matter."""
+    """The bucket holds a thousand, and fills too slowly to matter."""
     client = deployment.client("metered")
-    ask = {"model": "tiny", "prompt": "count", "max_tokens": 90, "extra_body": {"ignore_eos": True}}
-    with client.completions.create(**ask, stream=True) as stream:
+    ask = {"model": "tiny", "prompt": "count", "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**ask, max_tokens=900, stream=True) as stream:
         for number, chunk in enumerate(stream):
             assert chunk.usage is None, "nobody asked for it"
             if number == 5:
@@ -91,12 +91,12 @@ def test_output_tokens_are_reserved_and_what_was_not_generated_is_given_back(dep
 
     def is_served():
         with contextlib.suppress(openai.RateLimitError):
-            return client.completions.create(**ask).usage.completion_tokens == 90
+            return client.completions.create(**ask, max_tokens=500).usage.completion_tokens == 500
         return False
 
-    assert_soon(is_served, 10)  # had the first kept its ninety, it would take minutes
+    assert_soon(is_served, 10)  # had the first kept its nine hundred, it would take an hour
     with pytest.raises(openai.RateLimitError) as refused:
-        client.completions.create(**ask)
+        client.completions.create(**ask, max_tokens=501)
     assert refused.value.code == "output_token_rate"
     assert "max_tokens" in refused.value.message
     assert "limits.output_tokens_per_s" in refused.value.message
