@@ -138,18 +138,24 @@ async def test_a_prefill_replica_drains(fleet):
         shutdown = handle.perform_graceful_shutdown.remote()
 
         async def told():
-            return (await fleet.replicas("prefill"))[leaving]["draining"]
-
-        fault.measured["told_s"] = await until(told, 5, "the router did not hear of it")
-        outstanding = [(await fleet.replicas("prefill"))[leaving]["outstanding"]]
-        while not (await asyncio.to_thread(ray.wait, [shutdown], timeout=0.05))[0]:
             replica = (await fleet.replicas("prefill")).get(leaving)
-            outstanding.append(0 if replica is None else replica["outstanding"])
-            assert time.monotonic() - fault.at_s < 40, "the replica did not end"
-        fault.measured["drained_s"] = round(time.monotonic() - fault.at_s, 2)
-        os.kill(pid, signal.SIGKILL)  # as Serve does then
+            return replica is None or replica["draining"]
+
+        async def outstanding():
+            replica = (await fleet.replicas("prefill")).get(leaving)
+            return 0 if replica is None else replica["outstanding"]
+
+        try:
+            fault.measured["told_s"] = await until(told, 5, "the router did not hear of it")
+            left = [await outstanding()]
+            while not (await asyncio.to_thread(ray.wait, [shutdown], timeout=0.05))[0]:
+                left.append(await outstanding())
+                assert time.monotonic() - fault.at_s < 40, "the replica did not end"
+            fault.measured["drained_s"] = round(time.monotonic() - fault.at_s, 2)
+        finally:
+            os.kill(pid, signal.SIGKILL)  # as Serve does then
         await fault.load.until_answered(time.monotonic(), placed=True)
-    assert all(later <= earlier for earlier, later in pairwise(outstanding)), outstanding
+    assert all(later <= earlier for earlier, later in pairwise(left)), left
     assert re.search(r"prefill_drained .*is_empty=True", fleet.log)
 
 
