@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,8 @@ def _end_children() -> None:
     psutil.wait_procs(servers, timeout=90)
     _, alive = psutil.wait_procs(family, timeout=10)
     for process in alive:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            process.kill()
     psutil.wait_procs(alive, timeout=10)
 
 

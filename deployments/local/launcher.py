@@ -112,7 +112,8 @@ class LocalDeployment:
                 ray.shutdown()
         _, alive = psutil.wait_procs(list(processes), timeout=5.0)
         for process in alive:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                process.kill()
         psutil.wait_procs(alive, timeout=5.0)
         return len(alive)
 

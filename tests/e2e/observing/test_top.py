@@ -1,6 +1,7 @@
 """`slackserve top` shows the running deployment."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -70,7 +71,8 @@ def younger_ray():
         if any(
             part.endswith((address, f"--gcs_server_port={port}")) for part in process.info["cmdline"] or []
         ):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     last.unlink() if before is None else last.write_bytes(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -116,7 +117,8 @@ class Cluster:
             node.terminate()
         _, alive = psutil.wait_procs(processes, timeout=30)
         for process in alive:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                process.kill()
 
 
 def environment(token=TOKEN):
