@@ -36,6 +36,14 @@ def kill_engine(client: Any) -> None:
             process.kill()
 
 
+def give_up_engine(client: Any) -> None:
+    """End what waits for an engine, as vLLM does when its processes have ended, although they are there."""
+    resources = client.engine_core.resources
+    resources.engine_dead = True
+    if resources.output_queue_task is not None:
+        resources.output_queue_task.cancel()
+
+
 def unlink_shared_memory(client: Any) -> list[Path]:
     """Remove the names of what an engine has in shared memory, and return them.
 

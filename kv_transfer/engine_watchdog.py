@@ -1,8 +1,9 @@
 """Watches over one replica's engine: one that has work and makes no progress is hung, and is killed.
 
 vLLM notices engines that end, not those that hang. A killed one is noticed: its requests end with an error
-and go elsewhere, the replica says that it is gone, and Serve replaces it. Owns the looking; when an
-engine counts as hung is `slo.liveness`'s.
+and go elsewhere, the replica says that it is gone, and Serve replaces it. One that is killed and does not
+end, as when a device's driver does not let it go, is given up all the same. Owns the looking; when an engine
+counts as hung is `slo.liveness`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from kv_transfer.engine_processes import kill_engine
+from kv_transfer.engine_processes import give_up_engine, kill_engine
 from slo.liveness import StallAccount, stall_limit_s
 from telemetry import logs
 from telemetry.catalogue import ENGINE_HANGS
@@ -21,6 +22,8 @@ from telemetry.instruments import Instruments
 
 LOOK_S: Final = 0.5
 _ANSWER_S: Final = 1.0
+_END_S: Final = 1.0
+"""A killed process has ended by then, unless it is in the kernel and does not get out of it."""
 
 
 class EngineWatchdog:
@@ -77,6 +80,10 @@ class EngineWatchdog:
         logs.event("engine_hung", level=logging.ERROR, stalled_s=stalled_s, limit_s=limit_s)
         self._instruments.count(ENGINE_HANGS, role=self._role)
         kill_engine(self._client)
+        await asyncio.sleep(_END_S)
+        if not self._client.errored:
+            logs.event("engine_does_not_end", level=logging.ERROR)
+            give_up_engine(self._client)
 
     async def _answers(self) -> bool:
         """Whether EngineCore answers between two steps, the only time when it listens."""

@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from benchmarks.engines.offline_engine import async_engine
+from kv_transfer import engine_watchdog
 from kv_transfer.engine_processes import shared_memory_of, unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from prefill_node.engine_setup import EngineSetup
@@ -56,6 +57,31 @@ def runs(process):
         return False
 
 
+def running(*names):
+    """The processes below this one that have one of the names and have not ended."""
+    processes = filter(runs, psutil.Process().children(recursive=True))
+    return [one for one in processes if any(name in " ".join(one.cmdline()) for name in names)]
+
+
+async def test_an_engine_that_does_not_end_when_it_is_killed(models, monkeypatch):
+    """As one does that waits in the kernel for a device; here nobody kills it."""
+    monkeypatch.setattr(engine_watchdog, "kill_engine", lambda _: None)
+    with async_engine(models("llama"), max_model_len=4096, disable_log_stats=False) as (engine, _):
+        watchdog = watched(engine, None, 1)
+        assert await ask(engine, "first", max_tokens=4) == 4
+        (core,) = running(KINDS["core"])
+        call = asyncio.create_task(ask(engine, "lost", max_tokens=2000))
+        await asyncio.sleep(0.5)
+        os.kill(core.pid, signal.SIGSTOP)
+        with pytest.raises(Exception, match="EngineCore"):
+            await asyncio.wait_for(call, 10)
+        assert engine.errored
+        assert core.status() == psutil.STATUS_STOPPED
+        await watchdog._task
+        with pytest.raises(Exception, match="EngineCore"):
+            await asyncio.wait_for(ask(engine, "next", max_tokens=1), 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks", "setup", "within_s"),
     [
@@ -69,8 +95,7 @@ async def test_a_stopped_process(models, kind, ranks, setup, within_s):
         models("llama"), setup=setup, ranks=ranks, max_model_len=4096, disable_log_stats=False
     ) as (engine, board):
         watchdog = watched(engine, board, ranks)
-        processes = psutil.Process().children(recursive=True)
-        ours = [one for one in processes if any(name in " ".join(one.cmdline()) for name in KINDS.values())]
+        ours = running(*KINDS.values())
         assert unlink_shared_memory(engine)
         assert not any(shared_memory_of(process) for process in ours), "shared memory with a name"
         busy = [ask(engine, f"busy-{number}", max_tokens=40) for number in range(4)]
@@ -79,7 +104,7 @@ async def test_a_stopped_process(models, kind, ranks, setup, within_s):
         await asyncio.sleep(8)  # idle for longer than any limit
         del engine.output_processor.has_unfinished_requests
         assert not engine.errored
-        stopped = [one for one in ours if KINDS[kind] in " ".join(one.cmdline())][-1]
+        stopped = running(KINDS[kind])[-1]
         call = asyncio.create_task(ask(engine, "lost", max_tokens=2000))
         await asyncio.sleep(0.5)
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -89,7 +114,7 @@ async def test_a_stopped_process(models, kind, ranks, setup, within_s):
         noticed_s = time.monotonic() - started_s
         assert engine.errored
         assert noticed_s < within_s
-        _, left = psutil.wait_procs(ours, timeout=5)
+        _, left = psutil.wait_procs(ours, timeout=30)
         assert not [*filter(runs, left)], f"left behind: {left}"
         print(f"noticed_s={noticed_s:.1f}")  # noqa: T201 - the measurement
         await watchdog._task
