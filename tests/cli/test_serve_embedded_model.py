@@ -5,7 +5,8 @@ import time
 
 import psutil
 import pytest
-from serving import free_port, run_until_ready
+from ports import free_port
+from serving import run_until_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.embedded]
 

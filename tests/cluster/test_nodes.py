@@ -13,7 +13,7 @@ import psutil
 import pytest
 from fleet import tell, until
 from nodes import ROOT, Cluster
-from serving import free_port
+from ports import free_port
 from steady_load import SteadyLoad
 from streams import WHOLE, client, stream
 from waiting import assert_soon

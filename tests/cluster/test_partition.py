@@ -12,7 +12,7 @@ import pytest
 from fleet import tell, until
 from namespaces import Network
 from nodes import ROOT, Cluster
-from serving import free_port
+from ports import free_port
 from steady_load import SteadyLoad
 from streams import WHOLE, client, stream
 from waiting import assert_soon

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from manifests import groups, overlay, serve_config
 from nodes import Cluster
-from serving import free_port
+from ports import free_port
 from waiting import assert_soon
 
 from deployments.grpc import inference_pb2 as pb

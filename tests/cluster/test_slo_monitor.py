@@ -12,8 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from prometheus import needs_prometheus, scraping
-from serving import free_port
 from waiting import assert_soon
 
 pytestmark = pytest.mark.serial

@@ -7,7 +7,8 @@ from pathlib import Path
 import fleet as fleets
 import pytest
 import ray
-from serving import free_port, start
+from ports import free_port
+from serving import start
 
 from benchmarks.engines.otlp import receiving
 from benchmarks.engines.tiny_models import build_tiny_llama

@@ -6,7 +6,8 @@ import time
 
 import openai
 import pytest
-from serving import free_port, start
+from ports import free_port
+from serving import start
 
 from benchmarks.engines.tiny_models import build_tiny_llama
 

@@ -5,7 +5,8 @@ import random
 import time
 
 import pytest
-from serving import free_port, start
+from ports import free_port
+from serving import start
 from steady_load import SteadyLoad
 
 from benchmarks.engines.tiny_models import build_tiny_llama

@@ -5,7 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-from serving import Deployment, free_port, start
+from ports import free_port
+from serving import Deployment, start
 
 from benchmarks.engines.tiny_models import build_tiny_llama
 

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import psutil
 import pytest
-from serving import free_port, start
+from ports import free_port
+from serving import start
 from waiting import assert_soon, at_rest
 
 from benchmarks.engines.tiny_models import build_tiny

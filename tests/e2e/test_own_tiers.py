@@ -12,7 +12,8 @@ import urllib.request
 
 import openai
 import pytest
-from serving import free_port, start
+from ports import free_port
+from serving import start
 from waiting import assert_soon
 
 pytestmark = pytest.mark.e2e

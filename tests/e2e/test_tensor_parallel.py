@@ -4,7 +4,8 @@ import random
 
 import pytest
 from overtaking import assert_overtaken
-from serving import free_port, start
+from ports import free_port
+from serving import start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 import yaml
 from certificates import self_signed
-from serving import free_port
+from ports import free_port
 
 from benchmarks.engines.local_server import environment, start_until
 from deployments.config.tls import TLSConfig

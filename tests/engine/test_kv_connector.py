@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import zmq
 from engines import random_prompt
-from serving import free_port
+from ports import free_port
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.inputs import TokensPrompt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import urllib.request
 from contextlib import suppress
@@ -131,9 +130,3 @@ def run_until_ready(
     os.environ["RAY_metrics_report_interval_ms"] = f"{METRICS_EVERY_S * 1e3:.0f}"  # noqa: SIM112 - Ray's spelling
     process = serve_until_ready(log, port, *arguments, python_path=python_path)
     return Deployment(f"http://127.0.0.1:{port}", model, process, log, keys or {})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from contextlib import contextmanager
 from types import SimpleNamespace
+
+from ports import free_port
 
 from benchmarks.engines.offline_engine import async_engine
 from decode_node.carrying import SCHEDULER, WORKERS
@@ -75,7 +76,7 @@ class Tiers:
         params = output.kv_transfer_params
         if self.failing and params is not None:
             self.failing -= 1
-            nobody = {"remote_port": _unused_port(), "remote_engine_id": f"nobody-{self.failing}"}
+            nobody = {"remote_port": free_port(), "remote_engine_id": f"nobody-{self.failing}"}
             params = {**params, **nobody}
         if (wait := self.before_pull) is not None:
             self.before_pull = None
@@ -117,15 +118,9 @@ def two_tiers(model, lease_s=60, **options):
 @contextmanager
 def _engine(model, role, lease_s, **options):
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_unused_port())
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
     with async_engine(model, kv_transfer_config=kv_transfer_config(role, "cpu", lease_s), **options) as (
         engine,
         _,
     ):
         yield engine
-
-
-def _unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -6,10 +6,11 @@ import gc
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Literal
+
+from ports import free_port
 
 from prefill_node.board.board import Board
 from prefill_node.worker.vote import choose_transport
@@ -105,7 +106,7 @@ class Ranks:
                 self._processes[rank].join()
             if self._processes[rank] is None or not self._processes[rank].is_alive():
                 self._start(rank)
-        port = _free_port() if across_hosts else None
+        port = free_port() if across_hosts else None
         for rank in range(ranks):
             self._send(rank, Join(board.path, rank, ranks, timeout_s, port))
         assert [self.reply(rank) for rank in range(ranks)] == ["joined"] * ranks
@@ -267,9 +268,3 @@ def _group(join: Join):
         timeout=timedelta(seconds=GROUP_LIMIT_S),
     )
     return distributed.new_group(list(range(join.ranks)), backend="gloo")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

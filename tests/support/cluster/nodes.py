@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import yaml
-from serving import free_port
+from ports import free_port
 from waiting import assert_soon
 
 from deployments.cli import SERVE_ENVIRONMENT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from serving import free_port
+from ports import free_port
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no prometheus here; Debian's package of that name has it"

@@ -10,7 +10,7 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import free_port
+from ports import free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 
 from kv_transfer.side_channel import SideChannelError, probe, serve_handshakes

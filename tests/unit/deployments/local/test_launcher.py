@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import psutil
 import pytest
-from serving import free_port
+from ports import free_port
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse

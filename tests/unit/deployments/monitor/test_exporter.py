@@ -6,7 +6,7 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from serving import free_port
+from ports import free_port
 
 from deployments.monitor.actor import shown
 from deployments.monitor.exporter import Exporter, samples
