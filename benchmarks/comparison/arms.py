@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready, start_until
+from deployments.local.ending import kill_after
 
 PORT = 18441
 MODEL_LEN = 8192
@@ -133,11 +134,7 @@ def _end_children() -> None:
     for server in servers:
         server.terminate()
     psutil.wait_procs(servers, timeout=90)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    for process in alive:
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            process.kill()
-    psutil.wait_procs(alive, timeout=10)
+    kill_after(10, family)
 
 
 def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:

@@ -30,6 +30,7 @@ import psutil
 from deployments.config import ConfigError
 from deployments.grpc import SERVICERS
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
+from deployments.local.ending import kill_after
 
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
@@ -110,12 +111,7 @@ class LocalDeployment:
                 stopping.start()
                 stopping.join(_STOP_TIMEOUT_S)
                 ray.shutdown()
-        _, alive = psutil.wait_procs(list(processes), timeout=5.0)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                process.kill()
-        psutil.wait_procs(alive, timeout=5.0)
-        return len(alive)
+        return kill_after(5.0, processes)
 
     def _deploy(self, show: Callable[[list[Part]], None]) -> None:
         """Start Ray here and import the application in another thread meanwhile, 10 s each.

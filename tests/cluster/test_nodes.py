@@ -1,7 +1,6 @@
 """A cluster whose nodes have a replica each is upgraded under load, and loses a node."""
 
 import asyncio
-import contextlib
 import copy
 import random
 import shutil
@@ -9,7 +8,6 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from fleet import tell, until
 from nodes import ROOT, Cluster
@@ -19,6 +17,7 @@ from streams import WHOLE, client, stream
 from waiting import assert_soon
 
 from benchmarks.engines.tiny_models import build_tiny_llama
+from deployments.local.ending import kill
 from deployments.local.launcher import get_json
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
@@ -186,9 +185,7 @@ async def test_a_node_is_lost(cluster, config, nodes):
         await until(all_stream, 30, "not every answer has begun")
         before = running(cluster, "Decode:tiny")
         lost = nodes["decode"][0]
-        for process in (*lost.children(recursive=True), lost):
-            with contextlib.suppress(psutil.NoSuchProcess):  # some end with their parents
-                process.kill()
+        kill((*lost.children(recursive=True), lost))
         lost_s = time.monotonic()
         after = await stream(http, 8, lambda: None)
         answered_s = round(time.monotonic() - lost_s, 1)

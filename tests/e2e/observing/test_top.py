@@ -1,7 +1,6 @@
 """`slackserve top` shows the running deployment."""
 
 import asyncio
-import contextlib
 import json
 import os
 import pty
@@ -17,6 +16,8 @@ import openai
 import psutil
 import pytest
 from waiting import assert_soon, at_rest
+
+from deployments.local.ending import kill
 
 pytestmark = pytest.mark.e2e
 
@@ -67,12 +68,12 @@ def younger_ray():
     address = last.read_text().strip()
     port = address.rsplit(":", 1)[1]
     yield address
-    for process in psutil.process_iter(["cmdline"]):
-        if any(
-            part.endswith((address, f"--gcs_server_port={port}")) for part in process.info["cmdline"] or []
-        ):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    ends = (address, f"--gcs_server_port={port}")
+    kill(
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(part.endswith(ends) for part in process.info["cmdline"] or [])
+    )
     last.unlink() if before is None else last.write_bytes(before)
 
 

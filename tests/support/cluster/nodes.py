@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import subprocess
@@ -17,6 +16,7 @@ from ports import free_port
 from waiting import assert_soon
 
 from deployments.cli import SERVE_ENVIRONMENT
+from deployments.local.ending import kill_after
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
@@ -115,10 +115,7 @@ class Cluster:
         processes += [child for process in processes for child in process.children(recursive=True)]
         for node in reversed(self._nodes):
             node.terminate()
-        _, alive = psutil.wait_procs(processes, timeout=30)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                process.kill()
+        kill_after(30, processes)
 
 
 def environment(token=TOKEN):
