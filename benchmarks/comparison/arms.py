@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.engines.local_server import embedded_settings, environment, serve_until_ready, start_until
+from benchmarks.harness.local_server import embedded_settings, environment, serve_until_ready, start_until
 from deployments.local.ending import kill_after
 
 PORT = 18441

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.comparison.arms import RunningServer, ServerArm
-from benchmarks.engines.local_server import logged
+from benchmarks.harness.local_server import logged
 from deployments.bench.answer import Offered
 from deployments.bench.client import connected
 from deployments.bench.load import Asking, Prompts, offer

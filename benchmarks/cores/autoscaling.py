@@ -3,7 +3,7 @@
 All see the same streams: a step, a day's curve in forty minutes, and constant loads, whose sizes are held
 against the fewest replicas that reach the target. A replica takes a minute to start and is paid for from its
 order to its end. Ray's policy runs with its defaults, and with the best of several settings. Prints tables
-and writes results/autoscaling.json:
+and writes results/cores/autoscaling.json:
 
     python -m benchmarks.cores.autoscaling [--workers 2]
 """
@@ -226,7 +226,7 @@ def main() -> None:
         print_rows(workload, rows)
     print_rows("constant loads", settled)
     results = {"seed": SEED, "preset": PRESET.name, "start_s": START_S, "target": TARGET}
-    print(write("autoscaling", {**results, "loads": loads, "constant": settled}))
+    print(write("cores/autoscaling", {**results, "loads": loads, "constant": settled}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Two prefill and two decode replicas of Llama 3 8B on A100s. Seven tenths of the prompts are short (a mean of
 100 tokens), the others a mean of 4,000; the same streams are served with several limits. Means over all
 requests of a kind; `whole` is the time from arrival to the last token. Writes
-results/local_below_simulated.json:
+results/cores/local_below_simulated.json:
 
     python -m benchmarks.cores.local_below
 """
@@ -104,7 +104,7 @@ def main() -> None:
     """Simulate, print and write."""
     rows = [row(link, rate, below) for link in LINKS for rate in RATES_RPS for below in LIMITS]
     print_rows("Prompts computed by decode", rows, COLUMNS)
-    write("local_below_simulated", {"rows": rows})
+    write("cores/local_below_simulated", {"rows": rows})
 
 
 if __name__ == "__main__":

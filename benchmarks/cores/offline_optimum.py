@@ -190,7 +190,7 @@ def main() -> None:
         for name in COMPARED:
             parts = [row["arms_rps"][name] / row["optimum_rps"] for row in rows if row["level"] == level]
             print(f"{name} at {level:.0%}: {statistics.median(parts):.0%} of the optimum")
-    name = f"offline_optimum/{preset.name.replace('@', '_')}"
+    name = f"cores/offline_optimum/{preset.name.replace('@', '_')}"
     print(write(name, {"preset": preset.name, "requests": count, "rows": rows}))
 
 

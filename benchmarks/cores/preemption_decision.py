@@ -82,7 +82,7 @@ def main() -> None:
         for waiting in WAITING
     ]
     print_rows("Microseconds of CPU for one decision", rows)
-    print(write("preemption_decision", {"seed": SEED, "decisions": DECISIONS, "rows": rows}))
+    print(write("cores/preemption_decision", {"seed": SEED, "decisions": DECISIONS, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def main() -> None:
         "rules": compared,
         "variations": variations,
     }
-    print(write("preemption_rules", results))
+    print(write("cores/preemption_rules", results))
 
 
 if __name__ == "__main__":

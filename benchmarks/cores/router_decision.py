@@ -106,7 +106,7 @@ def main() -> None:
         for replicas, outstanding, overloaded in CASES
     ]
     print_rows("Microseconds of CPU for one placement", rows)
-    print(write("router_decision", {"seed": SEED, "placements": PLACEMENTS, "rows": rows}))
+    print(write("cores/router_decision", {"seed": SEED, "placements": PLACEMENTS, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Every policy sees the same streams: the QwenTrace-like mix, and a recorded trace with its prefixes if one is
 given. Decoding and transfers take no time, so that the first token is there when its prefill ends. Prints
-one table, writes results/routing.json and docs/img/routing.svg:
+one table, writes results/cores/routing.json and docs/img/routing.svg:
 
     python -m benchmarks.cores.routing [--trace mooncake_conversation.jsonl]
 """
@@ -202,7 +202,7 @@ def main() -> None:
         },
     }
     draw(found, arguments.plot)
-    print(write("routing", results))
+    print(write("cores/routing", results))
 
 
 if __name__ == "__main__":

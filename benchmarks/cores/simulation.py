@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, action="append", default=[])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--output", type=Path, default=RESULTS / "simulation")
+    parser.add_argument("--output", type=Path, default=RESULTS / "cores" / "simulation")
     arguments = parser.parse_args()
     presets: list[Preset] = [*PRESETS.values()]
     presets += [on_trace(PRESETS[REPORTED], path) for path in arguments.trace]
@@ -69,7 +69,7 @@ def main() -> None:
         if preset.name == REPORTED:
             save(found, arguments.output, [granularity_plot(curve)])
             write_report(found, arguments.output, [granularity_plot(curve)])
-    print(write("simulation", results))
+    print(write("cores/simulation", results))
 
 
 if __name__ == "__main__":

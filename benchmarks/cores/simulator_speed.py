@@ -44,7 +44,7 @@ def main() -> None:
     for name, rate in found.items():
         print(f"{ARMS[name].title}: {rate:,.0f} requests per second")
     about = {"preset": PRESET, "replicas": 1, "load": LOAD, "requests": REQUESTS, "seed": SEED, "runs": RUNS}
-    print(write("simulator_speed", {**about, "requests_per_s": found}))
+    print(write("cores/simulator_speed", {**about, "requests_per_s": found}))
 
 
 if __name__ == "__main__":

@@ -37,13 +37,13 @@ def main() -> int:
 
 def keep(measured: Path) -> None:
     """Put what was measured, one JSON object a line, into the results."""
-    path = RESULTS / "failures.json"
+    path = RESULTS / "engines/failures.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     at = {name: value for name, value in about().items() if name in ("commit", "date")}
     for line in measured.read_text().splitlines():
         row = json.loads(line)
         results[row["fault"]] = {name: value for name, value in row.items() if name != "fault"} | at
-    write("failures", dict(sorted(results.items())))
+    write("engines/failures", dict(sorted(results.items())))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.offline_engine import BAREABLE_WORKER, in_own_process, offline_engine, prefill_s
-from benchmarks.engines.tiny_models import build_tiny
+from benchmarks.harness.offline_engine import BAREABLE_WORKER, in_own_process, offline_engine, prefill_s
+from benchmarks.harness.tiny_models import build_tiny
 from benchmarks.report import overhead, write
 from prefill_node.engine_setup import EngineSetup
 
@@ -86,7 +86,7 @@ def main() -> None:
     rows = []
     for ranks in (1, 2):
         rows += in_own_process(measure_engine, ranks, arguments.pairs, setup, arguments.tokens)
-    print(write("idle_overhead_compiled" if setup.compiled else "idle_overhead", {"rows": rows}))
+    print(write(f"engines/idle_overhead{'_compiled' if setup.compiled else ''}", {"rows": rows}))
 
 
 if __name__ == "__main__":

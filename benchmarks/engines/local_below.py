@@ -3,7 +3,7 @@
 The embedded model, one replica of each tier. Prompts of exactly `local_below` tokens may be computed by
 decode, those of one token more never are: the same load is asked for with the one and with the other length,
 in turns, so that whatever else the machine does hits both. Three loads: nothing else; four streams on decode;
-two streams, and long prompts on prefill. Writes results/local_below.json:
+two streams, and long prompts on prefill. Writes results/engines/local_below.json:
 
     python -m benchmarks.engines.local_below [--rounds 6]
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.local_server import Client, client, embedded_settings, served
+from benchmarks.harness.local_server import Client, client, embedded_settings, served
 from benchmarks.report import print_rows, quantiles, write
 from deployments.bench.answer import Answer
 from simulator.workload.arrivals import Arrival
@@ -94,9 +94,8 @@ def main() -> None:
     ]
     print_rows("Prompts computed by decode and by prefill", rows)
     print(f"computed by decode: {by_decode}")
-    write(
-        "local_below", {"rounds": rounds, "below": BELOW, "computed_by_decode": by_decode, "loads": results}
-    )
+    about = {"rounds": rounds, "below": BELOW, "computed_by_decode": by_decode}
+    write("engines/local_below", {**about, "loads": results})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.local_server import client, embedded_settings, environment, logged, served
+from benchmarks.harness.local_server import client, embedded_settings, environment, logged, served
 from benchmarks.report import print_rows, quantiles, write
 from deployments.bench.mixes import load_workload
 
@@ -76,7 +76,7 @@ def main() -> None:
     print_rows("Predicted over measured time to first token", rows)
     print("passes:", of_passes)
     settings = {"seconds": asked.seconds, "rate_rps": asked.rate, "seed": SEED}
-    print(write("predictions", {"settings": settings, "first_tokens": rows, "monitor": of_passes}))
+    print(write("engines/predictions", {"settings": settings, "first_tokens": rows, "monitor": of_passes}))
 
 
 def _summary(what: str, found: list[tuple[float, float]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.local_server import client, embedded_settings, logged, served
+from benchmarks.harness.local_server import client, embedded_settings, logged, served
 from benchmarks.report import print_rows, quantiles, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
@@ -109,7 +109,7 @@ def main() -> None:
         raise SystemExit(f"{stops} of {arguments.rounds} rounds were preempted: the result means nothing")
     bounds = verdict(runs["resume"][0], runs["off"][0])
     print(json.dumps(bounds, indent=2))
-    print(write("preemption", {"rounds": arguments.rounds, "modes": results, "bounds": bounds}))
+    print(write("engines/preemption", {"rounds": arguments.rounds, "modes": results, "bounds": bounds}))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.engines.local_server import client, embedded_settings, served
+from benchmarks.harness.local_server import client, embedded_settings, served
 from benchmarks.report import commit, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import PREMIUM
@@ -126,7 +126,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "commits": {arm.name: commit(arm.checkout) for arm in arms},
     }
-    print(write(name, {"settings": settings, "medians": rows, "values": found}))
+    print(write(f"engines/{name}", {"settings": settings, "medians": rows, "values": found}))
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from benchmarks.engines.local_server import client, served
-from benchmarks.engines.offline_engine import async_engine
-from benchmarks.engines.otlp import Received, Receiver, receiving
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.local_server import client, served
+from benchmarks.harness.offline_engine import async_engine
+from benchmarks.harness.otlp import Received, Receiver, receiving
+from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import commit, print_rows, quantiles, write
 from deployments.local.cpu_plan import plan_cores
 from simulator.workload.arrivals import Arrival
@@ -229,7 +229,7 @@ def main() -> None:
             for stage in by_concurrency["1"]
         ]
         print_rows(f"Stages, p50 ms by concurrency: {arm}", rows)
-    print(write("serving_path", {"seed": SEED, **results}))
+    print(write("engines/serving_path", {"seed": SEED, **results}))
 
 
 if __name__ == "__main__":

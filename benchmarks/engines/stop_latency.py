@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.engines.offline_engine import in_own_process, offline_engine, prefill_s
+from benchmarks.harness.offline_engine import in_own_process, offline_engine, prefill_s
 from benchmarks.report import quantiles, write
 from deployments.models.store import ModelStore
 from prefill_node.board.events import Stopped, decode
@@ -85,7 +85,7 @@ def main() -> None:
         asked = (granularity.value, arguments.ranks, arguments.tokens, arguments.rounds)
         rows.append(row := in_own_process(measure, *asked))
         print(row, flush=True)
-    print(write("stop_latency", {"rows": rows}))
+    print(write("engines/stop_latency", {"rows": rows}))
 
 
 if __name__ == "__main__":

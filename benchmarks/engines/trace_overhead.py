@@ -27,8 +27,8 @@ import httpx
 import numpy as np
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from benchmarks.engines.local_server import served
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.local_server import served
+from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import print_rows, quantiles, write
 
 SEED = 20260
@@ -166,7 +166,8 @@ def main() -> None:
         for tokens, row in rows.items()
     ]
     print_rows("Tracing", shown)
-    print(write("trace_overhead", {"seed": SEED, "ratio": ratio, "spans": spans, "by_prompt_tokens": rows}))
+    results = {"seed": SEED, "ratio": ratio, "spans": spans, "by_prompt_tokens": rows}
+    print(write("engines/trace_overhead", results))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Serves the embedded model, measures what prompts take alone, offers a fixed stream of short and long prompts,
 and simulates the same stream with the times that were measured. The recording is written to
-results/validation.json, to be simulated again.
+results/engines/validation.json, to be simulated again.
 
 What a prompt takes alone is measured before and after the stream, since a shared machine is not always
 equally fast, and after a pause as most requests of the stream find the server. The stream asks for one token
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, RunningServer, running
-from benchmarks.engines.local_server import environment
+from benchmarks.harness.local_server import environment
 from benchmarks.report import print_rows, write
 from simulator.study.validation import Recorded, Recording, compare
 from simulator.workload.arrivals import Arrival, Kind, Mix
@@ -118,7 +118,7 @@ def main() -> None:
     ]
     print_rows("Measured and simulated", rows)
     results = {"recording": recording.document(), "quantiles_s": found, "load": arguments.load}
-    print(write("validation", results))
+    print(write("engines/validation", results))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main() -> None:
     print_rows(f"Microseconds of one vote, on {len(os.sched_getaffinity(0))} cores", rows)
     lone_us = lone_boundary_us()
     print(f"A boundary on one rank (publish progress, compare, vote): {lone_us:.2f} µs")
-    print(write("vote", {"rows": rows, "lone_boundary_us": lone_us}))
+    print(write("engines/vote", {"rows": rows, "lone_boundary_us": lone_us}))
 
 
 def measure(transport: str, ranks: int, votes: int) -> dict[str, float]:

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.engines.offline_engine import in_own_process
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
+from benchmarks.harness.offline_engine import in_own_process
 from benchmarks.report import Measurements, overhead, print_rows, summary
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import BoundaryLevel

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.offline_engine import BAREABLE_WORKER, async_engine
+from benchmarks.harness.offline_engine import BAREABLE_WORKER, async_engine
 from prefill_node.board.board import Board
 from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup

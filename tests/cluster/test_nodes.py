@@ -16,7 +16,7 @@ from steady_load import SteadyLoad
 from streams import WHOLE, client, stream
 from waiting import assert_soon
 
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.local.ending import kill
 from deployments.local.launcher import get_json
 

@@ -10,8 +10,8 @@ import ray
 from ports import free_port
 from serving import start
 
-from benchmarks.engines.otlp import receiving
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.otlp import receiving
+from benchmarks.harness.tiny_models import build_tiny_llama
 from kv_transfer.engine_processes import named_shared_memory
 
 KEYS = {"acme": "key-of-acme", "single": "key-of-single"}

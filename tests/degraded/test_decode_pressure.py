@@ -9,7 +9,7 @@ import pytest
 from ports import free_port
 from serving import start
 
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.tiny_models import build_tiny_llama
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

@@ -8,7 +8,7 @@ import pytest
 from ports import free_port
 from serving import Deployment, start
 
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.tiny_models import build_tiny_llama
 
 
 def nixl_port() -> int:

@@ -11,7 +11,7 @@ from ports import free_port
 from serving import start
 from waiting import assert_soon, at_rest
 
-from benchmarks.engines.tiny_models import build_tiny
+from benchmarks.harness.tiny_models import build_tiny
 from deployments.bench.answer import Fate
 from deployments.bench.client import connected
 from deployments.bench.load import Asking, Prompts, offer

@@ -10,7 +10,7 @@ import yaml
 from certificates import self_signed
 from ports import free_port
 
-from benchmarks.engines.local_server import environment, start_until
+from benchmarks.harness.local_server import environment, start_until
 from deployments.config.tls import TLSConfig
 from deployments.local.launcher import get_json
 

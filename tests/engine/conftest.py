@@ -5,7 +5,7 @@ import os
 import pytest
 from engines import COMPILED, engine
 
-from benchmarks.engines.tiny_models import build_tiny
+from benchmarks.harness.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
 
 os.environ |= {

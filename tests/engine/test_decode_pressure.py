@@ -97,7 +97,7 @@ class DecodeEngine:
 def decode(models):
     import os
 
-    from benchmarks.engines.offline_engine import _prepare
+    from benchmarks.harness.offline_engine import _prepare
 
     _prepare("nobind", is_gpu=False)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -12,7 +12,7 @@ from engines import random_prompt
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
-from benchmarks.engines.offline_engine import async_engine
+from benchmarks.harness.offline_engine import async_engine
 from kv_transfer import engine_watchdog
 from kv_transfer.engine_processes import shared_memory_of, unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog

@@ -12,7 +12,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.inputs import TokensPrompt
 
-from benchmarks.engines.offline_engine import async_engine
+from benchmarks.harness.offline_engine import async_engine
 from kv_transfer.connector import KVRole, SeveralCacheGroupsError, kv_transfer_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from benchmarks.engines.local_server import serve_until_ready
+from benchmarks.harness.local_server import serve_until_ready
 
 METRICS_EVERY_S = 1.0
 """How often the processes of a deployment export their metrics; Ray's own default is ten seconds."""

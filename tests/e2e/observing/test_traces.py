@@ -10,7 +10,7 @@ import httpx
 import pytest
 from waiting import assert_soon, at_rest
 
-from benchmarks.engines.otlp import receiving
+from benchmarks.harness.otlp import receiving
 
 pytestmark = pytest.mark.e2e
 

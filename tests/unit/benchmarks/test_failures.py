@@ -12,7 +12,7 @@ from benchmarks.engines import failures
 def results(tmp_path, monkeypatch):
     for module in (report, failures):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    return tmp_path / "failures.json"
+    return tmp_path / "engines/failures.json"
 
 
 def measured(tmp_path, *rows):

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node import grammar_check
 from decode_node.grammar_check import GrammarCheck, GrammarLimits
 

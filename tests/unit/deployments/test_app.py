@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import deployments
-from benchmarks.engines.tiny_models import build_tiny_llama
+from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 from slo.tiers import PREMIUM

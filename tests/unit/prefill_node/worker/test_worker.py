@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engines.tiny_models import build_tiny
+from benchmarks.harness.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.worker import PreemptibleWorker
 from slo.preemption.types import Limits

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from ports import free_port
 
-from benchmarks.engines.offline_engine import async_engine
+from benchmarks.harness.offline_engine import async_engine
 from decode_node.carrying import SCHEDULER, WORKERS
 from decode_node.orchestrator import Call, Orchestrator, _Run
 from decode_node.prefill_health import PrefillWatch

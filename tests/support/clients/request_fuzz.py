@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 PATHS = {"/v1/chat/completions": ChatCompletionRequest, "/v1/completions": CompletionRequest}
-CORPUS = Path(__file__).parents[1] / "corpus" / "requests.jsonl"
+CORPUS = Path(__file__).parents[2] / "corpus" / "requests.jsonl"
 _SCHEMAS = {path: model.model_json_schema() for path, model in PATHS.items()}
 _SAY = [{"role": "user", "content": "hi"}]
 _MAX_DEPTH = 6

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.engines.offline_engine import offline_engine
+from benchmarks.harness.offline_engine import offline_engine
 from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.queue import argument

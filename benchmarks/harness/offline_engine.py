@@ -21,7 +21,7 @@ from prefill_node.board.board import Board
 from prefill_node.engine_setup import EngineSetup
 
 Result = TypeVar("Result")
-BAREABLE_WORKER: Final = "benchmarks.engines.bare_worker.BareableWorker"
+BAREABLE_WORKER: Final = "benchmarks.harness.bare_worker.BareableWorker"
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",

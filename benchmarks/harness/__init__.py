@@ -1,0 +1,1 @@
+"""What benchmarks and tests start: servers and engines of this machine, tiny models, a receiver of spans."""
