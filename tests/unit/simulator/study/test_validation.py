@@ -7,7 +7,7 @@ import pytest
 
 from simulator.study.validation import Recorded, Recording, compare, simulated_s
 
-RECORDED = Path(__file__).parents[4] / "benchmarks" / "results" / "validation.json"
+RECORDED = Path(__file__).parents[4] / "benchmarks" / "results" / "engines" / "validation.json"
 LIMITS = {"p50": 0.10, "p95": 0.15}
 
 

@@ -411,6 +411,7 @@ def test_a_rescue_saves_its_waiter_and_harms_less_than_its_weight(state, rules):
     if not isinstance(decision, Preempt):
         return
     running = state.running
+    members = {member.job_id for member in running.members}
     free_s = NOW_S + rules.stop_latency_s + running.boundary_s
     for waiter in state.waiting:
         ends_s = free_s + waiter.remaining_s
@@ -420,7 +421,8 @@ def test_a_rescue_saves_its_waiter_and_harms_less_than_its_weight(state, rules):
             and ends_s <= waiter.deadline_s
         ):
             break
-        if ends_s <= waiter.deadline_s:
+        # Who was preempted by a member does not resume before it.
+        if ends_s <= waiter.deadline_s and waiter.preempted_by not in members:
             free_s = ends_s
     assert ends_s <= waiter.deadline_s
     redo_s = running.restart_s if rules.mode is RECOMPUTE else running.remaining_s
