@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from deployments.local.cpu_plan import CorePlan, plan_cores
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.models.store import ModelStore, ResolvedModel
-from deployments.monitor.actor import MonitorOptions
+from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
@@ -82,7 +83,8 @@ def build(config: SlackServeConfig) -> serve.Application:
     _check_model_fits(config, model)
     keys = KeyWatch(config.key_source())
     cores = _core_plan(config)
-    router = _router(config, profile)
+    monitor = _monitor(config, model.model_id)
+    router = _router(config, profile, monitor)
     prefill = build_llm_deployment(
         _llm_config(config, model, config.prefill, KVRole.PREFILL),
         name_prefix=PREFILL_PREFIX,
@@ -108,6 +110,9 @@ def build(config: SlackServeConfig) -> serve.Application:
         ray_actor_options=_small_actor(config),
         logging_config=_logging(config),
         graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.decode.drain_s,
+        # An ingress of new code is there before one of the old goes: none refuses meanwhile.
+        max_surge_percent=100,
     )
     return ingress.bind(
         llm_deployments={model.model_id: decode},
@@ -118,7 +123,7 @@ def build(config: SlackServeConfig) -> serve.Application:
             config.limits,
             config.max_model_len or _longest(model) or _UNKNOWN_LENGTH,
             config.router.max_replacements,
-            _monitor(config, model.model_id),
+            monitor,
             config.tracing.options(),
         ),
         router=router,
@@ -126,7 +131,7 @@ def build(config: SlackServeConfig) -> serve.Application:
 
 
 def _monitor(config: SlackServeConfig, model: str) -> MonitorOptions | None:
-    """What an ingress starts the SLO monitor with; whoever builds the application need not live on."""
+    """What router and ingresses start the SLO monitor with; who builds the application need not live on."""
     monitor = config.monitor
     if not monitor.enabled:
         return None
@@ -150,7 +155,9 @@ def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:
     )
 
 
-def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHandle:
+def _router(
+    config: SlackServeConfig, profile: Profile | None, monitor: MonitorOptions | None
+) -> DeploymentHandle:
     deployment = serve.deployment(
         SlackRouter,
         name=ROUTER_NAME,
@@ -167,7 +174,7 @@ def _router(config: SlackServeConfig, profile: Profile | None) -> DeploymentHand
             config.router.limits(config.degraded, config.kv_transfer.local_below),
             config.admission.rules(),
             _link(profile) if config.kv_transfer.link is None else config.kv_transfer.link.link(),
-            config.monitor.enabled,
+            None if monitor is None else partial(start_own_monitor, monitor),
         )
     )
 

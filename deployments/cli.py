@@ -157,6 +157,24 @@ def observability(
         _console.print(str(file), highlight=False)
 
 
+@app.command()
+def leave(
+    within: Annotated[float, typer.Option(min=1, max=3600, help="Seconds that the node will last.")] = 75.0,
+    node_id: Annotated[str | None, typer.Option(help="Ray's id of another node.")] = None,
+) -> None:
+    """Have the replicas of this machine's Ray node start elsewhere and finish here, before the node ends."""
+    from deployments.local import leaving  # noqa: PLC0415 - imports Ray
+
+    try:
+        left = leaving.leave(within, node_id)
+    except leaving.LeaveError as error:
+        _console.print(Text(f"leave: {error}", style="red"))
+        raise typer.Exit(1) from None
+    if left:
+        _console.print(Text(f"leave: after {within:g} s still here: {', '.join(left)}", style="red"))
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point; turns expected failures into one clear message and exit code 2."""
     from deployments.local.launcher import StartError  # noqa: PLC0415

@@ -45,7 +45,7 @@ from deployments.http.key_watch import KeyWatch
 from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
 from deployments.http.token_meter import TokenMeter
-from deployments.monitor.actor import MonitorOptions, start_monitor
+from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
 from slo.errors import EvictionReason, FieldError, Rejected
@@ -207,9 +207,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         participant = Participant(
             replica.replica_id.unique_id, Role.INGRESS, IngressSeen, settings=options.settings
         )
-        client = MonitorClient(
-            participant, self._instruments, partial(start_monitor, options, replica.app_name)
-        )
+        client = MonitorClient(participant, self._instruments, partial(start_own_monitor, options))
         client.start()
         return client
 

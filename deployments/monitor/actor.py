@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import ray
+from ray import serve
 
 from deployments.monitor.exporter import Exporter
 from slo.autoscaling.need import FleetDemand
@@ -115,6 +116,11 @@ def start_monitor(options: MonitorOptions, application: str) -> Any:
         resources=place,
     )
     return actor.remote(options, name)
+
+
+def start_own_monitor(options: MonitorOptions) -> Any:
+    """The handle of the monitor of this replica's application; started if there is none."""
+    return start_monitor(options, serve.get_replica_context().app_name)
 
 
 def stop_monitor(application: str) -> None:

@@ -11,6 +11,7 @@ import random
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
 
@@ -47,7 +48,7 @@ class RouterConfig:
         limits: How the router treats what it is told.
         admission: When the fleet is under pressure, and what is done about it.
         link: What KV moves over; None for a handoff that does not depend on the prompt's length.
-        is_monitored: Whether the cluster has an SLO monitor.
+        find_monitor: Finds the application's SLO monitor, and starts it when there is none; None without one.
     """
 
     tiers: TierSet
@@ -55,7 +56,7 @@ class RouterConfig:
     limits: RouterLimits
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     link: KvLink | None = None
-    is_monitored: bool = False
+    find_monitor: Callable[[], Any] | None = None
 
     def controller(self) -> AdmissionController:
         """Admission with nothing admitted yet."""
@@ -88,9 +89,9 @@ class SlackRouter:
             *monitor_client.METRICS,
         )
         self._monitor: MonitorClient | None = None
-        if config.is_monitored:
+        if config.find_monitor is not None:
             participant = Participant(_reporter(), Role.ROUTER, self._seen, self.follow)
-            self._monitor = MonitorClient(participant, self._instruments)
+            self._monitor = MonitorClient(participant, self._instruments, config.find_monitor)
 
     async def place(self, request: PlacementRequested) -> PlacementDecision:
         """Decide on one request, and place nothing any more on a replica that was lost with it.

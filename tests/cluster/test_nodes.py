@@ -1,6 +1,7 @@
 """A cluster whose nodes have a replica each is upgraded under load, and loses a node."""
 
 import asyncio
+import contextlib
 import copy
 import random
 import shutil
@@ -8,6 +9,7 @@ import tempfile
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from fleet import tell, until
 from nodes import ROOT, Cluster
@@ -42,7 +44,6 @@ def serve_config(model, code):
         "model_name": "tiny",
         "max_model_len": 4096,
         "warmup_tokens": [32, 512],
-        "ingress_replicas": 2,
         "node_labels": {TIER: "head"},
         "prefill": {"replicas": 2, "node_labels": {TIER: "prefill"}},
         "decode": {"replicas": 2, "node_labels": {TIER: "decode"}},
@@ -88,7 +89,10 @@ def cluster():
 @pytest.fixture(scope="module")
 def nodes(cluster):
     """Of each tier, the processes of its nodes."""
-    return {tier: [cluster.add({TIER: tier}, cpus=2) for _ in range(2)] for tier in ("prefill", "decode")}
+    return {
+        tier: [cluster.add({TIER: tier, "number": str(number)}, cpus=2) for number in range(2)]
+        for tier in ("prefill", "decode")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -104,35 +108,13 @@ def config(cluster, nodes, tmp_path_factory):
     return config
 
 
-def monitors(cluster):
-    """The names of the SLO monitors that live."""
-    found = cluster.get("/api/v0/actors?detail=1&limit=1000") or {}
-    actors = found["data"]["result"]["result"]
-    return {one["name"] for one in actors if one["class_name"] == "SloMonitor" and one["state"] == "ALIVE"}
-
-
-def running(cluster, deployment):
-    """The replicas of a deployment that run."""
-    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
-    replicas = application["deployments"][deployment]["replicas"]
-    return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
-
-
 def states(cluster):
     """What Serve says of each deployment that is not healthy."""
-    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
     return {
         name: (one["status"], one["message"], [replica["state"] for replica in one["replicas"]])
-        for name, one in application["deployments"].items()
+        for name, one in cluster.application()["deployments"].items()
         if one["status"] != "HEALTHY"
     }
-
-
-def is_deployed(cluster):
-    (application,) = cluster.get("/api/serve/applications/")["applications"].values()
-    return application["status"] == "RUNNING" and all(
-        deployment["status"] == "HEALTHY" for deployment in application["deployments"].values()
-    )
 
 
 def changed(config):
@@ -144,8 +126,9 @@ def changed(config):
     return config
 
 
+@pytest.mark.timeout(900)
 async def test_an_upgrade_under_load(cluster, config):
-    (old,) = monitors(cluster)
+    (old,) = cluster.monitors()
     async with SteadyLoad(URL, "none", clients=0) as nobody:
         expected = await nobody.reference()
     async with SteadyLoad(URL, "none", expected) as load:
@@ -155,14 +138,14 @@ async def test_an_upgrade_under_load(cluster, config):
         assert deployed.returncode == 0, deployed.stderr
 
         async def has_new_monitor():
-            return await asyncio.to_thread(monitors, cluster) - {old}
+            return await asyncio.to_thread(cluster.monitors) - {old}
 
         monitor_s = await until(has_new_monitor, 60, "no monitor runs the new code")
 
         async def is_done():
-            return await asyncio.to_thread(is_deployed, cluster)
+            return await asyncio.to_thread(cluster.is_serving)
 
-        await until(is_done, 280, "the upgrade did not end")
+        await until(is_done, 500, "the upgrade did not end")
         upgraded_s = round(time.monotonic() - started_s, 1)
         await load.until_answered(time.monotonic(), placed=True)
     errors = [one.error for one in load.since(started_s) if one.error is not None]
@@ -183,7 +166,7 @@ async def test_a_node_is_lost(cluster, config, nodes):
             return len(begun) == len(calls)
 
         await until(all_stream, 30, "not every answer has begun")
-        before = running(cluster, "Decode:tiny")
+        before = cluster.running("Decode:tiny")
         lost = nodes["decode"][0]
         kill((*lost.children(recursive=True), lost))
         lost_s = time.monotonic()
@@ -194,7 +177,7 @@ async def test_a_node_is_lost(cluster, config, nodes):
         await asyncio.to_thread(cluster.add, {TIER: "decode"}, 2)
 
         async def is_whole():
-            now = await asyncio.to_thread(running, cluster, "Decode:tiny")
+            now = await asyncio.to_thread(cluster.running, "Decode:tiny")
             return len(now) == 2 and now != before
 
         await until(is_whole, 120, "the replica of the lost node was not replaced")
@@ -203,3 +186,38 @@ async def test_a_node_is_lost(cluster, config, nodes):
     assert after == (8, WHOLE)
     assert whole >= 3, "streams elsewhere have ended with it"
     assert all(answer == (TOKENS, WHOLE) or "[DONE]" not in answer[1] for answer in answers)
+
+
+async def test_a_node_is_left(cluster, config, nodes):
+    """Its replica starts elsewhere and finishes what it has; then the node may end, and nobody notices."""
+    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
+    leaving, node_id = nodes["decode"][1], cluster.node_id(**{TIER: "decode", "number": "1"})
+    await asyncio.to_thread(cluster.add, {TIER: "decode"}, 2)
+    begun = set()
+    async with SteadyLoad(URL, "none", clients=0) as nobody:
+        expected = await nobody.reference()
+    async with client(fleet) as http, SteadyLoad(URL, "none", expected, clients=3) as load:
+        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(8)]
+
+        async def all_stream():
+            return len(begun) == len(calls)
+
+        await until(all_stream, 30, "not every answer has begun")
+        started_s = time.monotonic()
+        left = await asyncio.to_thread(cluster.leave, node_id, 180)
+        left_s = round(time.monotonic() - started_s, 1)
+        leaving.terminate()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            await asyncio.to_thread(leaving.wait, 30)
+        await load.until_answered(time.monotonic(), placed=True)
+        answers = await asyncio.gather(*calls)
+        await asyncio.sleep(5)
+    ended = load.since(started_s)
+    errors = [one.error for one in ended if one.error is not None]
+    whole = sum(answer == (TOKENS, WHOLE) for answer in answers)
+    tell("node left", left_s=left_s, answers=len(ended) - len(errors), errors=errors, streams=8, whole=whole)
+    assert left.returncode == 0, left.stderr
+    assert not leaving.is_running()
+    assert errors == []
+    assert whole == len(answers)
+    assert len(await asyncio.to_thread(cluster.running, "Decode:tiny")) == 2

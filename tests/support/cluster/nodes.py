@@ -26,20 +26,22 @@ TOKEN = secrets.token_hex(32)
 class Cluster:
     """Ray nodes on this machine; `dashboard` is where the head takes deployments.
 
-    With an `address` the head is there, and nodes on hosts of their own reach it.
+    With an `address` the head is there, and nodes on hosts of their own reach it. All its processes have
+    what is in `environment`, too.
     """
 
-    def __init__(self, directory, address=None):
+    def __init__(self, directory, address=None, environment=()):
         self._directory = directory
         self._address = address
+        self._environment = dict(environment)
         self._nodes = []
         self._gcs, self._dashboard_port = free_port(), free_port()
         self.dashboard = f"http://127.0.0.1:{self._dashboard_port}"
 
     def start_head(self, cpus=0):
-        """The head, which runs nothing by default."""
+        """The head, which runs nothing by default; its process."""
         at = () if self._address is None else (f"--node-ip-address={self._address}",)
-        self._start(
+        return self._start(
             "--head",
             *at,
             f"--port={self._gcs}",
@@ -76,8 +78,14 @@ class Cluster:
         command = [*within, BIN / "ray", "start", "--block", "--disable-usage-stats", *ports, *options]
         path = Path(self._directory) / f"node-{len(self._nodes)}.log"
         with path.open("wb") as log:
+            # Ray puts the directory in which it starts before all others that are searched for code.
             node = subprocess.Popen(
-                command, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=self._directory,
+                env=environment() | self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self._nodes.append(node)
         # One after the other: nodes that start at once on one machine take the same names for their sockets.
@@ -95,6 +103,44 @@ class Cluster:
                 return yaml.safe_load(answer.read())
         except (urllib.error.URLError, OSError):
             return None
+
+    def application(self):
+        """What Serve says of the one application."""
+        (application,) = self.get("/api/serve/applications/")["applications"].values()
+        return application
+
+    def is_serving(self):
+        """Whether all of the application is as it was asked for."""
+        application = self.application()
+        return application["status"] == "RUNNING" and all(
+            deployment["status"] == "HEALTHY" for deployment in application["deployments"].values()
+        )
+
+    def running(self, deployment):
+        """The replicas of a deployment that run."""
+        replicas = self.application()["deployments"][deployment]["replicas"]
+        return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+    def node_id(self, **labels):
+        """Ray's id of the one node that lives with these labels."""
+        found = self.get("/api/v0/nodes?detail=1&limit=100")["data"]["result"]["result"]
+        alive = [one for one in found if one["state"] == "ALIVE" and labels.items() <= one["labels"].items()]
+        (node,) = alive
+        return node["node_id"]
+
+    def leave(self, node_id, within_s):
+        """Run `slackserve leave`; the process that has ended."""
+        command = [BIN / "slackserve", "leave", "--node-id", node_id, "--within", str(within_s)]
+        given = environment() | {"RAY_ADDRESS": f"{self._address or '127.0.0.1'}:{self._gcs}"}
+        return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+
+    def monitors(self):
+        """The names of the SLO monitors that live."""
+        found = self.get("/api/v0/actors?detail=1&limit=1000") or {}
+        actors = found["data"]["result"]["result"]
+        return {
+            one["name"] for one in actors if one["class_name"] == "SloMonitor" and one["state"] == "ALIVE"
+        }
 
     def deploy(self, config, token=TOKEN):
         """Run `serve deploy`; the process that has ended."""

@@ -149,6 +149,12 @@ def _times(objects, config: SlackServeConfig):
     graces = [each["spec"]["terminationGracePeriodSeconds"] for each in ray_templates(objects).values()]
     if min(graces) <= longest:
         yield f"a pod ends after {min(graces)} s, and what it holds may take {longest} s"
+    for tier, group in groups(objects).items():
+        command = container_of(group["template"])["lifecycle"]["preStop"]["exec"]["command"]
+        within = float(command[command.index("--within") + 1])
+        grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        if command[:2] != ["slackserve", "leave"] or not longest <= within < grace:
+            yield f"a pod of {tier} takes {within:g} s to leave, of {grace}, with what may take {longest} s"
     if ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"] <= max(graces):
         yield "the old cluster is deleted before its pods may end"
 
@@ -251,6 +257,11 @@ MISTAKES = {
         lambda group, container: container["env"].append({"name": "ACME_KEY", "value": "x"})
     ),
     "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 61}"),
+    "s to leave": in_prefill(
+        lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
+            command=["slackserve", "leave", "--within", "120"]
+        )
+    ),
     "before its pods may end": lambda objects: ray_service(objects)["spec"].update(
         rayClusterDeletionDelaySeconds=60
     ),

@@ -1,0 +1,157 @@
+"""A cluster whose control plane is in Redis loses its head, and gets another."""
+
+import asyncio
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from fleet import tell, until
+from namespaces import Network
+from nodes import ROOT, Cluster
+from ports import free_port
+from steady_load import SteadyLoad
+from streams import WHOLE, client, stream
+from waiting import assert_soon
+
+from benchmarks.harness.tiny_models import build_tiny_llama
+from deployments.local.ending import kill, kill_after
+from deployments.local.launcher import get_json
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
+
+TIER = "slackserve.io/tier"
+AWAY_S = 10.0
+STREAMS, TOKENS = 4, 8000
+CLIENTS = 3
+
+
+def serve_config(model, port):
+    ports = random.randrange(24_000, 31_000)
+    args = {
+        "model": str(model),
+        "model_name": "tiny",
+        "max_model_len": 16_384,
+        "warmup_tokens": [32, 512],
+        "node_labels": {TIER: "all"},
+        "prefill": {"node_labels": {TIER: "all"}},
+        "decode": {"node_labels": {TIER: "all"}, "engine_kwargs": {"max_num_batched_tokens": 512}},
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "monitor": {"port": 0, "shed": False},
+        "tiers": {
+            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
+            "standard": {"ttft_ms": 30_000, "weight": 2},
+            "background": {"weight": 1},
+        },
+    }
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": port},
+        "applications": [
+            {
+                "name": "slackserve",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build",
+                "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
+                "args": args,
+            }
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def directory():
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def redis(directory):
+    """The address of a Redis."""
+    if (program := shutil.which("redis-server")) is None:
+        pytest.skip("needs redis-server, of Debian's package redis-server")
+    port = free_port()
+    command = [program, "--port", str(port), "--save", "", "--dir", str(directory)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    yield f"127.0.0.1:{port}"
+    server.terminate()
+    kill_after(5, [psutil.Process(server.pid)])
+
+
+@pytest.fixture(scope="module")
+def network():
+    with Network(84) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def deployed(network, directory, redis, tmp_path_factory):
+    """The cluster, the process of its head, and where the other node answers."""
+    cluster = Cluster(directory, network.address, {"RAY_REDIS_ADDRESS": redis})
+    try:
+        head = cluster.start_head()
+        host = network.add_host()
+        cluster.add({TIER: "all"}, 4, host)
+        port = free_port()
+        config = serve_config(
+            build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384), port
+        )
+        assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
+        url = f"http://{host[1]}:{port}"
+        assert_soon(lambda: (get_json(f"{url}/ready") or {}).get("status") == "ready", 300, "not ready")
+        yield SimpleNamespace(cluster=cluster, head=head, url=url)
+    finally:
+        cluster.stop()
+
+
+async def test_the_head_is_lost(deployed):
+    """What the other node serves goes on; with a head again the cluster takes deployments as before."""
+    cluster = deployed.cluster
+    fleet = SimpleNamespace(deployment=SimpleNamespace(url=deployed.url), key="none")
+    async with SteadyLoad(deployed.url, "none", clients=0) as nobody:
+        expected = await nobody.reference()
+    begun = set()
+    async with client(fleet) as http, SteadyLoad(deployed.url, "none", expected, CLIENTS) as load:
+        await load.until_answered(time.monotonic(), placed=True)
+        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
+
+        async def all_stream():
+            return len(begun) == STREAMS
+
+        await until(all_stream, 30, "not every answer has begun")
+        kill((*deployed.head.children(recursive=True), deployed.head))
+        lost_s = time.monotonic()
+        answered_s = await load.until_answered(lost_s)
+        await asyncio.sleep(max(0.0, lost_s + AWAY_S - time.monotonic()))
+        still = sum(not call.done() for call in calls)
+        await asyncio.to_thread(cluster.start_head)
+
+        async def is_back():
+            return await asyncio.to_thread(lambda: cluster.is_serving() and cluster.monitors())
+
+        await until(is_back, 120, "the cluster is not as before")
+        back_s = round(time.monotonic() - lost_s, 1)
+        began_s = time.monotonic()
+        await load.until_answered(began_s, placed=True)
+        streams = await asyncio.gather(*calls)
+    ended = load.since(lost_s)
+    errors = [one.error for one in ended if one.error is not None]
+    tell(
+        "head killed, control plane in Redis",
+        away_s=AWAY_S,
+        answered_s=round(answered_s, 1),
+        answers=len(ended) - len(errors),
+        errors=errors,
+        streams=STREAMS,
+        whole=sum(answer == (TOKENS, WHOLE) for answer in streams),
+        back_s=back_s,
+    )
+    assert still > 0, "no stream ran for as long"
+    assert errors == []
+    assert streams == [(TOKENS, WHOLE)] * STREAMS
+    assert back_s <= 120
