@@ -111,7 +111,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         tracing.start(node.tracing, "decode")  # before vLLM, which would export by itself
         if node.cores:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
-        await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
+        with logs.kept():
+            await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._instruments = Instruments(

@@ -7,6 +7,9 @@ deployment is configured so; the event's own fields are `key=value` text and JSO
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from typing import Any, Final
 
 _LOGGER: Final = logging.getLogger("ray.serve")
@@ -21,6 +24,22 @@ def event(name: str, *, level: int = logging.INFO, **fields: Any) -> None:
         return
     text = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value is not None)
     _LOGGER.log(level, "%s %s", name, text, extra={"ray_serve_extra_fields": {"event": name, **fields}})
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep Serve's log while libraries are imported that configure logging for themselves, as NIXL's does.
+
+    `logging.config.dictConfig` closes all handlers of the process. Serve's would write no line any more, and
+    the replica could not say where it logs: a Serve controller that was started again asks for that, and
+    stops each replica that does not answer.
+    """
+    targets = [(each, each.target) for each in _LOGGER.handlers if isinstance(each, MemoryHandler)]
+    try:
+        yield
+    finally:
+        for handler, target in targets:
+            handler.setTarget(target)
 
 
 def _shown(value: Any) -> str:

@@ -96,7 +96,7 @@ def deployed(network, directory, redis, tmp_path_factory):
     try:
         head = cluster.start_head()
         host = network.add_host()
-        cluster.add({TIER: "all"}, 4, host)
+        cluster.add({TIER: "all"}, 6, host)
         port = free_port()
         config = serve_config(
             build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384), port

@@ -98,7 +98,7 @@ def cluster(network, directory, tmp_path_factory):
 
 def given_up(directory):
     """How many prefills decode has not waited for any longer."""
-    logs = directory.glob("session_latest/logs/worker-*.err")
+    logs = directory.glob("head-0/session_latest/logs/worker-*.err")
     return sum(path.read_text(errors="replace").count("prefill_failed request_id") for path in logs)
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import ray
 from fleet import actor, family, until
+from processes import replicas
 from steady_load import WAIT_S
 
 from kv_transfer.engine_processes import shared_memory_of
@@ -30,6 +31,23 @@ async def test_the_router_is_killed(fleet):
         "no request had to do without the router"
     )
     assert "router_fallback" in fleet.log
+
+
+async def test_serves_controller_is_killed(fleet):
+    """It starts again, and asks each replica for what it is; one that could not answer would be stopped."""
+    name = "SERVE_CONTROLLER_ACTOR"
+    before = replicas()
+    async with fleet.under_load("Serve's controller killed") as fault:
+        pid = actor(name)[1]
+        os.kill(pid, signal.SIGKILL)
+        fault.happens()
+
+        async def is_there():
+            return actor(name)[1] not in (None, pid)
+
+        fault.measured["back_s"] = await until(is_there, 60, "there is no other controller")
+        await asyncio.sleep(10)
+    assert replicas() == before, "replicas that had not failed were replaced"
 
 
 @pytest.mark.nightly

@@ -14,6 +14,12 @@ def processes_of(tier):
     pytest.fail(f"no {tier} replica")
 
 
+def replicas():
+    """The process ids of all replicas."""
+    found = psutil.process_iter(["cmdline"])
+    return {one.pid for one in found if "ServeReplica:slackserve:" in " ".join(one.info["cmdline"] or [])}
+
+
 def of_kind(kind, processes):
     """Of a replica's processes: the replica itself, or its EngineCore, in which its one worker is."""
     return (process for process in processes if _NAMES[kind] in " ".join(process.cmdline()))
