@@ -16,7 +16,12 @@ from pathlib import Path
 
 from benchmarks.report import RESULTS, about, write
 
-_TESTS = ("tests/degraded", "tests/cluster/test_nodes.py", "-m", "long or nightly")
+_TESTS = (
+    "tests/degraded",
+    *(f"tests/cluster/test_{name}.py" for name in ("head", "nodes", "partition")),
+    "-m",
+    "long or nightly",
+)
 _FILE = "SLACKSERVE_FAILURES"
 """The tests write a JSON object for each fault to the file that it names."""
 
