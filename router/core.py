@@ -16,12 +16,19 @@ from router.admission import Gate
 from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
-from router.messages import LiveJobs, Placed, PlacementDecision, PlacementReason, PlacementRequested
+from router.messages import (
+    JobEnded,
+    LiveJobs,
+    Placed,
+    PlacementDecision,
+    PlacementReason,
+    PlacementRequested,
+)
 from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
-from slo.admission.tenant_limits import Usage
 from slo.autoscaling.need import DecodeDemand
 from slo.decode.headroom import HOLD_S
+from slo.decode.output_length import FIRST_GUESS, OutputLengths
 from slo.errors import Rejected, RejectionReason
 from slo.predict.path_time import PathTime
 from slo.queue.slack import NO_DEADLINE
@@ -42,12 +49,14 @@ class _Terms:
 
     Attributes:
         budget_s: For its first token, from arrival; None for no deadline.
+        promised_s: What it was promised for that; None for nothing.
         deadline_s: When its prefill must end, infinite for never.
         latest_s: When its prefill must end lest it be rejected; infinite when it never is.
     """
 
     arrived_s: float
     budget_s: float | None
+    promised_s: float | None
     deadline_s: float
     latest_s: float
 
@@ -82,6 +91,7 @@ class RouterCore:
         self._link = link
         self._gate = gate or Gate()
         self._path = PathTime()
+        self._answers = OutputLengths()
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -94,16 +104,13 @@ class RouterCore:
         self._gate.served(event.ended)
         return self.view.prefill_reported(event, now_s)
 
-    def job_ended(
-        self, job_id: JobId, now_s: float, ttft_s: float | None = None, used: Usage | None = None
-    ) -> None:
-        """Forget a request that ended, or whose client is gone, wherever it is.
-
-        `ttft_s` is its measured time to first token, if it had one; `used` see `Gate.ended`.
-        """
-        self._path.ended(job_id, ttft_s)
-        self._gate.ended(job_id, now_s, used)
-        self.view.job_ended(job_id)
+    def job_ended(self, ended: JobEnded, now_s: float) -> None:
+        """Forget a request wherever it is, and learn from it."""
+        self._path.ended(ended.job_id, ended.ttft_s)
+        self._gate.ended(ended.job_id, now_s, ended.used)
+        self.view.job_ended(ended.job_id)
+        if (answered := ended.answered) is not None:
+            self._answers.ended(answered.tier, answered.tenant, answered.tokens)
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
@@ -155,7 +162,7 @@ class RouterCore:
                 return rejected
         if not replicas:
             return self._leave_to_decode(request, newcomer, decode, now_s)
-        terms = self._terms(request, tokens, replicas, now_s)
+        terms = self._terms(request, tokens, replicas, decode, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
@@ -203,7 +210,7 @@ class RouterCore:
         tokens = newcomer.tokens
         decode.placed(tokens, newcomer, now_s)
         decode.local_prefills += 1
-        budget_s = request.objective.ttft_s
+        budget_s = request.objective.known_ttft_budget_s
         return Placed(
             prefill_replica=None,
             decode_replica=decode.replica_id,
@@ -213,6 +220,7 @@ class RouterCore:
             slack_s=math.inf if budget_s is None else budget_s,
             handoff_s=0.0,
             reason=PlacementReason.NO_PREFILL_REPLICA,
+            promised_ttft_s=request.objective.ttft_s,
         )
 
     def _has_too_many(self, decode: DecodeView) -> bool:
@@ -249,6 +257,7 @@ class RouterCore:
             slack_s=math.inf if terms.budget_s is None else terms.budget_s - predicted_s,
             handoff_s=0.0,
             reason=PlacementReason.CHEAPER_ON_DECODE,
+            promised_ttft_s=terms.promised_s,
         )
 
     def _choose_decode(
@@ -257,25 +266,54 @@ class RouterCore:
         if (decode_replica := request.decode_replica) is not None:
             return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
         usable = self.view.usable_decode(now_s, request.failed_replicas)
-        return choose_decode(usable, newcomer, request.objective.tpot_s, self._link)
+        return choose_decode(usable, newcomer, self._pace_s(request), self._link)
+
+    def _pace_s(self, request: PlacementRequested) -> float | None:
+        """The time per output token that a request's objectives leave; None for any."""
+        objective = request.objective
+        if objective.e2e_s is None:
+            return objective.tpot_s
+        left_s = objective.e2e_s / max(1, self._answer_tokens(request))
+        return left_s if objective.tpot_s is None else min(objective.tpot_s, left_s)
 
     def _terms(
-        self, request: PlacementRequested, tokens: int, replicas: Sequence[PrefillView], now_s: float
+        self,
+        request: PlacementRequested,
+        tokens: int,
+        replicas: Sequence[PrefillView],
+        decode: DecodeView,
+        now_s: float,
     ) -> _Terms:
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         alone_s = idle.prefill_s(tokens)
         path_s = self._path.seconds(idle.handoff_s)
-        budget_s = request.objective.ttft_budget_s(alone_s)
+        promised_s = request.objective.promised_ttft_s(alone_s)
+        budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, decode))
         arrived_s = now_s - request.elapsed_s
         if budget_s is None:
-            return _Terms(arrived_s, None, NO_DEADLINE, NO_DEADLINE)
+            return _Terms(arrived_s, None, None, NO_DEADLINE, NO_DEADLINE)
         deadline_s = latest_s = arrived_s + budget_s - path_s
         if request.however_late or not self._policies[request.objective.tier].sheddable:
             latest_s = NO_DEADLINE
         elif not request.explicit_deadline:
             allowed_s = self._limits.stretch * (alone_s + path_s)
             latest_s = arrived_s + max(budget_s, allowed_s) - path_s
-        return _Terms(arrived_s, budget_s, deadline_s, latest_s)
+        return _Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s)
+
+    def _rest_s(self, request: PlacementRequested, decode: DecodeView) -> float:
+        """Predicted seconds from the first token of an answer to its last; 0 when nobody asks."""
+        objective = request.objective
+        if objective.e2e_s is None:
+            return 0.0
+        pace_s = decode.pace.tpot_s(decode.running + decode.placed_since_report + 1)
+        if pace_s is None:
+            pace_s = objective.tpot_s or 0.0
+        return pace_s * max(0, self._answer_tokens(request) - 1)
+
+    def _answer_tokens(self, request: PlacementRequested) -> int:
+        """How many tokens one of its answers is expected to have."""
+        most = request.output_tokens // request.answers_per_prompt or FIRST_GUESS
+        return self._answers.whole(request.objective.tier, request.tenant, most)
 
     def _bind(
         self,
@@ -309,4 +347,5 @@ class RouterCore:
             handoff_s=handoff_s,
             reason=choice.reason,
             cached_tokens=cached_tokens,
+            promised_ttft_s=terms.promised_s,
         )

@@ -9,13 +9,14 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slo.admission.tenant_limits import KeyLimit, TenantLimit
+from slo.admission.tenant_limits import KeyLimit, TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.protocol import Message
 from slo.replacement import ReplacementRequested
 from slo.request import JobId, ReplicaId
+from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,35 @@ class PlacementRequested(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class JobEnded(Message):
+    """A request is over, or its client is gone.
+
+    Attributes:
+        ttft_s: Its measured time to first token; None when there was none.
+        used: What it took of its tenant's tokens; None when nobody knows.
+        answered: How long its answer became; None when it did not end by itself.
+    """
+
+    job_id: JobId
+    ttft_s: float | None = None
+    used: Usage | None = None
+    answered: Answered | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How long an answer became.
+
+    Attributes:
+        tokens: Of one answer, where there are several their mean.
+    """
+
+    tier: Tier
+    tenant: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LiveJobs(Message):
     """Which requests of an asker have not ended; of all others the router has missed the end.
 
@@ -105,6 +135,7 @@ class Placed(Message):
     Attributes:
         prefill_replica: None for the decode replica, which computes the prompt itself.
         ttft_budget_s: The budget that holds for it, seconds from arrival; None for no deadline.
+        promised_ttft_s: What it was promised: more, where the end of its answer is due; None for nothing.
         predicted_ttft_s: Seconds from arrival to the first token; None when nobody knows.
         slack_s: Budget minus prediction, if there is one; infinite without a deadline.
         handoff_s: Part of the prediction that follows the end of prefill.
@@ -120,6 +151,7 @@ class Placed(Message):
     handoff_s: float
     reason: PlacementReason
     cached_tokens: int = 0
+    promised_ttft_s: float | None = None
 
 
 PlacementDecision: TypeAlias = Placed | Rejected

@@ -24,15 +24,18 @@ VALID_OBJECTIVE: Final = (
 TIER_HEADER: Final = "x-slo-tier"
 TTFT_HEADER: Final = "x-slo-ttft-ms"
 TPOT_HEADER: Final = "x-slo-tpot-ms"
+E2E_HEADER: Final = "x-slo-e2e-ms"
 TTFT_HEADERS: Final = (TTFT_HEADER, "x-llm-d-slo-ttft-ms", "x-flowprefill-slo-ms")
 TPOT_HEADERS: Final = (TPOT_HEADER, "x-llm-d-slo-tpot-ms")
-OBJECTIVE_HEADERS: Final = frozenset((*TTFT_HEADERS, *TPOT_HEADERS, TIER_HEADER))
+OBJECTIVE_HEADERS: Final = frozenset((*TTFT_HEADERS, *TPOT_HEADERS, E2E_HEADER, TIER_HEADER))
 """Every header that sets an objective; any other header of these families is a misspelling."""
 OBJECTIVE_HEADER_PREFIXES: Final = ("x-slo-", "x-llm-d-slo-", "x-flowprefill-slo-")
 
 SERVICE_TIER_FIELD: Final = "service_tier"
 _AUTO: Final = DEFAULT_ALIASES[0]
 """The value of `service_tier` that leaves the choice to the server, and so contradicts no header."""
+_FIRST_OF_E2E: Final = 0.1
+"""The least part of the budget for an answer that its first token may take."""
 _DECIMAL: Final = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -46,6 +49,7 @@ class Objective:
         ttft_scale: Instead of `ttft_s`, a multiple of the request's own predicted prefill time.
         tpot_s: Budget per output token after the first, seconds; None for none.
         clamped_from: The tier that was asked for, when the tenant's cap lowered it.
+        e2e_s: Budget for the whole answer, seconds from arrival; None for none.
     """
 
     tier: Tier
@@ -53,9 +57,20 @@ class Objective:
     tpot_s: float | None
     ttft_scale: float | None = None
     clamped_from: Tier | None = None
+    e2e_s: float | None = None
 
-    def ttft_budget_s(self, predicted_prefill_s: float) -> float | None:
-        """The budget for the first token in seconds, None for no deadline.
+    @property
+    def promises_ttft(self) -> bool:
+        """Whether it says when the first token is due."""
+        return self.ttft_s is not None or self.ttft_scale is not None
+
+    @property
+    def known_ttft_budget_s(self) -> float | None:
+        """As much of the budget for the first token as is known without predictions; None for no deadline."""
+        return _smaller(self.ttft_s, self.e2e_s)
+
+    def promised_ttft_s(self, predicted_prefill_s: float) -> float | None:
+        """What is promised for the first token in seconds, None for nothing.
 
         Args:
             predicted_prefill_s: The request's own prefill time on an idle replica, seconds.
@@ -63,6 +78,22 @@ class Objective:
         if self.ttft_scale is not None:
             return self.ttft_scale * predicted_prefill_s
         return self.ttft_s
+
+    def ttft_budget_s(self, predicted_prefill_s: float, predicted_rest_s: float = 0.0) -> float | None:
+        """The budget for the first token in seconds, None for no deadline.
+
+        It is what is promised for it, or less where the rest of the answer would else come after the end of
+        the budget for the whole. How long the rest takes is a guess: the first token keeps a tenth of that
+        budget whatever the guess.
+
+        Args:
+            predicted_prefill_s: The request's own prefill time on an idle replica, seconds.
+            predicted_rest_s: From the first token to the last, seconds.
+        """
+        promised_s = self.promised_ttft_s(predicted_prefill_s)
+        if self.e2e_s is None:
+            return promised_s
+        return _smaller(promised_s, max(_FIRST_OF_E2E * self.e2e_s, self.e2e_s - predicted_rest_s))
 
 
 def resolve(
@@ -90,12 +121,14 @@ def resolve(
     policy = tiers[tier]
     ttft_s = _one_of(given, TTFT_HEADERS)
     tpot_s = _one_of(given, TPOT_HEADERS)
+    e2e_s = _one_of(given, (E2E_HEADER,))
     return Objective(
         tier=tier,
         ttft_s=policy.ttft_s if ttft_s is None else ttft_s,
         ttft_scale=policy.ttft_scale if ttft_s is None else None,
         tpot_s=policy.tpot_s if tpot_s is None else tpot_s,
         clamped_from=asked if tier != asked else None,
+        e2e_s=policy.e2e_s if e2e_s is None else e2e_s,
     )
 
 
@@ -116,6 +149,10 @@ def parse_objective_ms(field: str, text: str) -> float:
     if not MIN_OBJECTIVE_MS <= value_ms <= MAX_OBJECTIVE_MS:
         raise FieldError(field, f"{_shown(text)} is out of range", VALID_OBJECTIVE)
     return value_ms / 1000.0
+
+
+def _smaller(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def _objective_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -34,6 +34,7 @@ class ObjectiveName(enum.StrEnum):
 
     TTFT = "ttft"
     TPOT = "tpot"
+    E2E = "e2e"
 
 
 def outcome_of(reason: RejectionReason) -> Outcome:
@@ -74,6 +75,7 @@ class RequestEnded:
         predicted_ttft_s: The router's prediction when it placed it; None when it was not asked.
         tpot_s: Its mean time per output token after the first; None when there were too few to time.
         tpot_budget_s: The TPOT that it was promised; None for none.
+        e2e_budget_s: The time from arrival to its end that it was promised; None for none.
     """
 
     model: str
@@ -87,6 +89,7 @@ class RequestEnded:
     predicted_ttft_s: float | None = None
     tpot_s: float | None = None
     tpot_budget_s: float | None = None
+    e2e_budget_s: float | None = None
 
     @property
     def judged(self) -> dict[ObjectiveName, bool]:
@@ -101,6 +104,7 @@ class RequestEnded:
             for name, took_s, budget_s in (
                 (ObjectiveName.TTFT, self.ttft_s, self.ttft_budget_s),
                 (ObjectiveName.TPOT, self.tpot_s, self.tpot_budget_s),
+                (ObjectiveName.E2E, self.e2e_s, self.e2e_budget_s),
             )
             if budget_s is not None
         }
@@ -126,8 +130,12 @@ class RequestEnded:
 
     @property
     def budget_used(self) -> float | None:
-        """Time taken over time promised, of TTFT or TPOT the larger; None when neither was timed."""
-        pairs = ((self.ttft_s, self.ttft_budget_s), (self.tpot_s, self.tpot_budget_s))
+        """Time taken over time promised, the largest of all objectives; None when none was timed."""
+        pairs = (
+            (self.ttft_s, self.ttft_budget_s),
+            (self.tpot_s, self.tpot_budget_s),
+            (self.e2e_s if self.outcome is Outcome.FINISHED else None, self.e2e_budget_s),
+        )
         return max(
             (took_s / budget_s for took_s, budget_s in pairs if took_s is not None and budget_s), default=None
         )

@@ -35,6 +35,7 @@ class TierPolicy:
         ttft_s: Time to first token, seconds; None promises nothing.
         ttft_scale: Instead of `ttft_s`, a multiple of the request's own predicted prefill time.
         tpot_s: Time per output token after the first, seconds; None promises nothing.
+        e2e_s: Time to the end of the answer, seconds; None promises nothing.
         sheddable: Whether a request that cannot meet its deadline may be refused with 429.
         weight: Value of one request on time, in any unit shared by the tiers.
         share: Fraction of prefill time that its requests get, if they want it, however much the others want.
@@ -53,6 +54,7 @@ class TierPolicy:
     share: float = 0.0
     target: float = 0.9
     service_tiers: tuple[str, ...] = ()
+    e2e_s: float | None = None
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if self.ttft_s is not None and self.ttft_scale is not None:

@@ -17,7 +17,7 @@ import time
 from benchmarks.report import print_rows, quantiles, write
 from router.core import RouterCore
 from router.fleet.view import RouterLimits
-from router.messages import Placed, PlacementRequested
+from router.messages import JobEnded, Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
@@ -88,7 +88,7 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
         decision = core.place(request, 0.001)
         times_us.append((time.thread_time_ns() - started_ns) / 1e3)
         if isinstance(decision, Placed):
-            core.job_ended(request.job_id, 0.001)
+            core.job_ended(JobEnded(request.job_id), 0.001)
     return quantiles(times_us[50:], 50, 90, 99, 100)
 
 

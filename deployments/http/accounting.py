@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry import trace
 
 from decode_node.answers import has_choice, is_role
 from deployments.http.token_meter import TokenMeter
-from slo.admission.tenant_limits import Usage
+from router.messages import Answered, JobEnded
 from slo.objectives import Objective
 from slo.outcomes import Outcome, RequestEnded
 from slo.request import JobId
@@ -47,13 +48,14 @@ def ingress_instruments() -> Instruments:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which request it is: our id and the client's, whose, for which model, and whether its tokens stream."""
+    """Which request it is: its ids, whose, of which model, whether it streams, how many answers it has."""
 
     job_id: JobId
     request_id: str
     tenant: str
     model: str
     streams: bool
+    answers: int = 1
 
 
 class RequestRecord:
@@ -64,8 +66,7 @@ class RequestRecord:
         identity: Which request it is.
         objective: What it asked for.
         arrived_s: When it arrived, on this process's monotonic clock.
-        ended: Called when it has ended, with the job's id, its time to first token if it had one, and what it
-            took of its tenant's tokens if that was counted.
+        ended: Called when it has ended, with what the router shall know of it.
         tell: Called with what the cluster's monitor shall know of it.
         span: The request's own; ends with it.
     """
@@ -76,7 +77,7 @@ class RequestRecord:
         identity: Identity,
         objective: Objective,
         arrived_s: float,
-        ended: Callable[[JobId, float | None, Usage | None], None],
+        ended: Callable[[JobEnded], None],
         tell: Callable[[RequestEnded], None],
         span: trace.Span = trace.INVALID_SPAN,
     ) -> None:
@@ -84,6 +85,7 @@ class RequestRecord:
         self.job_id = identity.job_id
         self.request_id = identity.request_id
         self.ttft_budget_s: float | None = None
+        self._promised_ttft_s: float | None = None
         self.predicted_ttft_s: float | None = None
         self.local_prefill = ""
         self.meter: TokenMeter | None = None
@@ -96,12 +98,22 @@ class RequestRecord:
         self._first_s: float | None = None
         self._last_token_s = arrived_s
         self._tokens = 0
+        self._answered: int | None = None
         self._outcome: Outcome | None = None
 
-    def placed(self, ttft_budget_s: float | None, predicted_ttft_s: float | None) -> None:
-        """Take the budget that holds for the request, and what the router predicts, if it was asked."""
+    def placed(
+        self, ttft_budget_s: float | None, predicted_ttft_s: float | None, promised_ttft_s: float | None
+    ) -> None:
+        """Take the first token's budget, its prediction if there is one, and the promise that is judged."""
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
+        self._promised_ttft_s = promised_ttft_s
+
+    def answered(self, usage: Any) -> None:
+        """Take the usage of an answer that came as a whole; None of one that was refused."""
+        if self.meter is not None:
+            self.meter.answered(usage)
+        self._answered = None if usage is None else usage.completion_tokens
 
     def event(self, text: str) -> str:
         """Note an event of the stream; returns what of it goes to the client, nothing when it is empty."""
@@ -131,7 +143,8 @@ class RequestRecord:
         tpot_s = self._tpot_s()
         if tpot_s is not None:
             self._instruments.observe(TPOT, tpot_s, tier=tier)
-        self._ended(self.job_id, self._ttft_s, None if self.meter is None else self.meter.used)
+        used = None if self.meter is None else self.meter.used
+        self._ended(JobEnded(self.job_id, self._ttft_s, used, self._answer(outcome)))
         self._finish(self._account(outcome, tpot_s))
         logs.event(
             "request_ended",
@@ -145,6 +158,7 @@ class RequestRecord:
             predicted_ttft_s=self.predicted_ttft_s,
             budget_s=self.ttft_budget_s,
             tpot_s=tpot_s,
+            e2e_budget_s=self._objective.e2e_s,
             tokens=self._tokens,
             seconds=time.monotonic() - self._arrived_s,
         )
@@ -180,11 +194,19 @@ class RequestRecord:
             e2e_s=time.monotonic() - self._arrived_s,
             streamed=self._identity.streams,
             ttft_s=self._ttft_s,
-            ttft_budget_s=self.ttft_budget_s,
+            ttft_budget_s=self._promised_ttft_s,
             predicted_ttft_s=self.predicted_ttft_s,
             tpot_s=tpot_s,
             tpot_budget_s=self._objective.tpot_s,
+            e2e_budget_s=self._objective.e2e_s,
         )
+
+    def _answer(self, outcome: Outcome) -> Answered | None:
+        """How long its answer became, if it ended by itself and somebody counted."""
+        tokens = self._tokens if self._answered is None else self._answered
+        if outcome is not Outcome.FINISHED or not tokens:
+            return None
+        return Answered(self._objective.tier, self._identity.tenant, max(1, tokens // self._identity.answers))
 
     @property
     def _ttft_s(self) -> float | None:

@@ -182,7 +182,14 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         job_id = JobId(f"{state.request_id}-{state.server_id}")
         record = RequestRecord(
             self._instruments,
-            Identity(job_id, state.request_id, state.tenant.name, body.model, bool(body.stream)),
+            Identity(
+                job_id,
+                state.request_id,
+                state.tenant.name,
+                body.model,
+                bool(body.stream),
+                request_fields.answers_per_prompt(body) * request_fields.prompts(body),
+            ),
             objective,
             arrived_s,
             ended=self._placement.job_ended,
@@ -253,7 +260,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         finally:
             placing.end()
         if isinstance(decision, Rejected):
-            record.placed(decision.ttft_budget_s, decision.predicted_ttft_s)
+            promised_s = decision.ttft_budget_s if objective.promises_ttft else None
+            record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
             record.refused(outcome_of(decision.reason))
             raise _traced(http_errors.rejected(decision, _response_headers(objective, record)), record)
         placement = asked.placement
@@ -261,7 +269,10 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             prompt_tokens = decision.tokens * placement.answers_per_prompt
             record.meter = TokenMeter(asked.body, Usage(prompt_tokens, placement.output_tokens))
         context = _context(record, placement, decision)
-        record.placed(context.ttft_budget_s, None if decision is None else decision.predicted_ttft_s)
+        if decision is None:
+            record.placed(context.ttft_budget_s, None, objective.ttft_s)
+        else:
+            record.placed(context.ttft_budget_s, decision.predicted_ttft_s, decision.promised_ttft_s)
         record.local_prefill = context.local_prefill
         return context.after(time.monotonic() - asked.arrived_s)
 
@@ -279,14 +290,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise _traced(http_errors.internal_error(record.request_id), record) from None
         if (error := error_in(first)) is not None:
             failed = _traced(http_errors.engine_error(error), record)
-            if record.meter is not None:
-                record.meter.answered(None)
+            record.answered(None)
             record.end(_outcome(failed))
             failed.headers.update(headers)
             return failed.response()
         if hasattr(first, "model_dump"):
-            if record.meter is not None:
-                record.meter.answered(first.usage)
+            record.answered(first.usage)
             record.end(Outcome.FINISHED)
             return JSONResponse(first.model_dump(), headers=headers)
         return StreamingResponse(events(first, pieces, record), media_type=_SSE, headers=headers)
@@ -359,7 +368,7 @@ def _context(record: RequestRecord, asked: PlacementRequested, placed: Placed | 
         record.job_id,
         record.request_id,
         asked.objective.tier,
-        asked.objective.ttft_s,
+        asked.objective.known_ttft_budget_s,
         prompt_bytes=asked.prompt_bytes,
         explicit_deadline=asked.explicit_deadline,
         tenant=asked.tenant,

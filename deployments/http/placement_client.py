@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 
-from router.messages import LiveJobs, PlacementDecision, PlacementRequested
-from slo.admission.tenant_limits import Usage
+from router.messages import JobEnded, LiveJobs, PlacementDecision, PlacementRequested
 from slo.errors import Rejected, RejectionReason
 from slo.reports import ReplicaGone
 from slo.request import JobId, ReplicaId
@@ -107,13 +106,10 @@ class PlacementClient:
         except Exception:  # noqa: BLE001 - not answering is the answer
             return None
 
-    def job_ended(self, job_id: JobId, ttft_s: float | None = None, used: Usage | None = None) -> None:
-        """Tell the router that a request is over; if it does not hear it, it does within `RECONCILE_S`.
-
-        `used` is what it took of its tenant's tokens; None when nobody knows.
-        """
-        self._live.discard(job_id)
-        self._background.run("telling_router", self._tell(job_id, ttft_s, used), job_id=job_id)
+    def job_ended(self, ended: JobEnded) -> None:
+        """Tell the router that a request is over; if it does not hear it, it does within `RECONCILE_S`."""
+        self._live.discard(ended.job_id)
+        self._background.run("telling_router", self._tell(ended), job_id=ended.job_id)
 
     def lost(self, replica: ReplicaId) -> None:
         """Tell the router that a replica has died, when no other request for a place does."""
@@ -122,8 +118,8 @@ class PlacementClient:
     async def _tell_lost(self, replica: ReplicaId) -> None:
         await self._router.report.remote(ReplicaGone(replica))
 
-    async def _tell(self, job_id: JobId, ttft_s: float | None, used: Usage | None) -> None:
-        await self._router.job_ended.remote(job_id, ttft_s, used)
+    async def _tell(self, ended: JobEnded) -> None:
+        await self._router.job_ended.remote(ended)
 
     async def _reconcile(self) -> None:
         while True:

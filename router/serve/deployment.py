@@ -20,10 +20,10 @@ from router.core import RouterCore
 from router.fleet.decode_replica import DecodeView, KvLink
 from router.fleet.prefill_replica import PrefillView
 from router.fleet.view import RouterLimits
-from router.messages import LiveJobs, Placed, PlacementDecision, PlacementRequested
+from router.messages import JobEnded, LiveJobs, Placed, PlacementDecision, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
-from slo.admission.tenant_limits import TenantGates, Usage
+from slo.admission.tenant_limits import TenantGates
 from slo.autoscaling.need import FleetDemand, PrefillDemand
 from slo.errors import Rejected
 from slo.monitor.messages import Role, RouterSeen
@@ -131,13 +131,9 @@ class SlackRouter:
             return Replaced(decision.prefill_replica, decision.handoff_s)
         return decision
 
-    async def job_ended(self, job_id: JobId, ttft_s: float | None = None, used: Usage | None = None) -> None:
-        """Forget a request that is over.
-
-        `ttft_s` is its measured time to first token, if it had one; `used` what it took of its tenant's
-        tokens, None when unknown.
-        """
-        self._core.job_ended(job_id, time.monotonic(), ttft_s, used)
+    async def job_ended(self, ended: JobEnded) -> None:
+        """Forget a request that is over."""
+        self._core.job_ended(ended, time.monotonic())
 
     async def not_for_prefill(self, job_id: JobId) -> None:
         """Hear from a decode replica that it computes a prompt itself."""

@@ -14,7 +14,7 @@ from typing import Final
 from router.admission import Gate
 from router.core import RouterCore
 from router.fleet.view import RouterLimits
-from router.messages import PlacementDecision, PlacementRequested
+from router.messages import JobEnded, PlacementDecision, PlacementRequested
 from router.placement.registry import POLICIES
 from simulator.fleet.setup import FleetSetup
 from simulator.replica.loop import EventLoop
@@ -92,7 +92,7 @@ class Dispatch:
     def prefilled(self, job_id: JobId) -> None:
         """A prefill has ended; replicas that report say so themselves."""
         if not self._informs:
-            self._core.job_ended(job_id, self._loop.now_s)
+            self._core.job_ended(JobEnded(job_id), self._loop.now_s)
 
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""

@@ -54,7 +54,7 @@ class OutputLengths:
         self.factor = min(_MOST, self.factor * _RAISE)
 
     def remaining(self, tier: Tier, tenant: str, emitted: int, most: int) -> int:
-        """Tokens that are to come of an answer.
+        """Tokens that are to come of an answer, to be safe with memory.
 
         Args:
             tier: Its tier.
@@ -62,13 +62,18 @@ class OutputLengths:
             emitted: How many it has.
             most: How many more it may have.
         """
+        return max(0, min(most, round(self.factor * self._mean_left(tier, tenant, emitted))))
+
+    def whole(self, tier: Tier, tenant: str, most: int) -> int:
+        """Tokens that an answer is expected to have, at most `most`."""
+        return min(most, round(self._mean_left(tier, tenant, 0)))
+
+    def _mean_left(self, tier: Tier, tenant: str, emitted: int) -> float:
         known = self._tenants.get((tier, tenant))
         if known is None or len(known) < _FEW:
             known = self._tiers.get(tier)
         left = None if known is None else known.mean_left(emitted)
-        if left is None:
-            left = float(max(FIRST_GUESS, emitted))
-        return max(0, min(most, round(self.factor * left)))
+        return float(max(FIRST_GUESS, emitted)) if left is None else left
 
 
 class _Lengths:

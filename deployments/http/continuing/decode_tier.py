@@ -168,7 +168,7 @@ class DecodeTier:
         assert not isinstance(decision, Rejected)
         again_at = replace(
             context,
-            ttft_budget_s=again.objective.ttft_s,
+            ttft_budget_s=again.objective.known_ttft_budget_s,
             explicit_deadline=False,
             failed_replicas=failed,
             attempt=ATTEMPTS_PER_PLACE * (replacements + 1),

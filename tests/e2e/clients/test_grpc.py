@@ -58,6 +58,10 @@ def test_the_same_completion_has_the_same_tokens(deployment, stub):
     assert answer.usage.total_tokens == 312
     trailers = dict(call.trailing_metadata())
     assert trailers["x-slo-tier"] == "premium"
+    _, call = stub.Complete.with_call(
+        completion(tokens, 2, objective=pb.Objective(tier="premium", e2e_ms=50)), metadata=metadata()
+    )
+    assert float(dict(call.trailing_metadata())["x-slo-ttft-budget-ms"]) < 50
     assert float(trailers["x-slo-ttft-budget-ms"]) == 2000
     streamed = completion(tokens, 12, stream_options=pb.StreamOptions(include_usage=True))
     chunks = [chunk for each in stub.CompleteStream(streamed, metadata=metadata()) for chunk in each.chunks]

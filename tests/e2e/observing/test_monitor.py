@@ -40,6 +40,34 @@ def ask(client):
     return sum(1 for _ in stream)
 
 
+def judged(met):
+    """How many answers in premium the monitor has judged by their end."""
+    address = f"http://127.0.0.1:{state()['metrics_port']}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("slackserve_slo_judged_total{") and all(
+                label in line for label in ('tier="premium"', 'objective="e2e"', f'met="{met}"')
+            ):
+                return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+@pytest.mark.parametrize(("e2e_ms", "met"), [(20_000, "yes"), (1, "no")])
+def test_an_end_to_end_objective_makes_a_deadline_and_is_judged(deployment, e2e_ms, met):
+    before = judged(met)
+    answer = deployment.client().completions.with_raw_response.create(
+        model="tiny",
+        prompt="hello " * 20,
+        max_tokens=20,
+        extra_body={"ignore_eos": True},
+        extra_headers={"x-slo-tier": "premium", "x-slo-e2e-ms": str(e2e_ms)},
+    )
+    assert answer.parse().usage.completion_tokens == 20
+    budget_ms = float(answer.headers["x-slo-ttft-budget-ms"])
+    assert 0.1 * e2e_ms <= budget_ms < min(e2e_ms, 2001)
+    assert_soon(lambda: judged(met) == before + 1, 30)
+
+
 def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deployment, monitor_actor):
     client = deployment.client()
     for _ in range(10):

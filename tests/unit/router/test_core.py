@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core import RouterCore
 from router.fleet.view import RouterLimits
-from router.messages import Placed, PlacementReason, PlacementRequested
+from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import NewPrefill
 from slo.admission.tenants import ANONYMOUS
@@ -108,10 +108,48 @@ def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
         placed = router.place(request(number, 1000), at_s)
         queued = router.place(request(f"{number}-queued", 1000, tier=PREMIUM), at_s)
         assert queued.predicted_ttft_s > 1.5
-        router.job_ended(JobId(f"job-{number}-queued"), at_s + 1, 9.0)
-        router.job_ended(JobId(f"job-{number}"), at_s + 1, 1.0 + 0.03)
+        router.job_ended(JobEnded(JobId(f"job-{number}-queued"), 9.0), at_s + 1)
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 1.0 + 0.03), at_s + 1)
     assert router.place(request(8, 1000), 90.0).predicted_ttft_s == pytest.approx(1.03)
     assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
+
+
+def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):
+    asked = replace(Objective(STANDARD, None, None, e2e_s=e2e_s), **objective)
+    return PlacementRequested(JobId(f"e2e-{number}"), asked, False, 1000, 0, output_tokens=output_tokens)
+
+
+def test_the_first_token_is_due_as_early_as_the_rest_of_the_answer_takes():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.01), 0.0)
+    guessed = router.place(ends_in(10.0), 0.0)
+    assert guessed.ttft_budget_s < 10.0 - 255 * 0.01, "a stream beside another is slower"
+    for number in range(20):
+        router.job_ended(JobEnded(JobId(f"{number}"), answered=Answered(STANDARD, "anonymous", 601)), 0.0)
+    learned = router.place(ends_in(10.0, 2), 0.0)
+    assert learned.ttft_budget_s < 10.0 - 600 * 0.01
+    assert learned.promised_ttft_s is None, "what is judged is the end"
+    short = router.place(ends_in(10.0, 3, output_tokens=11), 0.0)
+    assert short.ttft_budget_s == pytest.approx(10.0 - 10 * router.view.decode["decode-0"].pace.tpot_s(4))
+    both = router.place(ends_in(10.0, 4, ttft_s=2.5, output_tokens=11), 0.0)
+    assert (both.ttft_budget_s, both.promised_ttft_s) == (2.5, 2.5)
+
+
+def test_an_answer_that_must_end_soon_is_decoded_where_it_can():
+    router = core(decode=2)
+    for replica, tpot_s in (("decode-0", 0.05), ("decode-1", 0.01)):
+        router.view.decode_reported(DecodeReported(ReplicaId(replica), 0.0, 1, tpot_s=tpot_s), 0.0)
+    assert router.place(ends_in(100.0, 1), 0.0).decode_replica == "decode-0"
+    for number in range(2, 4):
+        assert router.place(ends_in(10.0, number), 0.0).decode_replica == "decode-1"
+
+
+def test_the_end_of_an_answer_that_is_due_too_soon_is_no_reason_to_give_up_its_first_token():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.1), 0.0)
+    placed = router.place(ends_in(20.0), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(2.0), "a tenth of it"
+    assert isinstance(placed, Placed)
 
 
 def test_work_goes_where_it_ends_first():
@@ -332,7 +370,7 @@ class RouterMachine(RuleBasedStateMachine):
         if self.on_the_way:
             job = data.draw(st.sampled_from(sorted(self.on_the_way)))
             del self.on_the_way[job]
-            self.router.job_ended(JobId(job), self.now_s)
+            self.router.job_ended(JobEnded(JobId(job)), self.now_s)
 
     def say(self, replica, **rest):
         jobs = self.truth[replica].values()

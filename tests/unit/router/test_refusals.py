@@ -10,7 +10,7 @@ import pytest
 from deployments.http.errors import rejected
 from router.admission import Gate
 from router.core import RouterCore
-from router.messages import Placed, PlacementRequested
+from router.messages import JobEnded, Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
@@ -81,7 +81,7 @@ def test_a_tenant_at_its_limit_is_refused_until_one_of_its_requests_has_ended():
     assert (refused.reason, refused.predicted_ttft_s) == (RejectionReason.CONCURRENCY, None)
     assert isinstance(ask(core, "other", tenant="b"), Placed)
     assert not any(job in replica.jobs for replica in core.view.prefill.values() for job in ["second"])
-    core.job_ended(JobId("first"), 1.0)
+    core.job_ended(JobEnded(JobId("first")), 1.0)
     assert isinstance(ask(core, "third", now_s=1.0), Placed)
 
 
@@ -106,7 +106,7 @@ def test_output_is_reserved_until_the_end_says_how_much_there_was():
     limit = TenantLimit(output_tokens_per_s=1.0, burst_output_tokens=1000)
     assert isinstance(ask(core, "first", output_tokens=900, limit=limit), Placed)
     assert ask(core, "second", output_tokens=900, limit=limit).reason is RejectionReason.OUTPUT_TOKEN_RATE
-    core.job_ended(JobId("first"), 0.0, used=Usage(100, 10))
+    core.job_ended(JobEnded(JobId("first"), used=Usage(100, 10)), 0.0)
     assert isinstance(ask(core, "third", output_tokens=900, limit=limit), Placed)
 
 
@@ -125,7 +125,7 @@ def test_what_decode_prefills_itself_still_runs():
     core.not_for_prefill(JobId("several"))
     assert admission.backlog_s(BACKGROUND) == 0.0
     assert ask(core, "next").reason is RejectionReason.CONCURRENCY
-    core.job_ended(JobId("several"), 1.0)
+    core.job_ended(JobEnded(JobId("several")), 1.0)
     assert isinstance(ask(core, "next", now_s=1.0), Placed)
 
 
@@ -192,7 +192,7 @@ def test_what_was_placed_has_a_ticket_until_it_ends():
     assert ask(core, "second", tokens=600).reason is RejectionReason.DECODE_FULL
     core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, load=load), 0.5)
     assert ask(core, "third", tokens=600).reason is RejectionReason.DECODE_FULL
-    core.job_ended(JobId("first"), 1.0)
+    core.job_ended(JobEnded(JobId("first")), 1.0)
     assert isinstance(ask(core, "fourth", tokens=600), Placed)
 
 

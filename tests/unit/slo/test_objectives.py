@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from slo.objectives import (
     MIN_OBJECTIVE_MS,
     OBJECTIVE_HEADERS,
     VALID_OBJECTIVE,
+    Objective,
     parse_objective_ms,
     resolve,
 )
@@ -52,6 +54,35 @@ def test_each_spelling_of_the_ttft_objective(name):
 @pytest.mark.parametrize("name", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])
 def test_each_spelling_of_the_tpot_objective(name):
     assert objective((name, "12.5")).tpot_s == 0.0125
+
+
+def test_the_end_to_end_objective_of_a_request_and_of_its_tier():
+    assert objective().e2e_s is None
+    assert objective(("x-slo-e2e-ms", "15000")).e2e_s == 15.0
+    slow = DEFAULT_TIERS.revised({STANDARD: replace(DEFAULT_TIERS[STANDARD], e2e_s=60.0)})
+    assert objective(tiers=slow).e2e_s == 60.0
+    assert objective(("x-slo-e2e-ms", "15000"), tiers=slow).e2e_s == 15.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest_s", "budget_s"),
+    {
+        "nothing is due": (Objective(STANDARD, None, None), 3.0, None),
+        "only the first token": (Objective(STANDARD, 0.5, None), 3.0, 0.5),
+        "the rest leaves enough": (Objective(STANDARD, 0.5, None, e2e_s=5.0), 3.0, 0.5),
+        "the rest leaves less": (Objective(STANDARD, 0.5, None, e2e_s=3.2), 3.0, 0.32),
+        "only the end": (Objective(STANDARD, None, None, e2e_s=5.0), 3.0, 2.0),
+        "the rest is guessed to take longer than all": (Objective(STANDARD, None, None, e2e_s=5.0), 9.0, 0.5),
+        "a scaled first token": (Objective(STANDARD, None, None, 2.0, e2e_s=5.0), 3.0, 1.4),
+        "a scaled one that the end does not allow": (
+            Objective(STANDARD, None, None, 4.0, e2e_s=5.0),
+            3.0,
+            2.0,
+        ),
+    }.values(),
+)
+def test_the_first_token_is_due_early_enough_for_the_rest(asked, rest_s, budget_s):
+    assert asked.ttft_budget_s(0.7, rest_s) == (None if budget_s is None else pytest.approx(budget_s))
 
 
 def test_tier_header_and_a_deadline_for_background():

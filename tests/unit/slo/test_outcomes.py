@@ -32,7 +32,11 @@ JUDGED = {
     "refused for want of capacity": (replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None), False),
     "failed after a timely first token": (replace(OK, outcome=Outcome.FAILED), False),
     "malformed": (replace(OK, outcome=Outcome.REJECTED, ttft_s=None, tpot_s=None), None),
+    "ended late": (replace(OK, e2e_budget_s=0.9), False),
+    "ended in time": (replace(OK, ttft_budget_s=None, tpot_budget_s=None, e2e_budget_s=1.0), True),
     "left in good time": (LEFT, None),
+    "left before its end was due": (replace(LEFT, e2e_budget_s=1.1), None),
+    "left when its end was overdue": (replace(LEFT, e2e_budget_s=0.9), False),
     "left after a late first token": (replace(LEFT, ttft_s=0.3), False),
     "left before anything was due": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.1), None),
     "left when the first token was overdue": (replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3), False),
@@ -48,7 +52,7 @@ def test_what_counts_as_met(ended, attained):
     assert ended.attained is attained
 
 
-TTFT, TPOT = ObjectiveName
+TTFT, TPOT, E2E = ObjectiveName
 
 
 @pytest.mark.parametrize(
@@ -62,9 +66,25 @@ TTFT, TPOT = ObjectiveName
             replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, tpot_budget_s=None),
             {TTFT: False},
         ),
+        "the end by itself": (replace(LATE, e2e_budget_s=1.0), {TTFT: False, TPOT: True, E2E: True}),
         "what a client that left had missed": (replace(LEFT, tpot_s=0.04), {TPOT: False}),
         "a malformed request none": (replace(OK, outcome=Outcome.REJECTED), {}),
     }.values(),
 )
 def test_which_objectives_are_judged(ended, judged):
     assert ended.judged == judged
+
+
+@pytest.mark.parametrize(
+    ("ended", "used"),
+    {
+        "the worst objective counts": (replace(OK, e2e_budget_s=1.25), 0.8),
+        "an answer that did not end says nothing of its end": (replace(LEFT, e2e_budget_s=1.0), 0.5),
+        "nothing was timed": (
+            replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, e2e_budget_s=1.0),
+            None,
+        ),
+    }.values(),
+)
+def test_how_much_of_what_was_promised_was_used(ended, used):
+    assert ended.budget_used == (None if used is None else pytest.approx(used))

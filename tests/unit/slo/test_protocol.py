@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 from vllm import SamplingParams
 
-from router.messages import LiveJobs, Placed, PlacementReason, PlacementRequested
+from router.messages import Answered, JobEnded, LiveJobs, Placed, PlacementReason, PlacementRequested
 from sampling.carried import Prefilled, PrefillRequest
 from slo import protocol
 from slo.errors import Rejected, RejectionReason
@@ -26,6 +26,7 @@ from slo.tiers import PREMIUM
 JOB, REPLICA = JobId("job"), ReplicaId("replica")
 MESSAGES = [
     PlacementRequested(JOB, Objective(PREMIUM, 0.5, None), True, None, 100, prefix_hashes=(1, 2)),
+    JobEnded(JOB, 0.2, None, Answered(PREMIUM, "acme", 17)),
     LiveJobs("ingress", 7, (JOB,)),
     Placed(REPLICA, REPLICA, 10, 0.5, 0.2, 0.3, 0.05, PlacementReason.NOBODY_LATE),
     Rejected(RejectionReason.NO_REPLICA, 10.0),

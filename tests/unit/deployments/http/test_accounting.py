@@ -1,6 +1,7 @@
 """What an ingress tells the monitor of each request."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.trace import StatusCode
@@ -8,8 +9,9 @@ from spans import SAMPLED, recorded
 
 from deployments.http import accounting
 from deployments.http.accounting import Identity, RequestRecord
+from router.messages import Answered
 from slo.objectives import Objective
-from slo.outcomes import Outcome, RequestEnded
+from slo.outcomes import ObjectiveName, Outcome, RequestEnded
 from slo.request import JobId
 from slo.tiers import PREMIUM
 from telemetry.tracing import TRACER, continued, trace_id_of
@@ -50,7 +52,7 @@ def record(clock):
         ended=lambda *_: None,
         tell=told.append,
     )
-    record.placed(0.2, 0.1)
+    record.placed(0.2, 0.1, 0.2)
     record.told, record.instruments = told, instruments
     return record
 
@@ -78,6 +80,50 @@ def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(rec
     record.end(Outcome.CANCELLED)
     assert record.told == [replace(TOLD, outcome=Outcome.SHED)]
     assert record.instruments.counted == []
+
+
+def with_end_to_end(clock, answers=1):
+    """A request whose answer must end within a second, and what the router and the monitor hear of it."""
+    ended, told = [], []
+    record = RequestRecord(
+        Instruments(),
+        Identity(JobId("j"), "r", "acme", "tiny", streams=True, answers=answers),
+        Objective(PREMIUM, None, None, e2e_s=1.0),
+        clock.now_s,
+        ended=ended.append,
+        tell=told.append,
+    )
+    record.placed(0.4, 0.1, None)
+    return record, ended, told
+
+
+@pytest.mark.parametrize(("seconds", "is_met"), [(0.9, True), (1.1, False)])
+def test_of_an_end_to_end_objective_the_end_is_judged_and_not_the_first_token(clock, seconds, is_met):
+    record, _, told = with_end_to_end(clock)
+    clock.now_s += seconds
+    record.event(CHUNK)
+    record.end(Outcome.FINISHED)
+    assert told[0].judged == {ObjectiveName.E2E: is_met}
+
+
+@pytest.mark.parametrize(
+    ("usage", "outcome", "tokens"),
+    [
+        (SimpleNamespace(completion_tokens=60), Outcome.FINISHED, 30),
+        (None, Outcome.FINISHED, 2),
+        (SimpleNamespace(completion_tokens=60), Outcome.FAILED, None),
+    ],
+    ids=["as a whole", "streamed", "failed"],
+)
+def test_the_router_hears_how_long_an_answer_became(clock, usage, outcome, tokens):
+    record, ended, _ = with_end_to_end(clock, answers=2)
+    clock.now_s += 0.1
+    for _ in range(4):
+        record.event(CHUNK)
+    if usage is not None:
+        record.answered(usage)
+    record.end(outcome)
+    assert ended[0].answered == (None if tokens is None else Answered(PREMIUM, "acme", tokens))
 
 
 def test_a_client_that_leaves_before_the_first_token_is_told_as_that(record, clock):

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.http import placement_client
 from deployments.http.placement_client import PlacementClient
-from router.messages import Placed, PlacementReason, PlacementRequested
+from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.request import JobId, ReplicaId
@@ -140,12 +140,12 @@ async def test_the_router_is_told_what_lives_until_it_hears_it(monkeypatch):
     requests = [replace(request(), job_id=JobId(name)) for name in "abc"]
     for each in requests:
         await client.place(each)
-    client.job_ended(JobId("b"))
+    client.job_ended(JobEnded(JobId("b")))
     await asyncio.sleep(0.3)
     assert set(told[-1].jobs) == {"a", "c"}
     assert told[-1].asked == 3
-    client.job_ended(JobId("a"))
-    client.job_ended(JobId("c"))
+    client.job_ended(JobEnded(JobId("a")))
+    client.job_ended(JobEnded(JobId("c")))
     await asyncio.sleep(0.1)
     assert told[-1].jobs == ()
 
