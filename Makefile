@@ -91,6 +91,10 @@ bench-validate: $(READY) ## Hold the simulator against a real server on this mac
 bench-failures: $(READY) ## Make every failure happen and measure what clients see (ARGS="-k name" for some)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.failures $(ARGS)
 
+.PHONY: bench-decode
+bench-decode: $(READY) ## Have a decode engine run out of memory, vLLM's ways to bear it and ours, in half an hour
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.decode_pressure $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
 	$(BIN)/python -m benchmarks.comparison.run $(ARGS)

@@ -67,6 +67,31 @@ def offline_engine(
 
 
 @contextmanager
+def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
+    """An `LLM` of vLLM's on CPU, all of it in this process, whose steps the caller takes: `llm_engine.step()`.
+
+    Args:
+        model: Directory of the model.
+        options: Further engine arguments; without any, it is a stock one.
+    """
+    _prepare("nobind", is_gpu=False)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    own = _arguments(model, None, None, None, is_gpu=False) | {"distributed_executor_backend": "uni"}
+    llm = LLM(**(own | options))
+    core = llm.llm_engine.engine_core.engine_core
+    try:
+        yield llm
+    finally:
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+@contextmanager
 def async_engine(
     model: Path | str,
     *,

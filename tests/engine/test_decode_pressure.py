@@ -7,6 +7,7 @@ each other out.
 import pytest
 from engines import random_prompt
 
+from benchmarks.harness.offline_engine import stepped_engine
 from slo.decode.victims import VictimReason
 from slo.request import TIER_XARG, TPOT_XARG
 
@@ -95,38 +96,17 @@ class DecodeEngine:
 
 @pytest.fixture(scope="module")
 def decode(models):
-    import os
-
-    from benchmarks.harness.offline_engine import _prepare
-
-    _prepare("nobind", is_gpu=False)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-    llm = LLM(
-        model=str(models("llama")),
-        dtype="float32",
-        enforce_eager=True,
-        async_scheduling=False,
-        disable_log_stats=True,
+    with stepped_engine(
+        models("llama"),
         max_model_len=1024,
         max_num_batched_tokens=1024,
         long_prefill_token_threshold=128,
         block_size=BLOCK,
         num_gpu_blocks_override=ROOM + 1,
-        distributed_executor_backend="uni",
         scheduler_cls="decode_node.engine.pressure_scheduler.PressureScheduler",
         worker_cls="sampling.cpu.CarryingCPUWorker",
-    )
-    try:
+    ) as llm:
         yield DecodeEngine(llm)
-    finally:
-        core = llm.llm_engine.engine_core.engine_core
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
-        destroy_model_parallel()
-        destroy_distributed_environment()
 
 
 def asked(prompt, tokens, **options):

@@ -1,0 +1,341 @@
+"""Decode engines that run out of KV memory: vLLM's ways of bearing it, and ours, under the same bursts.
+
+A real engine on CPU with a tiny random model, whose steps this process takes one by one and times. Requests of
+three tiers come in bursts; what each will answer is drawn and known to no scheduler, each may have 1,024 tokens.
+Arms take turns. The pool is a part of what an engine with ample memory holds under the same arrivals at its
+fullest. vLLM's `max_num_seqs` is tuned for each pool with arrivals of their own, with and without priorities.
+
+    python -m benchmarks.engines.decode_pressure [--seconds 40] [--rounds 3] [--pools 1,0.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from benchmarks.harness.offline_engine import in_own_process, stepped_engine
+from benchmarks.harness.tiny_models import build_tiny
+from benchmarks.report import print_rows, write
+
+BLOCK: Final = 32
+AMPLE_BLOCKS: Final = 4096
+MAX_TOKENS: Final = 1024
+CONTEXT: Final = 2048
+TUNED_SEQS: Final = (8, 12, 18, 27)
+PREMIUM, STANDARD, BACKGROUND = "premium", "standard", "background"
+RANKS: Final = {PREMIUM: 0, STANDARD: 1, BACKGROUND: 2}
+"""vLLM's priorities: the lowest number first."""
+BURST: Final = (2.5, 3.0)
+LULL: Final = (0.4, 5.0)
+"""Times the mean rate (of about 1.2), for so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of a tier.
+
+    Attributes:
+        part: Of all requests.
+        prompt: Tokens, from and to.
+        answer: Median of its tokens, lognormal with sigma 0.7.
+        ttft_s: Objectives, seconds; none for the background.
+    """
+
+    part: float
+    prompt: tuple[int, int]
+    answer: int
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+KINDS: Final = {
+    PREMIUM: Kind(0.3, (32, 128), 60, 0.5, 0.030),
+    STANDARD: Kind(0.4, (64, 256), 150, 2.0, 0.060),
+    BACKGROUND: Kind(0.3, (64, 256), 400, None, None),
+}
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request and what became of it; times in seconds from the beginning of the run."""
+
+    name: str
+    tier: str
+    at_s: float
+    prompt: list[int]
+    answer: int
+    token_s: list[float] = field(default_factory=list)
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to run the engine."""
+
+    name: str
+    blocks: int
+    options: dict[str, Any]
+
+
+def arrivals(seconds: float, rate_rps: float, seed: int) -> list[Asked]:
+    """Requests in bursts and lulls."""
+    rng = Random(seed)
+    found: list[Asked] = []
+    now_s, phase, left_s = 0.0, BURST, BURST[1]
+    while now_s < seconds:
+        gap_s = rng.expovariate(rate_rps * phase[0])
+        if gap_s >= left_s:
+            now_s += left_s
+            phase = LULL if phase is BURST else BURST
+            left_s = phase[1]
+            continue
+        now_s, left_s = now_s + gap_s, left_s - gap_s
+        tier = rng.choices([*KINDS], [kind.part for kind in KINDS.values()])[0]
+        kind = KINDS[tier]
+        prompt = [rng.randrange(250) for _ in range(rng.randint(*kind.prompt))]
+        answer = max(2, min(MAX_TOKENS - 1, round(kind.answer * rng.lognormvariate(0.0, 0.7))))
+        found.append(Asked(f"{tier}-{len(found)}", tier, now_s, prompt, answer))
+    return found
+
+
+class Observer:
+    """Counts what a scheduler has computed, and computed again; ends answers where they were drawn to end."""
+
+    def __init__(self, scheduler: Any, asked: Mapping[str, Asked]) -> None:
+        from vllm.v1.core.sched import scheduler as module
+        from vllm.v1.request import RequestStatus
+
+        self._asked = asked
+        self._most: dict[str, int] = {}
+        self.computed = self.again = self.steps = 0
+        self.fullest = 0.0
+        schedule, preempt, check_stop = scheduler.schedule, scheduler._preempt_request, module.check_stop
+        usage = scheduler.kv_cache_manager
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            for name, new in output.num_scheduled_tokens.items():
+                end = scheduler.requests[name].num_computed_tokens
+                before = self._most.get(name, 0)
+                self.computed += new
+                self.again += max(0, min(before, end) - (end - new))
+                self._most[name] = max(before, end)
+            self.steps += bool(output.num_scheduled_tokens)
+            self.fullest = max(self.fullest, usage.usage)
+            return output
+
+        def preempted(request: Any, *args: Any, **kwargs: Any) -> None:
+            self._of(request).preemptions += 1
+            preempt(request, *args, **kwargs)
+
+        def ends(request: Any, max_model_len: int) -> bool:
+            if request.num_output_tokens >= self._of(request).answer:
+                request.status = RequestStatus.FINISHED_STOPPED
+                return True
+            return bool(check_stop(request, max_model_len))
+
+        scheduler.schedule, scheduler._preempt_request = counted, preempted
+        module.check_stop = ends
+
+    def _of(self, request: Any) -> Asked:
+        # vLLM adds a suffix of its own to each name.
+        return self._asked["-".join(request.request_id.split("-")[:2])]
+
+
+def run(model: str, arm: Arm, asked: list[Asked]) -> dict[str, Any]:
+    """Serve all of `asked` with one engine; what came of it."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    options = {
+        "max_model_len": CONTEXT,
+        "max_num_batched_tokens": 1024,
+        "long_prefill_token_threshold": 128,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": arm.blocks + 1,
+        "enable_prefix_caching": True,
+        **arm.options,
+    }
+    by_name = {one.name: one for one in asked}
+    with stepped_engine(model, **options) as llm:
+        engine = llm.llm_engine
+        warm_up(llm)
+        observer = Observer(engine.engine_core.engine_core.scheduler, by_name)
+        due = [(one.at_s, one.name) for one in asked]
+        heapq.heapify(due)
+        started_s = time.perf_counter()
+        while due or engine.has_unfinished_requests():
+            now_s = time.perf_counter() - started_s
+            if not engine.has_unfinished_requests() and due[0][0] > now_s:
+                time.sleep(due[0][0] - now_s)
+                continue
+            while due and due[0][0] <= now_s:
+                one = by_name[heapq.heappop(due)[1]]
+                kind = KINDS[one.tier]
+                extra: dict[str, Any] = {"slackserve_tier": one.tier}
+                if kind.tpot_s is not None:
+                    extra["slackserve_tpot_s"] = kind.tpot_s
+                engine.add_request(
+                    one.name,
+                    TokensPrompt(prompt_token_ids=one.prompt),
+                    SamplingParams(
+                        max_tokens=MAX_TOKENS,
+                        temperature=0,
+                        ignore_eos=True,
+                        extra_args=extra,
+                        output_kind=RequestOutputKind.DELTA,
+                    ),
+                    priority=RANKS[one.tier] if arm.options.get("scheduling_policy") == "priority" else 0,
+                )
+            for output in engine.step():
+                ended_s = time.perf_counter() - started_s
+                by_name[output.request_id].token_s += [ended_s] * len(output.outputs[0].token_ids)
+        took_s = time.perf_counter() - started_s
+    assert all(len(one.token_s) == one.answer for one in asked), "an answer has another length"
+    return {
+        "took_s": took_s,
+        "steps": observer.steps,
+        "computed": observer.computed,
+        "again": observer.again,
+        "fullest": observer.fullest,
+        "asked": [asdict(one) | {"prompt": len(one.prompt)} for one in asked],
+    }
+
+
+def warm_up(llm: Any) -> None:
+    """Let the engine compute once what it will compute, so that the first requests are no slower."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    rng = Random(0)
+    prompts = [TokensPrompt(prompt_token_ids=[rng.randrange(250) for _ in range(200)]) for _ in range(8)]
+    llm.generate(prompts, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
+    llm.reset_prefix_cache()
+
+
+def met(one: Mapping[str, Any]) -> bool:
+    """Whether a request met its objectives."""
+    kind, tokens = KINDS[one["tier"]], one["token_s"]
+    tpot_s = (tokens[-1] - tokens[0]) / max(1, len(tokens) - 1)
+    ttft_s = tokens[0] - one["at_s"]
+    return ttft_s <= (kind.ttft_s or math.inf) and tpot_s <= (kind.tpot_s or math.inf)
+
+
+def summary(found: Mapping[str, Any]) -> dict[str, Any]:
+    """One run in figures."""
+    asked = found["asked"]
+    row: dict[str, Any] = {}
+    for tier in KINDS:
+        ours = [one for one in asked if one["tier"] == tier]
+        row[f"{tier} met"] = statistics.fmean(met(one) for one in ours)
+        row[f"{tier} preempted"] = statistics.fmean(one["preemptions"] > 0 for one in ours)
+    gaps = sorted(gap for one in asked for gap in _gaps(one["token_s"]))
+    last_s = sorted(one["token_s"][-1] - one["at_s"] for one in asked if one["tier"] == BACKGROUND)
+    return row | {
+        "gap p99 s": gaps[int(0.99 * len(gaps))],
+        "gap max s": gaps[-1],
+        "background end p50 s": last_s[len(last_s) // 2],
+        "again": found["again"] / found["computed"],
+        "took s": found["took_s"],
+        "steps": found["steps"],
+        "tokens/s": sum(one["answer"] for one in asked) / found["took_s"],
+        "fullest": found["fullest"],
+    }
+
+
+def _gaps(token_s: list[float]) -> Iterator[float]:
+    return (later - earlier for earlier, later in zip(token_s, token_s[1:], strict=False))
+
+
+def arms(blocks: int, tuned: Mapping[str, int]) -> list[Arm]:
+    """All that are compared on a pool."""
+    ours = {"scheduler_cls": "decode_node.engine.pressure_scheduler.PressureScheduler"}
+    return [
+        Arm("stock", blocks, {}),
+        Arm("watermark 0.05", blocks, {"watermark": 0.05}),
+        Arm("priority", blocks, {"scheduling_policy": "priority"}),
+        Arm(f"capped at {tuned['fcfs']}", blocks, {"max_num_seqs": tuned["fcfs"]}),
+        Arm(
+            f"priority, capped at {tuned['priority']}",
+            blocks,
+            {"scheduling_policy": "priority", "max_num_seqs": tuned["priority"]},
+        ),
+        Arm("ours", blocks, ours),
+        Arm("ample memory", AMPLE_BLOCKS, {}),
+        Arm("ours, ample memory", AMPLE_BLOCKS, ours),
+    ]
+
+
+def tune(model: str, blocks: int, asked: list[Asked]) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """The cap on streams with which premium, and then all, meet most, without priorities and with them."""
+    best, rows = {}, []
+    for policy in ("fcfs", "priority"):
+        tried = {}
+        for seqs in TUNED_SEQS:
+            arm = Arm(f"{policy} {seqs}", blocks, {"scheduling_policy": policy, "max_num_seqs": seqs})
+            row = summary(in_own_process(run, model, arm, asked))
+            rows.append({"blocks": blocks, "policy": policy, "max_num_seqs": seqs, **row})
+            tried[seqs] = (row["premium met"], row["standard met"], row["tokens/s"])
+        best[policy] = max(tried, key=tried.__getitem__)
+    return best, rows
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=4.0, help="Requests a second, of which bursts are times.")
+    parser.add_argument("--pools", default="1,0.5", help="Parts of what is held at the fullest.")
+    parser.add_argument("--layers", type=int, default=8)
+    given = parser.parse_args()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    tuning, rounds, totals = [], [], Counter()
+    with tempfile.TemporaryDirectory() as name:
+        model = str(build_tiny(Path(name), "llama", layers=given.layers, context=CONTEXT, hidden=256))
+        pilot = arrivals(given.seconds / 2, given.rate, seed=1)
+        ample = in_own_process(run, model, Arm("ample memory", AMPLE_BLOCKS, {}), pilot)
+        fullest = math.ceil(ample["fullest"] * AMPLE_BLOCKS)
+        print(f"at the fullest {fullest} blocks of {BLOCK} tokens", summary(ample))
+        for part in (float(one) for one in given.pools.split(",")):
+            blocks = max(math.ceil(CONTEXT / BLOCK), round(part * fullest))
+            tuned, tried = tune(model, blocks, pilot)
+            tuning += tried
+            for number in range(given.rounds):
+                asked = arrivals(given.seconds, given.rate, seed=100 + number)
+                order = arms(blocks, tuned)
+                for arm in order if number % 2 == 0 else reversed(order):
+                    row = summary(in_own_process(run, model, arm, asked))
+                    rounds.append({"pool": part, "arm": arm.name, "round": number, "blocks": arm.blocks, **row})
+                    totals[part, arm.name] += 1
+                    print(rounds[-1], flush=True)
+    rows = [_mean([row for row in rounds if (row["pool"], row["arm"]) == key]) for key in totals]
+    print_rows("Means of all rounds", rows)
+    settings = vars(given) | {"kinds": {tier: asdict(kind) for tier, kind in KINDS.items()}}
+    results = {"settings": settings, "fullest_blocks": fullest, "tuning": tuning, "rounds": rounds, "means": rows}
+    print(write("engines/decode_pressure", results))
+
+
+def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of each figure."""
+    same = ("pool", "arm", "blocks")
+    figures = [key for key in rows[0] if key not in (*same, "round")]
+    return {key: rows[0][key] for key in same} | {
+        key: statistics.fmean(row[key] for row in rows) for key in figures
+    }
+
+
+if __name__ == "__main__":
+    main()

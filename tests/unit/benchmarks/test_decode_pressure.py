@@ -1,0 +1,43 @@
+"""What the benchmark of decode under pressure asks for, and how it judges."""
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.engines.decode_pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, summary
+
+
+def test_arrivals_are_the_same_for_a_seed_in_order_and_of_all_tiers():
+    first, again = arrivals(60, 4.0, seed=3), arrivals(60, 4.0, seed=3)
+    assert first == again
+    assert first != arrivals(60, 4.0, seed=4)
+    assert [one.at_s for one in first] == sorted(one.at_s for one in first)
+    assert Counter(one.tier for one in first).keys() == KINDS.keys()
+    assert all(2 <= one.answer < MAX_TOKENS for one in first)
+    assert len({one.name for one in first}) == len(first)
+
+
+def one(tier, at_s, *token_s, preemptions=0):
+    return {
+        "tier": tier, "at_s": at_s, "token_s": list(token_s), "answer": len(token_s), "preemptions": preemptions,
+    }  # fmt: skip
+
+
+def test_a_run_in_figures():
+    kind = KINDS[PREMIUM]
+    asked = [
+        one(PREMIUM, 1.0, 1.0 + kind.ttft_s, 1.0 + kind.ttft_s + kind.tpot_s),
+        one(PREMIUM, 1.0, 1.1 + kind.ttft_s, 1.1 + kind.ttft_s + kind.tpot_s),
+        one(PREMIUM, 1.0, 1.1, 1.1 + 2 * kind.tpot_s, preemptions=2),
+        one("standard", 1.0, 1.1, 1.12),
+        one("background", 1.0, 60.0, 90.0, preemptions=1),
+    ]
+    row = summary(
+        {"asked": asked, "computed": 200, "again": 10, "took_s": 5.0, "steps": 50, "fullest": 0.9}
+    )
+    assert row["premium met"] == pytest.approx(1 / 3)
+    assert row["premium preempted"] == pytest.approx(1 / 3)
+    assert (row["standard met"], row["background met"], row["background preempted"]) == (1.0, 1.0, 1.0)
+    assert row["again"] == 0.05
+    assert row["tokens/s"] == 2.0
+    assert row["gap max s"] == 30.0
