@@ -34,7 +34,7 @@ from slo.predict.path_time import PathTime
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import PrefillReported
 from slo.request import JobId
-from slo.tiers import Tier, TierPolicy
+from slo.tiers import SYSTEM, Tier, TierPolicy
 
 _LOCAL_RETRY_S: Final = 5.0
 """Who is not taken while decode computes prompts itself is told to come back after this."""
@@ -86,6 +86,9 @@ class RouterCore:
         weights = {tier: policy.weight for tier, policy in policies.items()}
         self.view = FleetView(weights, limits, started_s)
         self._policies = policies
+        # The most valuable tier stands first; `SYSTEM` is on the level of the lowest.
+        clients = [tier for tier in policies if tier != SYSTEM]
+        self._ranks = {tier: rank for rank, tier in enumerate(reversed(clients))}
         self._placement = placement
         self._started_s = started_s
         self._link = link
@@ -180,9 +183,10 @@ class RouterCore:
 
     def _newcomer(self, request: PlacementRequested, tokens: int) -> Newcomer:
         tier = request.objective.tier
-        is_top = tier == next(iter(self._policies))  # the most valuable tier stands first
+        rank = self._ranks.get(tier, 0)
+        is_top = rank == len(self._ranks) - 1
         answers = request.answers_per_prompt
-        return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top)
+        return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top, rank)
 
     def _decode_full(
         self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView

@@ -1,17 +1,19 @@
 """Decode engines that run out of KV memory: vLLM's ways of bearing it, and ours, under the same bursts.
 
-A real engine on CPU with a tiny random model, whose steps this process takes one by one and times. Requests of
-three tiers come in bursts; what each will answer is drawn and known to no scheduler, each may have 1,024 tokens.
-Arms take turns. The pool is a part of what an engine with ample memory holds under the same arrivals at its
-fullest. vLLM's `max_num_seqs` is tuned for each pool with arrivals of their own, with and without priorities.
+A real engine on CPU with a tiny random model, whose steps this process takes one by one and times. Requests
+of three tiers come in bursts; what each will answer is drawn and known to no scheduler, each may have 1,024
+tokens. Arms take turns. The pool is a part of what an engine with ample memory holds at its fullest under
+such arrivals. vLLM's `max_num_seqs` is tuned for each pool with arrivals of their own, with and without
+priorities.
 
-    python -m benchmarks.engines.decode_pressure [--seconds 40] [--rounds 3] [--pools 1,0.5]
+    python -m benchmarks.engines.decode_pressure [--seconds 25] [--rounds 2] [--pools 1,0.5]
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import math
 import os
 import statistics
@@ -90,7 +92,7 @@ class Arm:
 
 def arrivals(seconds: float, rate_rps: float, seed: int) -> list[Asked]:
     """Requests in bursts and lulls."""
-    rng = Random(seed)
+    rng = Random(seed)  # noqa: S311 - arrivals
     found: list[Asked] = []
     now_s, phase, left_s = 0.0, BURST, BURST[1]
     while now_s < seconds:
@@ -120,7 +122,8 @@ class Observer:
         self._most: dict[str, int] = {}
         self.computed = self.again = self.steps = 0
         self.fullest = 0.0
-        schedule, preempt, check_stop = scheduler.schedule, scheduler._preempt_request, module.check_stop
+        schedule, check_stop = scheduler.schedule, module.check_stop
+        preempt = scheduler._preempt_request  # noqa: SLF001 - who is preempted is said nowhere else
         usage = scheduler.kv_cache_manager
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +148,7 @@ class Observer:
                 return True
             return bool(check_stop(request, max_model_len))
 
-        scheduler.schedule, scheduler._preempt_request = counted, preempted
+        scheduler.schedule, scheduler._preempt_request = counted, preempted  # noqa: SLF001
         module.check_stop = ends
 
     def _of(self, request: Any) -> Asked:
@@ -219,7 +222,7 @@ def warm_up(llm: Any) -> None:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    rng = Random(0)
+    rng = Random(0)  # noqa: S311 - prompts
     prompts = [TokensPrompt(prompt_token_ids=[rng.randrange(250) for _ in range(200)]) for _ in range(8)]
     llm.generate(prompts, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
     llm.reset_prefix_cache()
@@ -256,7 +259,7 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gaps(token_s: list[float]) -> Iterator[float]:
-    return (later - earlier for earlier, later in zip(token_s, token_s[1:], strict=False))
+    return (later - earlier for earlier, later in itertools.pairwise(token_s))
 
 
 def arms(blocks: int, tuned: Mapping[str, int]) -> list[Arm]:
@@ -295,9 +298,11 @@ def tune(model: str, blocks: int, asked: list[Asked]) -> tuple[dict[str, int], l
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=4.0, help="Requests a second, of which bursts are times.")
+    parser.add_argument("--seconds", type=float, default=25)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--rate", type=float, default=12.0, help="Requests a second, of which bursts are times."
+    )
     parser.add_argument("--pools", default="1,0.5", help="Parts of what is held at the fullest.")
     parser.add_argument("--layers", type=int, default=8)
     given = parser.parse_args()
@@ -318,13 +323,21 @@ def main() -> None:
                 order = arms(blocks, tuned)
                 for arm in order if number % 2 == 0 else reversed(order):
                     row = summary(in_own_process(run, model, arm, asked))
-                    rounds.append({"pool": part, "arm": arm.name, "round": number, "blocks": arm.blocks, **row})
+                    rounds.append(
+                        {"pool": part, "arm": arm.name, "round": number, "blocks": arm.blocks, **row}
+                    )
                     totals[part, arm.name] += 1
                     print(rounds[-1], flush=True)
     rows = [_mean([row for row in rounds if (row["pool"], row["arm"]) == key]) for key in totals]
     print_rows("Means of all rounds", rows)
     settings = vars(given) | {"kinds": {tier: asdict(kind) for tier, kind in KINDS.items()}}
-    results = {"settings": settings, "fullest_blocks": fullest, "tuning": tuning, "rounds": rounds, "means": rows}
+    results = {
+        "settings": settings,
+        "fullest_blocks": fullest,
+        "tuning": tuning,
+        "rounds": rounds,
+        "means": rows,
+    }
     print(write("engines/decode_pressure", results))
 
 

@@ -68,7 +68,7 @@ def offline_engine(
 
 @contextmanager
 def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
-    """An `LLM` of vLLM's on CPU, all of it in this process, whose steps the caller takes: `llm_engine.step()`.
+    """An `LLM` of vLLM's on CPU, all in this process, whose steps the caller takes (`llm_engine.step`).
 
     Args:
         model: Directory of the model.

@@ -54,6 +54,7 @@ class Newcomer:
         answers: How many it asks for.
         most_output: The most that all its answers may have; 0 leaves that open.
         is_top: Whether it is of the top tier.
+        rank: Of its tier.
     """
 
     job_id: JobId
@@ -62,6 +63,7 @@ class Newcomer:
     answers: int = 1
     most_output: int = 0
     is_top: bool = False
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -167,7 +169,7 @@ class DecodeView:
             return self.usage_with(newcomer.tokens) <= MAX_KV_USAGE
         holding, sent = self._holding(self.load, newcomer), self._sent()
         # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
-        most = self._peak_tokens + sum([sum(one) for one in (*sent, holding)])
+        most = self._peak_tokens + sum([one.tokens + one.remaining for one in (*sent, holding)])
         if most <= self.load.limit_tokens(is_top=newcomer.is_top):
             return True
         return self.load.fits(holding, sent, is_top=newcomer.is_top)
@@ -177,7 +179,9 @@ class DecodeView:
 
     @staticmethod
     def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:
-        return load.newcomer(newcomer.tier, newcomer.tokens, newcomer.answers, newcomer.most_output)
+        return load.newcomer(
+            newcomer.tier, newcomer.rank, newcomer.tokens, newcomer.answers, newcomer.most_output
+        )
 
     def usage_with(self, tokens: int) -> float:
         """KV use once what was sent here and `tokens` more have arrived."""

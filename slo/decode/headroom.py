@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slo.decode.output_length import FIRST_GUESS
-from slo.decode.predicted_peak import USABLE, Holding, predicted_peak
+from slo.decode.predicted_peak import USABLE, Holding, not_below, predicted_peak
 from slo.request import JobId
 from slo.tiers import Tier
 
@@ -42,10 +42,10 @@ class DecodeLoad:
     streams: Mapping[JobId, Holding] = field(default_factory=dict)
     answers: Mapping[Tier, int] = field(default_factory=dict)
 
-    def newcomer(self, tier: Tier, tokens: int, answers: int, most: int) -> Holding:
+    def newcomer(self, tier: Tier, rank: int, tokens: int, answers: int, most: int) -> Holding:
         """A request of so many tokens, whose answers have at most `most` together; 0 leaves that open."""
         expected = answers * self.answers.get(tier, FIRST_GUESS)
-        return Holding(tokens, min(expected, most) if most else expected)
+        return Holding(tokens, min(expected, most) if most else expected, rank)
 
     def limit_tokens(self, *, is_top: bool) -> float:
         """What the peak may come to, shared tokens counted once."""
@@ -72,8 +72,8 @@ class DecodeLoad:
 
     def _fits_after(self, steps: int, newcomer: Holding, held: list[Holding], *, is_top: bool) -> bool:
         left = [
-            Holding(stream.tokens + steps, stream.remaining - steps)
-            for stream in held
+            Holding(stream.tokens + steps, stream.remaining - steps, stream.rank)
+            for stream in not_below(newcomer.rank, held)
             if steps == 0 or stream.remaining > steps
         ]
         if not left:

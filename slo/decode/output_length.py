@@ -22,8 +22,8 @@ _FEW: Final = 20
 _MAX_HISTORIES: Final = 1024
 _RAISE: Final = 1.1
 _MOST: Final = 1.5
-_LEAST: Final = 0.7
-_DECAY: Final = 0.995
+_LEAST: Final = 0.5
+_DECAY: Final = 0.99
 
 
 class OutputLengths:

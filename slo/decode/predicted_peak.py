@@ -21,10 +21,12 @@ class Holding(NamedTuple):
     Attributes:
         tokens: Whose KV it holds.
         remaining: Tokens that it is predicted to emit.
+        rank: Of its tier; a newcomer is not kept waiting by tiers below its own.
     """
 
     tokens: int
     remaining: int
+    rank: int = 0
 
 
 class PoolFit(NamedTuple):
@@ -72,12 +74,16 @@ class Pool:
     def fit(self, held: Sequence[Holding], newcomer: Holding, reserve_tokens: float = 0.0) -> PoolFit:
         """Whether a newcomer fits beside those that are there.
 
+        Of lower tiers only what they hold now counts: when memory runs short, they yield.
+
         Args:
             held: Those that are there.
             newcomer: Its sequence so far, and what it will emit.
             reserve_tokens: What is kept for tiers above it.
         """
-        peak = predicted_peak([*held, newcomer]) - self.shared_tokens
+        peers = not_below(newcomer.rank, held)
+        shared_tokens = self.shared_tokens if len(peers) == len(held) else 0
+        peak = predicted_peak([*peers, newcomer]) - shared_tokens
         if not held:
             return PoolFit(FitReason.ALONE, peak)
         if newcomer.tokens > self.free_tokens - reserve_tokens:
@@ -85,6 +91,11 @@ class Pool:
         if peak > USABLE * self.tokens - reserve_tokens:
             return PoolFit(FitReason.PEAK, peak)
         return PoolFit(FitReason.ROOM, peak)
+
+
+def not_below(rank: int, streams: Sequence[Holding]) -> Sequence[Holding]:
+    """Those of a tier and of the tiers above it."""
+    return [stream for stream in streams if stream.rank >= rank]
 
 
 def predicted_peak(streams: Iterable[Holding]) -> int:

@@ -13,7 +13,7 @@ WINDOW_S: Final = 300.0
 AMPLE: Final = 1.2
 """What is kept, per part of the pool that was held at most."""
 LEAST: Final = 0.05
-MOST: Final = 0.30
+MOST: Final = 0.10
 _GRAIN_S: Final = 1.0
 
 

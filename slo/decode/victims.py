@@ -123,7 +123,9 @@ class VictimRules:
                 for stream in streams
                 if stream is not keeper and stream.blocks and self._reason(stream, needed_for) is reason
             ]
-            candidates.sort(key=lambda one: self.cost(one, total - one.weight) / one.blocks)
+            candidates.sort(
+                key=lambda one: (self.level(one), self.cost(one, total - one.weight) / one.blocks)
+            )
             for stream in candidates:
                 # Beyond the next step only those are worth it that may be chosen without need.
                 if missing <= 0 or (

@@ -197,7 +197,7 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepp
     engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
     output = engine.step()
     assert "top" in output.num_scheduled_tokens
-    assert "small" not in output.num_scheduled_tokens
+    assert "small" in output.num_scheduled_tokens, "what is free now is not kept from it"
     assert [name[:3] for name in engine.preempted] == ["low"]
     engine.finish()
 

@@ -56,7 +56,8 @@ def test_preemptions_raise_the_prediction_within_bounds_and_ends_lower_it():
     assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 150
     for _ in range(500):
         learned.ended(PREMIUM, "a", 100)
-    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 70
+    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 50
+    assert learned.whole(PREMIUM, "a", PLENTY) == 100, "where no memory is at stake, nothing is corrected"
 
 
 def test_tenants_without_end_take_no_memory_without_end():

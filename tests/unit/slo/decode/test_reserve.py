@@ -28,9 +28,9 @@ def test_it_is_more_than_was_held_at_most_within_bounds(history):
 
 def test_a_peak_is_forgotten_after_the_window():
     reserve = TopTierReserve()
-    reserve.observe(0.2, 0.0)
+    reserve.observe(0.07, 0.0)
     reserve.observe(0.01, 10.0)
-    assert reserve.part(WINDOW_S - 1) == pytest.approx(0.24)
+    assert reserve.part(WINDOW_S - 1) == pytest.approx(0.084)
     assert reserve.part(WINDOW_S + 1) == LEAST
 
 
@@ -40,8 +40,8 @@ def test_the_monitors_word_counts_if_it_is_more():
 
 def test_others_may_take_what_the_top_tier_holds_itself_of_it():
     reserve = TopTierReserve()
-    reserve.observe(0.2, 0.0)
-    assert reserve.kept(0.2, 1.0) == pytest.approx(0.04)
+    reserve.observe(0.07, 0.0)
+    assert reserve.kept(0.07, 1.0) == pytest.approx(0.014)
     assert reserve.kept(0.3, 1.0) == 0.0
 
 

@@ -93,9 +93,12 @@ def test_who_is_ahead_of_its_objective_can_be_away():
 
 
 def test_a_lower_tier_yields_first_and_never_the_other_way_round():
-    low, middle = stream("low", blocks=1, tokens=4000), stream("middle", rank=1)
+    low, middle = stream("low", blocks=3, tokens=4000), stream("middle", rank=1)
     needs = stream("needs", rank=1, next_blocks=1, more=1)
-    assert names(RULES.choose([low, middle, needs], 0)) == ["middle"], "of those allowed the cheapest"
+    assert RULES.cost(low, 4.0) / low.blocks > RULES.cost(middle, 3.0) / middle.blocks
+    assert names(RULES.choose([low, middle, needs], 0)) == ["low"], "however dear it is"
+    too_little = low._replace(blocks=1)
+    assert names(RULES.choose([too_little, middle, needs], 0)) == ["middle"], "nobody yields in vain"
     needs_low = stream("needs", next_blocks=1, more=1, tokens=9999)
     assert names(RULES.choose([low, middle, needs_low], 0)) != ["middle"]
 
