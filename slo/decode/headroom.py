@@ -7,7 +7,7 @@ reached the engine yet.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,28 +52,29 @@ class DecodeLoad:
         return USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens) + self.shared_tokens
 
     def fits(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> bool:
-        """Whether there is room for a newcomer now.
+        """Whether there is room for a newcomer now; tiers below its own yield.
 
         Args:
             newcomer: What it will hold.
             sent: Those on their way to the engine.
             is_top: Whether it is of the top tier, which what is kept for it does not keep out.
         """
-        return self._fits_after(0, newcomer, [*self.streams.values(), *sent], is_top=is_top)
+        held = not_below(newcomer.rank, [*self.streams.values(), *sent])
+        return self._fits_after(0, newcomer, held, is_top=is_top)
 
     def wait_s(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> float:
         """Seconds until there is room for a newcomer, if nobody else comes; see `fits`."""
-        held = [*self.streams.values(), *sent]
+        held = not_below(newcomer.rank, [*self.streams.values(), *sent])
         ends = sorted({0, *[stream.remaining for stream in held]})
         first = bisect_left(
             ends, 1, key=lambda step: int(self._fits_after(step, newcomer, held, is_top=is_top))
         )
         return ends[min(first, len(ends) - 1)] * max(LEAST_STEP_S, self.step_s)
 
-    def _fits_after(self, steps: int, newcomer: Holding, held: list[Holding], *, is_top: bool) -> bool:
+    def _fits_after(self, steps: int, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:
         left = [
             Holding(stream.tokens + steps, stream.remaining - steps, stream.rank)
-            for stream in not_below(newcomer.rank, held)
+            for stream in held
             if steps == 0 or stream.remaining > steps
         ]
         if not left:
