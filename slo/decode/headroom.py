@@ -65,6 +65,9 @@ class DecodeLoad:
     def wait_s(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> float:
         """Seconds until there is room for a newcomer, if nobody else comes; see `fits`."""
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
+        # Streams grow until they end: it may fit now and not later, so that now is looked at by itself.
+        if self._fits_after(0, newcomer, held, is_top=is_top):
+            return 0.0
         ends = sorted({0, *[stream.remaining for stream in held]})
         first = bisect_left(
             ends, 1, key=lambda step: int(self._fits_after(step, newcomer, held, is_top=is_top))

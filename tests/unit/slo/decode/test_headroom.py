@@ -45,6 +45,12 @@ def test_after_the_wait_it_fits_beside_those_that_are_left(streams, newcomer, po
         assert load(left, pool).fits(newcomer, [], is_top=False)
 
 
+def test_who_fits_now_does_not_wait_although_the_streams_will_have_grown():
+    asked, newcomer = load([Holding(1, 4), Holding(1, 8), Holding(1, 8)], pool=100), Holding(74, 4)
+    assert asked.fits(newcomer, [], is_top=False)
+    assert asked.wait_s(newcomer, [], is_top=False) == 0.0
+
+
 def test_what_is_kept_for_the_top_tier_keeps_others_out():
     asked = load([Holding(500, 100)], reserve_tokens=200)
     newcomer = Holding(100, 100)
