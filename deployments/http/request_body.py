@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONG_NUMBER: Final = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
+"""Perhaps a number that is out of range; nothing else is."""
+_INTEGERS: Final = range(-(2**63), 2**63)
+_SHOWN_DIGITS: Final = 24
 
 
 def read(raw: bytes, model: type[BaseModel], limits: LimitsConfig, tenant: Tenant) -> Any:
@@ -87,8 +92,15 @@ def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
 
 
 def _json(raw: bytes) -> Any:
+    has_long = _LONG_NUMBER.search(raw) is not None
     try:
-        return json.loads(raw.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            raw.decode(),
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constant,
+            parse_int=_integer if has_long else None,
+            parse_float=_number if has_long else None,
+        )
     except ValueError as error:
         raise http_errors.bad_body(f"the body is not JSON: {error}") from None
 
@@ -104,6 +116,23 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number in JSON")
+
+
+def _integer(text: str) -> int:
+    """What the engines' processes send each other has 64 bits for an integer."""
+    if len(text) > len(str(_INTEGERS.start)) or (value := int(text)) not in _INTEGERS:
+        raise ValueError(f"{_shortened(text)} is an integer of more than 64 bits")
+    return value
+
+
+def _number(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{_shortened(text)} is larger than any number of 64 bits")
+    return value
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_DIGITS else f"{text[:_SHOWN_DIGITS]}…"
 
 
 def _refuse_lone_surrogates(value: Any, path: str) -> None:

@@ -190,7 +190,7 @@ class JobTable:
             Accepted(context.attempt_id, context.tier, tokens, deadline_s, now_s, context.cached_tokens)
         )
         self._record.follow(context.attempt_id, JobSpans(context.traceparent, now_s))
-        if context.prompt_bytes > 0:
+        if context.prompt_bytes > 0 and tokens > 0:
             self._report.note_length(context.tenant, context.prompt_bytes, tokens)
         self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._watch.changed()

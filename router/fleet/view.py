@@ -123,7 +123,8 @@ class FleetView:
         replica.confirmed = known
         replica.preemptible_in_s = event.preemptible_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
-        return tuple(self._learn(*learned) for learned in event.learned)
+        lengths = [learned for learned in event.learned if learned[1] > 0 and learned[2] > 0]
+        return tuple(self._learn(*learned) for learned in lengths)
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full and how fast a decode replica is."""

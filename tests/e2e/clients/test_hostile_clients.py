@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import httpx
 import openai
 import psutil
 import pytest
 import raw_client
-from request_fuzz import corpus, draw
+from request_fuzz import Fuzzed, corpus, draw
 from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
@@ -79,6 +80,15 @@ def test_the_worst_requests_are_refused_at_once(deployment, record_property):
     assert max(other.gaps_s) < 0.2 + max(alone.gaps_s)
 
 
+def test_a_prompt_of_no_tokens_does_not_keep_the_router_from_hearing_of_others(deployment):
+    before = deployment.log.read_text().count("Request failed")
+    body = b'{"model": "m", "prompt": "seventeen letters", "truncate_prompt_tokens": 0}'
+    assert post(deployment, Fuzzed("/v1/completions", [], body)).status == 400
+    assert deployment.client().completions.create(model="tiny", prompt="a", max_tokens=2).choices[0].text
+    assert_soon(lambda: at_rest(deployment), 10)
+    assert deployment.log.read_text().count("Request failed") == before
+
+
 def test_output_tokens_are_reserved_and_what_was_not_generated_is_given_back(deployment):
     """The bucket holds a thousand, and fills too slowly to matter."""
     client = deployment.client("metered")
@@ -134,6 +144,7 @@ class Pulse:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask)
         self.waits_s = []
+        self.longest_at = ""
 
     def _ask(self):
         with httpx.Client(base_url=self._url) as client:
@@ -141,6 +152,8 @@ class Pulse:
                 started_s = time.monotonic()
                 assert client.get("/health").status_code == 200
                 self.waits_s.append(time.monotonic() - started_s)
+                if self.waits_s[-1] == max(self.waits_s):
+                    self.longest_at = datetime.now(UTC).isoformat()
 
     def __enter__(self):
         self._thread.start()
@@ -161,6 +174,7 @@ def test_thousands_of_requests_that_nobody_would_send(deployment, record_propert
     engines and clients on the same cores. Memory is at rest what it was at rest after the first five hundred.
     """
     rng = random.Random(seed)
+    unhandled = deployment.log.read_text().count("Request failed")
     children = psutil.Process(deployment.process.pid).children(recursive=True)
     with Bystander(deployment) as alone, Pulse(deployment) as quiet:
         time.sleep(10)
@@ -177,9 +191,11 @@ def test_thousands_of_requests_that_nobody_would_send(deployment, record_propert
     record_property("took_s", took_s)
     record_property("longest_gaps_s", (max(alone.gaps_s), max(other.gaps_s)))
     record_property("longest_waits_s", (max(quiet.waits_s), max(pulse.waits_s)))
+    record_property("longest_wait_at", pulse.longest_at)
     record_property("memory_grown", grown)
     failed = failed_first + failed
     assert not failed, f"{len(failed)}: {failed[:3]}"
+    assert deployment.log.read_text().count("Request failed") == unhandled, "see the server's log"
     assert statuses["left"] < count / 50, "some ask for thousands of tokens"
     assert max(pulse.waits_s) < 0.2 + max(quiet.waits_s)
     assert max(other.gaps_s) < 0.2 + max(alone.gaps_s)

@@ -277,6 +277,13 @@ def test_text_is_sized_by_the_learned_ratio():
     assert placed.slack_s == math.inf
 
 
+@pytest.mark.parametrize("learned", [("acme", 17, 0), ("acme", 0, 17), ("acme", 17, -1)])
+def test_a_prompt_without_a_length_teaches_nothing_and_the_report_holds(learned):
+    router = core()
+    assert router.prefill_reported(report("prefill-0", learned=(learned, ("acme", 40, 10))), 7.0) == (0.0,)
+    assert router.view.prefill[ReplicaId("prefill-0")].reported_at_s == 7.0
+
+
 def test_decode_goes_to_the_emptiest_cache():
     router = core(decode=0)
     router.view.decode_reported(DecodeReported(ReplicaId("full"), 0.8, 0), 0.0)

@@ -110,3 +110,28 @@ def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_not(half):
     with pytest.raises(FieldError, match="prompt"):
         parse(b'{"model": "m", "prompt": "' + half + b'"}', CompletionRequest, LIMITS)
     assert parse(rb'{"model": "m", "prompt": "\ud83d\ude00"}', CompletionRequest, LIMITS).prompt == "😀"
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        ("9223372036854775808", "9223372036854775808 is an integer of more than 64 bits"),
+        ("-9223372036854775809", "more than 64 bits"),
+        ("1" * 300, "111111111111111111111111… is an integer"),
+        ("1" * 5000, "is an integer"),
+        ("1e400", "1e400 is larger than any number"),
+        ("-1.5E+999", "larger than any number"),
+    ],
+)
+@pytest.mark.parametrize("place", [b'"top_k": %s', b'"vllm_xargs": {"a": %s}', b'"stop_token_ids": [1, %s]'])
+def test_numbers_that_no_engine_takes_are_refused(number, why, place):
+    with pytest.raises(HTTPError) as refused:
+        parse(b'{"model": "m", "prompt": "a", ' + place % number.encode() + b"}", CompletionRequest, LIMITS)
+    assert refused.value.status == 400
+    assert why in refused.value.message
+
+
+@pytest.mark.parametrize("number", ["9223372036854775807", "-9223372036854775808", "1e-999", "0." + 40 * "1"])
+def test_other_numbers_with_many_digits_are_not(number):
+    body = b'{"model": "m", "prompt": "a", "vllm_xargs": {"a": %s}}' % number.encode()
+    assert parse(body, CompletionRequest, LIMITS).vllm_xargs == {"a": json.loads(number)}
