@@ -56,9 +56,23 @@ def about() -> dict[str, Any]:
 
 def commit(checkout: Path = Path()) -> str:
     """That of a checkout, short."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return _git(checkout, "rev-parse", "--short", "HEAD")
+
+
+def is_dirty(checkout: Path = Path()) -> bool:
+    """Whether a tracked file that is no result differs from the commit."""
+    results = RESULTS.relative_to(Path(__file__).parents[1])
+    return bool(_git(checkout, "status", "--porcelain", "-uno", "--", ".", f":!{results}"))
+
+
+def _git(checkout: Path, *arguments: str) -> str:
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        run = subprocess.run(  # noqa: S603 - our own arguments
+            ["git", "-C", str(checkout), *arguments],  # noqa: S607 - the user's own
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:  # a copy of the code on a machine without git
         return ""
     return run.stdout.strip()
@@ -80,6 +94,7 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "commit": commit(),
+        "dirty": is_dirty(),
     }
 
 

@@ -20,6 +20,7 @@ from benchmarks.harness.local_server import embedded_settings, environment, serv
 from deployments.local.ending import kill_after
 
 PORT = 18441
+SPINNING = Path(__file__).parents[1] / "engines" / "spinning"
 MODEL_LEN = 8192
 
 
@@ -31,13 +32,17 @@ class ServerArm:
         name: As in the results.
         stock: Arguments of `stock_server.py`; None is ours.
         preemption: Ours: the mode.
+        step_tokens: Ours: tokens of a prefill step.
         is_prioritised: Send vLLM's `priority` by tier.
+        is_spinning: NIXL's progress threads spin, as its Python API has them.
     """
 
     name: str
     stock: tuple[str, ...] | None = None
     preemption: str = "off"
+    step_tokens: int = MODEL_LEN
     is_prioritised: bool = False
+    is_spinning: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes it, for the results."""
@@ -45,9 +50,13 @@ class ServerArm:
             return {
                 "application": "slackserve",
                 "preemption": self.preemption,
-                "max_num_batched_tokens": MODEL_LEN,
+                "max_num_batched_tokens": self.step_tokens,
             }
-        return {"application": "ray.serve.llm.build_pd_openai_app", "arguments": list(self.stock)}
+        return {
+            "application": "ray.serve.llm.build_pd_openai_app",
+            "arguments": list(self.stock),
+            "progress_threads": "spinning" if self.is_spinning else "sleeping",
+        }
 
 
 @dataclass(frozen=True)
@@ -73,22 +82,33 @@ class Chunking:
 
 
 def chunked(name: str, chunking: Chunking) -> ServerArm:
-    """Stock with chunked prefill; the arm `stock-priority` also has vLLM's priorities."""
-    if name == "stock-priority":
-        return ServerArm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
-    return ServerArm(name, chunking.arguments())
+    """An arm of `TUNED` with its chunks; `stock-priority` also has vLLM's priorities."""
+    match name:
+        case "slackserve-chunked":
+            return ServerArm(name, step_tokens=chunking.tokens)
+        case "stock-priority":
+            return ServerArm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
+        case _:
+            return ServerArm(name, chunking.arguments())
 
 
+SHIPPED_TOKENS = 2048
+"""vLLM's default of `max_num_batched_tokens`."""
 FIXED = {
     arm.name: arm
     for arm in (
         ServerArm("stock", ()),
+        ServerArm("stock-shipped", Chunking(SHIPPED_TOKENS).arguments(), is_spinning=True),
         ServerArm("slackserve-off"),
         ServerArm("slackserve", preemption="resume"),
     )
 }
-TUNED = ("stock-chunked", "stock-priority")
-"""Arms whose chunks are tuned before they are measured."""
+TUNED = {
+    "stock-chunked": ("256", "512", "1024", "2048"),
+    "stock-priority": ("256/64", "256/128", "512/128", "512/384"),
+    "slackserve-chunked": ("256", "512", "1024", "2048"),
+}
+"""Arms whose chunks are tuned before they are measured, and what is tried for them."""
 
 
 @dataclass
@@ -121,7 +141,8 @@ def running(arm: ServerArm, directory: Path) -> Iterator[RunningServer]:
         else:
             command = ["benchmarks.comparison.stock_server", "--port", str(PORT)]
             command += ["--max-model-len", str(MODEL_LEN), *arm.stock]
-            start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, environment())
+            env = environment(*([SPINNING] if arm.is_spinning else []))
+            start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, env)
         yield RunningServer(log, time.monotonic() - started_s)
     finally:
         _end_children()
@@ -139,6 +160,9 @@ def _end_children() -> None:
 
 def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
     settings = embedded_settings(max_model_len=MODEL_LEN, preemption={"mode": arm.preemption})
+    settings["prefill"] = settings.get("prefill", {}) | {
+        "engine_kwargs": {"max_num_batched_tokens": arm.step_tokens}
+    }
     for tier in settings["tiers"].values():
         tier["sheddable"] = False  # so that all arms do the same work
     config = directory / f"{arm.name}.yaml"

@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.comparison.arms import RunningServer, ServerArm
 from benchmarks.harness.local_server import logged
@@ -27,6 +27,7 @@ OUTPUT_TOKENS = 8
 WARM_UP_TOKENS = (64, 4000, 1500, 64, 512, 3000, 64)
 URGENT_ALONE_TOKENS = (32, 45, 64, 90, 128)
 LONG_ALONE_TOKENS = (2500, 2500)
+OFFERED_WITHIN = 0.02
 _TIMEOUT_S = 900.0
 
 
@@ -43,17 +44,22 @@ class PrioritisedAsking(Asking):
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm in one round at one load, a fraction of the capacity: attainment by kind, and what else was."""
+    """One arm in one round at one load, a fraction of the capacity.
+
+    Attributes:
+        offered_tokens_ps: Prompt tokens per second of the arrivals as they were sent.
+        met: By kind, of each request whether its first token was in time.
+        ttfts_ms: By kind, of each request that got a first token the time to it.
+        tpot_ms: By kind, quantiles.
+        late_ms: How late requests were sent.
+    """
 
     arm: str
     round: int
     load: float
     offered_tokens_ps: float
-    requests: dict[str, int]
-    urgent: float
-    long: float
-    overall: float
-    ttft_ms: dict[str, dict[str, float]]
+    met: dict[str, list[bool]]
+    ttfts_ms: dict[str, list[float]]
     tpot_ms: dict[str, dict[str, float]]
     prompt_tokens_ps: float
     wall_s: float
@@ -61,6 +67,16 @@ class ArmRun:
     refused: dict[str, int]
     failed: dict[str, int]
     late_ms: dict[str, float]
+
+    @property
+    def unserved(self) -> int:
+        """Requests that were refused or failed."""
+        return sum(self.refused.values()) + sum(self.failed.values())
+
+    def attained(self, kind: str | None = None) -> float:
+        """Fraction of the requests of a kind, or of all, that were in time."""
+        flags = [flag for name, some in self.met.items() if kind in (None, name) for flag in some]
+        return statistics.fmean(flags) if flags else 1.0
 
 
 def mix(urgent_ms: float, long_ms: float) -> Mix:
@@ -137,35 +153,61 @@ def burst_tokens_ps(arm: ServerArm, server: RunningServer, of: Mix, count: int) 
     return sum(tokens for tokens, _ in got) / (last_s - min(answer.sent_s for _, answer in got))
 
 
-def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> list[Arrival]:
-    """About `seconds` of the mix, its time stretched so that exactly `tokens_ps` prompt tokens arrive in it.
+def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> tuple[list[Arrival], float]:
+    """About `seconds` of the mix, with its time stretched, and the seconds in which they arrive.
 
-    A short stream may by chance have few of the long prompts that are most of the work.
+    In these, exactly `tokens_ps` prompt tokens arrive per second: a short stream may by chance have few of
+    the long prompts that are most of the work, or come too quickly. They end when the request after the last
+    would have come.
     """
-    rate_rps = tokens_ps / mean_tokens(of)
-    arrivals = of.stream(rate_rps, max(1, round(rate_rps * seconds)), seed)
+    count = max(1, round(tokens_ps / mean_tokens(of) * seconds))
+    *arrivals, after = of.stream(1.0, count + 1, seed)
     window_s = sum(arrival.tokens for arrival in arrivals) / tokens_ps
-    stretch = window_s * rate_rps / len(arrivals)
-    return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals]
+    stretch = window_s / after.at_s
+    return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals], window_s
 
 
-def run_at(
-    arm: ServerArm, server: RunningServer, arrivals: list[Arrival], number: int, load: float, tokens_ps: float
-) -> ArmRun:
-    """One run in a round, at a load, which is so many prompt tokens per second."""
+class RunPlan(NamedTuple):
+    """What one run offers: about so many seconds at a load, which is so many prompt tokens per second."""
+
+    round: int
+    load: float
+    tokens_ps: float
+    seconds: float
+
+    @property
+    def seed(self) -> int:
+        """The same for all arms."""
+        return SEED + 1000 * (self.round + 1) + round(100 * self.load)
+
+
+def run_at(arm: ServerArm, server: RunningServer, of: Mix, plan: RunPlan) -> ArmRun:
+    """One run.
+
+    Raises:
+        RuntimeError: when what was sent is more than 2 % from what was to be.
+    """
+    tokens_ps = plan.tokens_ps
+    arrivals, window_s = offered(of, tokens_ps, plan.seconds, plan.seed)
     server.new_log()
-    result = score(ask(arm, server, arrivals))
+    run = ask(arm, server, arrivals)
+    tokens = sum(arrival.tokens for arrival in arrivals)
+    sent_ps = tokens / (window_s + run.ended[-1].late_s)
+    if abs(sent_ps / tokens_ps - 1) > OFFERED_WITHIN:
+        raise RuntimeError(f"{sent_ps:.0f} prompt tokens/s were sent to {arm.name}, not {tokens_ps:.0f}")
+    result = score(run)
     overall, kinds = result.overall, result.kinds
-    in_time = {name: kinds[name].attainment if name in kinds else 1.0 for name in ("urgent", "long")}
+    ended = {name: [item for item in run.ended if item.arrival.kind == name] for name in of.kinds}
     return ArmRun(
         arm=arm.name,
-        round=number,
-        load=load,
-        offered_tokens_ps=tokens_ps,
-        requests={name: kinds[name].requests if name in kinds else 0 for name in in_time},
-        **in_time,
-        overall=overall.attainment,
-        ttft_ms={name: dict(part.ttft_ms) for name, part in kinds.items()},
+        round=plan.round,
+        load=plan.load,
+        offered_tokens_ps=sent_ps,
+        met={name: [item.is_met for item in items] for name, items in ended.items()},
+        ttfts_ms={
+            name: [round(item.answer.ttft_s * 1e3, 1) for item in items if item.answer.ttft_s is not None]
+            for name, items in ended.items()
+        },
         tpot_ms={name: dict(part.tpot_ms) for name, part in kinds.items()},
         prompt_tokens_ps=overall.prompt_tokens_ps,
         wall_s=result.wall_s,

@@ -1,22 +1,29 @@
 """SlackServe and Ray Serve LLM's own prefill/decode application on the same requests, at the same loads.
 
-Arms: stock (first come, first served, whole prompts), stock with chunked prefill whose chunk is tuned in a
-pilot at the middle load, and ours without and with preemption; on request also `stock-priority`, with tuned
-chunks and vLLM's own priorities. Urgent short prompts arrive among long ones, which are most of the work.
-Loads are fractions of the prefill capacity, which a burst of the same mix on the stock server shows. Each
-start of a server serves all loads; rounds take the arms in turn, every other one the other way round. In a
-round every arm gets the same requests. What is found is written after every server.
+Urgent short prompts arrive among long ones, which are most of the work. Arms:
 
-    python -m benchmarks.comparison.run [--rounds 2] [--seconds 240] [--arms stock,stock-chunked,...]
+- `stock`: first come, first served, whole prompts; `stock-shipped`: vLLM's default of 2,048 tokens a step,
+  NIXL's progress threads spinning as its Python API has them; `stock-chunked` and `stock-priority`: chunks
+  tuned in a pilot, and with these vLLM's priorities and a cap on what one prompt takes of a step;
+- `slackserve-off`: our order without preemption; `slackserve-chunked`: the same with tuned chunks;
+  `slackserve`.
+
+Loads are fractions of the prefill capacity, which a burst of the same mix on the stock server shows. What is
+offered is within 2 % of that, or the run fails. Each start of a server serves all loads; rounds take the arms
+in turn, every other one the other way round. In a round every arm gets the same requests. What is found is
+written after every server; `--more` adds rounds to a result that is there.
+
+    python -m benchmarks.comparison.run [--rounds 6] [--seconds 110] [--arms stock,slackserve,...] [--more]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,11 +43,11 @@ from benchmarks.comparison.arms import (
     running,
 )
 from benchmarks.comparison.table import loads_table, summary, verdict
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 
-DEFAULT_ARMS = "stock,stock-chunked,slackserve-off,slackserve"
-DEFAULT_CHUNKS = "256,512,1024"
+DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,slackserve-chunked,slackserve"
 PILOT_ROUND = -1
+NAME = "comparison"
 _console = Console(width=120)
 
 
@@ -55,51 +62,70 @@ class Comparison:
         self._pilot: list[dict[str, Any]] = []
         self._starts: list[dict[str, Any]] = []
         self._runs: list[load.ArmRun] = []
-        self._arms: dict[str, ServerArm] = dict(FIXED)
+        self._chosen: dict[str, str] = {}
+
+    def go_on(self, before: Mapping[str, Any]) -> None:
+        """Add to what `results` gave.
+
+        Raises:
+            SystemExit: when that was another measurement.
+        """
+        for name in ("loads", "urgent_ms", "long_ms", "seconds"):
+            if before["settings"][name] != getattr(self._options, name):
+                raise SystemExit(f"--more: the result has {name} {before['settings'][name]}")
+        self._capacity_ps = before["settings"]["capacity_prompt_tokens_ps"]
+        self._pilot, self._starts, self._chosen = before["pilot"], before["starts"], before["chosen"]
+        self._runs = [load.ArmRun(**run) for run in before["runs"]]
 
     def measure(self) -> None:
-        """The capacity, the tuning, and all rounds of all arms."""
-        with self._serving(FIXED["stock"], PILOT_ROUND):
-            self._capacity_ps = self._starts[-1]["burst_prompt_tokens_ps"]
+        """The capacity, the tuning, and all rounds of all arms, after those that there are."""
+        if not self._capacity_ps:
+            with self._serving(FIXED["stock"], PILOT_ROUND) as server:
+                self._capacity_ps = load.burst_tokens_ps(
+                    FIXED["stock"], server, self._mix, self._options.burst
+                )
+            _console.print(f"capacity {self._capacity_ps:.0f} prompt tokens/s", highlight=False)
         for name in self._options.arms:
-            if name in TUNED:
-                self._arms[name] = chunked(name, self._tune(name))
-        for number in range(self._options.rounds):
+            if name in TUNED and name not in self._chosen:
+                self._chosen[name] = self._tune(name)
+        arms = {
+            name: chunked(name, Chunking.parse(self._chosen[name])) if name in TUNED else FIXED[name]
+            for name in self._options.arms
+        }
+        first = max((run.round for run in self._runs), default=-1) + 1
+        for number in range(first, first + self._options.rounds):
             for name in self._options.arms if number % 2 == 0 else reversed(self._options.arms):
-                with self._serving(self._arms[name], number) as server:
-                    for fraction in self._options.loads:
-                        self._runs.append(
-                            self._run(self._arms[name], server, fraction, number, self._options.seconds)
-                        )
-                write("comparison", self.results())
+                with self._serving(arms[name], number) as server:
+                    self._runs += [
+                        self._run(arms[name], server, fraction, number, self._options.seconds)
+                        for fraction in self._options.loads
+                    ]
+                write(NAME, self.results())
 
-    def _tune(self, name: str) -> Chunking:
-        """Try every chunk at the middle load; the best is that with the most requests in time."""
-        fraction = sorted(self._options.loads)[len(self._options.loads) // 2]
-        tried = []
-        for chunking in self._options.chunks:
-            arm = chunked(name, chunking)
+    def _tune(self, name: str) -> str:
+        """Try every chunk at the highest load; the best has the most requests in time, then urgent ones."""
+        fraction, tried = max(self._options.loads), []
+        for given in getattr(self._options, f"{name.replace('-', '_')}_chunks"):
+            arm = chunked(name, Chunking.parse(given))
             with self._serving(arm, PILOT_ROUND) as server:
                 run = self._run(arm, server, fraction, PILOT_ROUND, self._options.pilot_seconds)
-            self._pilot.append({"chunk_tokens": str(chunking), **asdict(run)})
-            tried.append(((run.overall, run.urgent), chunking))
-            write("comparison", self.results())
-        best = max(tried, key=lambda item: item[0])[1]
+            self._pilot.append({"chunk_tokens": given, **asdict(run)})
+            tried.append((run.attained(), run.attained("urgent"), given))
+            write(NAME, self.results())
+        best = max(tried, key=lambda item: item[:2])[-1]
         _console.print(f"{name}: chunks of {best}", highlight=False)
         return best
 
     @contextmanager
     def _serving(self, arm: ServerArm, number: int) -> Iterator[RunningServer]:
-        """A server of an arm, warm, after its burst."""
+        """A server of an arm, warm."""
         _console.print(f"round {number + 1}: {arm.name} {' '.join(arm.stock or ())}", highlight=False)
         with running(arm, self._directory) as server:
             warm = load.warm_up(arm, server)
-            burst_ps = load.burst_tokens_ps(arm, server, self._mix, self._options.burst)
-            found = {"arm": arm.name, "round": number, **warm, "burst_prompt_tokens_ps": burst_ps}
-            self._starts.append({**found, "settings": arm.settings()})
+            self._starts.append({"arm": arm.name, "round": number, **warm, "settings": arm.settings()})
             _console.print(
                 f"  up in {warm['ready_s']:.0f} s; alone urgent {_listed(warm['urgent_alone_ms'])}, "
-                f"long {_listed(warm['long_alone_ms'])} ms; burst {burst_ps:.0f} prompt tokens/s",
+                f"long {_listed(warm['long_alone_ms'])} ms",
                 highlight=False,
             )
             yield server
@@ -107,13 +133,11 @@ class Comparison:
     def _run(
         self, arm: ServerArm, server: RunningServer, fraction: float, number: int, seconds: float
     ) -> load.ArmRun:
-        tokens_ps = fraction * self._capacity_ps
-        seed = load.SEED + 1000 * (number + 1) + round(100 * fraction)  # so that all arms get the same
-        arrivals = load.offered(self._mix, tokens_ps, seconds, seed)
-        run = load.run_at(arm, server, arrivals, number, fraction, tokens_ps)
+        plan = load.RunPlan(number, fraction, fraction * self._capacity_ps, seconds)
+        run = load.run_at(arm, server, self._mix, plan)
+        shown = ", ".join(f"{kind} {run.attained(kind):.0%} of {len(run.met[kind])}" for kind in run.met)
         _console.print(
-            f"  load {fraction:g}: urgent {run.urgent:.0%} of {run.requests['urgent']}, long {run.long:.0%} "
-            f"of {run.requests['long']} in time, {run.prompt_tokens_ps:.0f} prompt tokens/s, "
+            f"  load {fraction:g}: {shown} in time, {run.prompt_tokens_ps:.0f} prompt tokens/s, "
             f"{run.preemptions} preemptions, refused {run.refused}, failed {run.failed}",
             highlight=False,
         )
@@ -125,7 +149,6 @@ class Comparison:
         return {
             "settings": {
                 **vars(self._options),
-                "chunks": [str(chunking) for chunking in self._options.chunks],
                 "seed": load.SEED,
                 "urgent_share": load.URGENT_SHARE,
                 "urgent_tokens": load.URGENT_TOKENS,
@@ -134,8 +157,8 @@ class Comparison:
                 "max_model_len": MODEL_LEN,
                 "mean_prompt_tokens": load.mean_tokens(self._mix),
                 "capacity_prompt_tokens_ps": self._capacity_ps,
-                "arms_settings": {name: self._arms[name].settings() for name in self._arms},
             },
+            "chosen": self._chosen,
             "starts": self._starts,
             "pilot": self._pilot,
             "runs": [asdict(run) for run in self._runs],
@@ -150,17 +173,19 @@ def _listed(times_ms: list[float]) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=240, help="of arrivals at each load")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=110, help="of arrivals at each load")
     parser.add_argument(
-        "--pilot-seconds", type=float, default=120, help="the same for each chunk of the pilot"
+        "--pilot-seconds", type=float, default=110, help="the same for each chunk of the pilot"
     )
     parser.add_argument("--arms", type=_names, default=_names(DEFAULT_ARMS))
     parser.add_argument("--loads", type=_numbers, default=_numbers("0.5,0.7,0.9"))
-    parser.add_argument("--chunks", type=_chunks, default=_chunks(DEFAULT_CHUNKS), help="512, or 512/384")
+    for name, chunks in TUNED.items():
+        parser.add_argument(f"--{name}-chunks", type=_chunks, default=chunks, help="512,512/384,…")
     parser.add_argument("--burst", type=int, default=40, help="requests by which the capacity is measured")
     parser.add_argument("--urgent-ms", type=float, default=800)
     parser.add_argument("--long-ms", type=float, default=20_000)
+    parser.add_argument("--more", action="store_true", help="add rounds to the result that is there")
     return parser.parse_args()
 
 
@@ -176,8 +201,8 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _chunks(text: str) -> list[Chunking]:
-    return [Chunking.parse(part) for part in text.split(",")]
+def _chunks(text: str) -> list[str]:
+    return [str(Chunking.parse(part)) for part in text.split(",")]
 
 
 def main() -> None:
@@ -186,11 +211,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped
     with tempfile.TemporaryDirectory() as directory:
         comparison = Comparison(options, Path(directory))
+        if options.more:
+            comparison.go_on(json.loads((RESULTS / f"{NAME}.json").read_text())["results"])
         comparison.measure()
     results = comparison.results()
     _console.print(loads_table(results["summary"]))
     _console.print_json(data=results["verdict"])
-    print(write("comparison", results))
+    print(write(NAME, results))
 
 
 if __name__ == "__main__":

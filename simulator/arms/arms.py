@@ -29,9 +29,9 @@ from slo.queue.batching import STEP_TOKENS
 from slo.queue.fairness import Fairness
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
 
-CHUNKS: Final = (512, 1024, 2048, 8192)
+CHUNKS: Final = (512, 768, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
-JOINS: Final = (1024, 8192)
+JOINS: Final = (1024, 2048, 8192)
 """Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
 WHOLE_TOKENS: Final = 32_768
 """The peers that do not chunk prefill prompts of so many tokens in one pass."""
@@ -68,7 +68,7 @@ class Scheduling:
         """Make a replica."""
         cost, predictor = hardware.at(self.granularity), hardware.predictor()
         limits = EngineLimits(
-            budget_tokens=self.step_tokens,
+            budget_tokens=int(setting.get("chunk_tokens", self.step_tokens)),
             kv_tokens=hardware.kv_tokens,
             suspension=self.preemption.limits,
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
@@ -126,6 +126,7 @@ PAPER_ARMS: Final = (
     "sedf-recompute",
     "sedf-resume-layer",
     "sedf-resume",
+    "slackserve-chunked",
     "slackserve",
 )
 ABORT_ARMS: Final = (
@@ -150,15 +151,13 @@ SERVERS: Final = Scheduling(
 )
 """How the servers run a replica by default."""
 _SLACKSERVE: Final = Arm("slackserve", "SlackServe", SERVERS.build)
+_UNSTOPPED: Final = replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead=0)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
         Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
-        Arm(
-            "slackserve-off",
-            "SlackServe, preemption off",
-            replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead=0).build,
-        ),
+        Arm("slackserve-off", "SlackServe, preemption off", _UNSTOPPED.build),
+        Arm("slackserve-chunked", "SlackServe in chunks, no preemption", _UNSTOPPED.build, _CHUNKED),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
         Arm("abort-aggressive", "Blog: aggressive", _aborting(AbortPolicy.AGGRESSIVE)),

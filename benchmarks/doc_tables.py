@@ -1,0 +1,93 @@
+"""The tables of the documentation that are made from results, and where they stand.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. It is made anew by
+
+    python -m benchmarks.doc_tables
+
+and a test fails when one differs from its result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.report import RESULTS
+from simulator.arms.arms import ARMS
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+_PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+_MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
+_OURS: Final = "slackserve"
+
+
+def result(name: str) -> dict[str, Any]:
+    """What a benchmark found, by the name of its file."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    return results
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def held_out(file: str, level: str) -> str:
+    """Goodput of all and of the worst class by arm and model, and ours over each with its interval."""
+    rows = result(file)["rows"]
+    cells = {(row["arm"], row["model"], row["figure"]): row for row in rows}
+    models = [model for model in _MODELS if any(row["model"] == model for row in rows)]
+    arms = [*dict.fromkeys(row["arm"] for row in rows)]
+    figures = [f"all {level}", f"worst class {level}"]
+    columns = [
+        f"{_MODELS[model]}, {figure.removesuffix(level).strip()}" for model in models for figure in figures
+    ]
+    table = []
+    for arm in arms:
+        title = ARMS[arm].title
+        row = [f"**{title}**" if arm == _OURS else title]
+        for model in models:
+            for figure in figures:
+                cell = cells[arm, model, figure]
+                over = "" if arm == _OURS else f" ({_interval(cell)})"
+                row.append(f"{cell['goodput_rps']:.2f}{over}")
+        table.append(row)
+    return markdown([f"{level} in time, requests/s", *columns], table)
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "held-out-90": lambda: held_out("cores/held_out", "90%"),
+    "held-out-99": lambda: held_out("cores/held_out", "99%"),
+    "held-out-errors-90": lambda: held_out("cores/held_out_errors", "90%"),
+    "held-out-errors-99": lambda: held_out("cores/held_out_errors", "99%"),
+}
+
+
+def remade(text: str) -> str:
+    """A page with its tables as the results have them.
+
+    Raises:
+        KeyError: for a table that is not among `TABLES`.
+    """
+    return _PLACE.sub(lambda place: f"{place[1]}\n{TABLES[place[2]]()}\n{place[4]}", text)
+
+
+def main() -> None:
+    """Make the tables of all pages anew."""
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        if (again := remade(text)) != text:
+            page.write_text(again)
+            print(page.name)
+
+
+if __name__ == "__main__":
+    main()
