@@ -66,8 +66,6 @@ def _interval(row: Mapping[str, Any]) -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
-    "held-out-errors-90": lambda: held_out("cores/held_out_errors", "90%"),
-    "held-out-errors-99": lambda: held_out("cores/held_out_errors", "99%"),
 }
 
 
