@@ -10,8 +10,11 @@ gatekeeper's to say, further in.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
+import struct
+import termios
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
 _SEND_BUFFER_BYTES: Final = 64 * 1024
 """Of what a client has not read, in the kernel, which would take megabytes, so that no reader looked slow."""
+_DROP: Final = struct.pack("ii", 1, 0)
+_NOTHING: Final = struct.pack("i", 0)
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it the defaults hold."""
 
@@ -43,6 +48,7 @@ def middlewares() -> list[Middleware]:
     limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
     for protocol in (HttpToolsProtocol, H11Protocol):
         _bound_headers(protocol, limits.header_timeout_s)
+        _bound_idle(protocol)
     return [Middleware(ConnectionLimits, limits=limits)]
 
 
@@ -172,7 +178,7 @@ class _Exchange:
         except TimeoutError:
             logs.event("slow_reader_left", limit_s=limit_s)
             # The server then says that the client has gone, and Serve cancels the request as for any other.
-            getattr(self._send, "__self__").transport.abort()  # noqa: B009 - a bound method of uvicorn's
+            _reset(getattr(self._send, "__self__").transport)  # noqa: B009 - a bound method of uvicorn's
 
     def answered(self) -> None:
         """The request's bytes are held no more."""
@@ -188,6 +194,34 @@ def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         except UnicodeDecodeError:
             return name.decode("latin-1")
     return None
+
+
+def _reset(transport: Any) -> None:
+    """Close a connection and drop what its client has not read: the kernel would keep it as long as that."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
+    transport.abort()
+
+
+def _is_unread(transport: Any) -> bool:
+    """Whether a client has not taken all that was sent, in this process or in the kernel."""
+    if transport.get_write_buffer_size():
+        return True
+    unsent = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, _NOTHING)
+    return unsent != _NOTHING
+
+
+def _bound_idle(protocol: Any) -> None:
+    """Have uvicorn end an idle connection for its client too, if that has not read everything."""
+    idle = protocol.timeout_keep_alive_handler
+
+    def timeout_keep_alive_handler(connection: Any) -> None:
+        if _is_unread(connection.transport):
+            logs.event("slow_reader_left", idle=True)
+            _reset(connection.transport)
+        else:
+            idle(connection)
+
+    protocol.timeout_keep_alive_handler = timeout_keep_alive_handler
 
 
 def _bound_headers(protocol: Any, timeout_s: float) -> None:

@@ -1,5 +1,6 @@
 """One real deployment for all end-to-end tests: Ray, two vLLM engines, NIXL, a tiny random model."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -14,6 +15,15 @@ from benchmarks.harness.tiny_models import build_tiny_llama
 def nixl_port() -> int:
     """A port far from the defaults, so that a deployment of the machine's user is left alone."""
     return random.randrange(24_000, 32_000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_collections():
+    """A whole collection of what pytest has imported takes half a second, and the server would seem to."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ LIMITS = LimitsConfig(
     header_timeout_s=0.5,
     write_timeout_s=0.5,
 )
+PATCHED = "connection_made", "data_received", "timeout_keep_alive_handler"
+ESTABLISHED = 1
 EVENT = b"data: " + b"x" * 2000 + b"\n\n"
 
 
@@ -39,7 +41,7 @@ class Proxy:
             self.left += 1
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        events = {"/long": 3000, "/longer-than-buffers": 500}.get(scope["path"], 1)
+        events = {"/long": 3000, "/longer-than-buffers": 500, "/in-the-buffers": 30}.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())
         self.streaming += 1
         try:
@@ -58,7 +60,7 @@ class Proxy:
 @contextlib.asynccontextmanager
 async def serving(monkeypatch, **options):
     """The proxy, its port, and what bounds its clients."""
-    kept = HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received
+    kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
     monkeypatch.setenv(LIMITS_VARIABLE, LIMITS.model_dump_json())
     (middleware,) = middlewares()
     proxy = Proxy()
@@ -72,13 +74,18 @@ async def serving(monkeypatch, **options):
     server.should_exit = True
     server.force_exit = True
     await running
-    HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received = kept
+    for name, method in kept.items():
+        setattr(HttpToolsProtocol, name, method)
 
 
 @pytest.fixture
 async def served(monkeypatch):
     async with serving(monkeypatch) as found:
         yield found
+
+
+def state_of(client):
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
 def head(path="/", length=0):
@@ -246,6 +253,30 @@ async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
     writer.close()
 
 
+@pytest.mark.parametrize("path", ["/long", "/in-the-buffers"])
+async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(monkeypatch, path):
+    """What it has not read would keep it open in the kernel, though the answer had been sent long ago."""
+    async with serving(monkeypatch, timeout_keep_alive=1) as (proxy, port, _):
+        _, writer = await connect(port)
+        client = writer.get_extra_info("socket")
+        writer.transport.pause_reading()
+        writer.write(head(path))
+        started_s = time.monotonic()
+        while not proxy.asked or state_of(client) == ESTABLISHED:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.transport.abort()
+
+
+async def test_a_client_that_has_read_everything_is_not_cut_off(monkeypatch):
+    async with serving(monkeypatch, timeout_keep_alive=1) as (_, port, _):
+        reader, writer = await connect(port)
+        writer.write(head())
+        answer = await reader.read(), await reader.read()
+        assert b"200 OK" in answer[0], "then the end, and no reset"
+        writer.close()
+
+
 async def test_hundreds_of_slow_readers_and_uploads_hold_up_nobody(served):
     """As many as the process has descriptors for, on both ends; all are gone soon after."""
     proxy, port, app = served
@@ -298,8 +329,9 @@ async def test_all_of_it_holds_over_tls(monkeypatch, tmp_path):
 
 def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch):
     monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
-    kept = HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received
+    kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
     (middleware,) = middlewares()
-    HttpToolsProtocol.connection_made, HttpToolsProtocol.data_received = kept
+    for name, method in kept.items():
+        setattr(HttpToolsProtocol, name, method)
     assert middleware.cls is ConnectionLimits
     assert middleware.kwargs["limits"] == LimitsConfig()
