@@ -63,9 +63,51 @@ def _interval(row: Mapping[str, Any]) -> str:
     return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
 
 
+def hostile_clients() -> str:
+    """What hostile clients did to the others."""
+    found = result("engines/hostile_clients")
+    fuzz = [row for name, row in found.items() if name.startswith("test_thousands_")]
+    slow = found["test_a_crowd_of_slow_clients"]
+    over = found["test_an_overload_is_refused_and_forgotten"]
+    statuses = [(str(status), count) for row in fuzz for status, count in row["statuses"].items()]
+    failed = sum(count for status, count in statuses if status.startswith("5"))
+    gap, wait = (max(row[name][1] for row in fuzz) * 1e3 for name in ("longest_gaps_s", "longest_waits_s"))
+    grown = max(row["memory_grown"] for row in fuzz) - 1
+    quick = max(slow["p95_s"]["quick"], slow["p95_s"]["quick again"])
+    oldest = max(slow["oldest_s"].values())
+    refused_ms = [seconds * 1e3 for seconds in over["refused_s"]]
+    usual, again = (median * 1e3 for median, _ in over["normal_ttft_s"])
+    sent = sum(count for _, count in statuses)
+    rows = [
+        (
+            f"{sent:,} requests that nobody would send, four at a time",
+            f"{failed} answers of 500 and more",
+            f"another's stream paused for {gap:.0f} ms at most, `/health` took {wait:.0f} ms at most",
+            f"memory at rest grew by {grown:.1%}",
+        ),
+        (
+            "1,000 slow uploads and 1,000 slow readers within 20 s",
+            f"p95 of others' short answers {slow['p95_s']['slow'] * 1e3:.0f} ms",
+            f"beside as many quick clients {quick * 1e3:.0f} ms",
+            f"the oldest connection was closed after {oldest:.0f} s",
+            f"{sum(slow['open'].values())} stayed open",
+        ),
+        (
+            f"Ten times what it can do for three minutes, {over['requests']['overload']:,} requests",
+            f"{over['requests']['refused']:,} refused",
+            f"refusals took {refused_ms[0]:.0f} ms (p50) and {refused_ms[3]:.0f} ms (longest)",
+            f"premium that was admitted waited {over['premium_ttft_s'][1]:.0f} s (p99)",
+            f"first token at half load before and a minute after {usual:.0f} and {again:.0f} ms",
+            f"memory grew by {over['memory_grown'] - 1:.1%}",
+        ),
+    ]
+    return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
+    "hostile-clients": hostile_clients,
 }
 
 
