@@ -61,8 +61,7 @@ def commit(checkout: Path = Path()) -> str:
 
 def is_dirty(checkout: Path = Path()) -> bool:
     """Whether a tracked file that is no result differs from the commit."""
-    results = RESULTS.relative_to(Path(__file__).parents[1])
-    return bool(_git(checkout, "status", "--porcelain", "-uno", "--", ".", f":!{results}"))
+    return bool(_git(checkout, "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"))
 
 
 def _git(checkout: Path, *arguments: str) -> str:

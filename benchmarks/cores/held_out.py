@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
-from simulator.cost.prediction_error import PredictionError
+from simulator.cost.prediction_noise import PredictionNoise
 from simulator.fleet.outcome import attainment_by, share
 from simulator.replica.hardware import Hardware
 from simulator.study.goodput import Experiment
@@ -62,7 +62,7 @@ class Case:
 def hardware(model: str, sigma: float, seed: int = 0) -> Hardware:
     """A model's replica, with predictions that are off."""
     exact = PRESETS[f"flowprefill-{model}"].hardware
-    return replace(exact, error=PredictionError(sigma, seed=seed)) if sigma > 0 else exact
+    return replace(exact, noise=PredictionNoise(sigma, seed=seed)) if sigma > 0 else exact
 
 
 @cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from simulator.cost.passes import CostModel, Granularity
-from simulator.cost.prediction_error import ErringPredictor, PredictionError
+from simulator.cost.prediction_noise import NoisyPredictor, PredictionNoise
 from simulator.replica.job import Job
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.tiers import DEFAULT_TIERS, Tier, TierSet
@@ -48,13 +48,13 @@ class Hardware:
         cost: Times of its passes; each arm has its own granularity.
         tiers: Whose requests it serves.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
-        error: How far the predictions of all arms are off; None for hardly.
+        noise: How far the predictions of all arms are off; None for hardly.
     """
 
     cost: CostModel
     kv_tokens: int = 400_000
     tiers: TierSet = DEFAULT_TIERS
-    error: PredictionError | None = None
+    noise: PredictionNoise | None = None
 
     @property
     def weights(self) -> dict[Tier, float]:
@@ -71,7 +71,7 @@ class Hardware:
         return replace(self.cost, granularity=granularity, _by_tokens={})
 
     def predictor(self) -> PrefillPredictor:
-        """What `slackserve calibrate` would find, with the error."""
+        """What `slackserve calibrate` would find, with the noise."""
         measure = self.cost.prefill_s
         found = fit([Sample(new, measure(new, behind), behind) for new, behind in _CALIBRATION]).predictor
-        return found if self.error is None else ErringPredictor.of(found, self.error)
+        return found if self.noise is None else NoisyPredictor.of(found, self.noise)

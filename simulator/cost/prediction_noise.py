@@ -1,6 +1,6 @@
 """A predictor that is wrong by a factor of its own for each prompt, as predictors are on real machines.
 
-Owns the error's form. A prompt is known by its length: two of the same length are mistaken alike, and what is
+Owns the noise's form. A prompt is known by its length: two of the same length are mistaken alike, and what is
 left of a prompt is mistaken as the whole was.
 """
 
@@ -14,7 +14,7 @@ from slo.predict.prefill_time import PrefillPredictor
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionError:
+class PredictionNoise:
     """Predicted over true time: log-normal.
 
     Attributes:
@@ -34,17 +34,17 @@ class PredictionError:
 
 
 @dataclass(frozen=True, slots=True)
-class ErringPredictor(PrefillPredictor):
-    """Predicts with an error."""
+class NoisyPredictor(PrefillPredictor):
+    """Predicts with noise."""
 
-    error: PredictionError = PredictionError(0.0)
+    noise: PredictionNoise = PredictionNoise(0.0)
     _known: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, predictor: PrefillPredictor, error: PredictionError) -> ErringPredictor:
-        """The same with an error."""
+    def of(cls, predictor: PrefillPredictor, noise: PredictionNoise) -> NoisyPredictor:
+        """The same with noise."""
         exact = {part.name: getattr(predictor, part.name) for part in fields(PrefillPredictor)}
-        return cls(**exact, error=error)
+        return cls(**exact, noise=noise)
 
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
         """As `PrefillPredictor.prefill_s`, by the error of the whole prompt."""
@@ -58,5 +58,5 @@ class ErringPredictor(PrefillPredictor):
 
     def _factor(self, prompt_tokens: int) -> float:
         if (known := self._known.get(prompt_tokens)) is None:
-            known = self._known[prompt_tokens] = self.error.factor(prompt_tokens)
+            known = self._known[prompt_tokens] = self.noise.factor(prompt_tokens)
         return known

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.arms.arms import ARMS
-from simulator.cost.prediction_error import ErringPredictor, PredictionError
+from simulator.cost.prediction_noise import NoisyPredictor, PredictionNoise
 from simulator.fleet.outcome import share
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
@@ -18,18 +18,18 @@ PRESET = PRESETS["flowprefill-8b"]
 
 
 def test_errors_are_log_normal_about_their_bias():
-    error = PredictionError(0.3, bias=1.2)
+    error = PredictionNoise(0.3, bias=1.2)
     logs = [math.log(error.factor(tokens)) for tokens in range(1, 4001)]
     assert statistics.fmean(logs) == pytest.approx(math.log(1.2), abs=0.02)
     assert statistics.stdev(logs) == pytest.approx(0.3, abs=0.02)
-    assert error.factor(77) == PredictionError(0.3, bias=1.2).factor(77)
-    assert error.factor(77) != PredictionError(0.3, bias=1.2, seed=1).factor(77)
+    assert error.factor(77) == PredictionNoise(0.3, bias=1.2).factor(77)
+    assert error.factor(77) != PredictionNoise(0.3, bias=1.2, seed=1).factor(77)
 
 
 @pytest.mark.parametrize("done", [0, 100, 1999])
 def test_what_is_left_of_a_prompt_is_mistaken_as_the_whole(done):
-    erring = ErringPredictor.of(EXACT, PredictionError(0.5))
-    factor = PredictionError(0.5).factor(2000)
+    erring = NoisyPredictor.of(EXACT, PredictionNoise(0.5))
+    factor = PredictionNoise(0.5).factor(2000)
     assert erring.prefill_s(2000 - done, done) == pytest.approx(factor * EXACT.prefill_s(2000 - done, done))
     pairs = attention_pairs(2000 - done, done)
     assert erring.pass_s(2000 - done, pairs) == pytest.approx(factor * EXACT.pass_s(2000 - done, pairs))
@@ -40,6 +40,6 @@ def test_who_predicts_badly_is_on_time_less_often():
     arrivals = PRESET.workload.stream(9.0, 600, 1)
     exact, erring = (
         share(job.is_on_time for job in run(ARMS["slackserve"], replica, arrivals).jobs)
-        for replica in (PRESET.hardware, replace(PRESET.hardware, error=PredictionError(1.0)))
+        for replica in (PRESET.hardware, replace(PRESET.hardware, noise=PredictionNoise(1.0)))
     )
     assert erring < exact - 0.02
