@@ -172,13 +172,16 @@ class _Exchange:
     async def written(self, message: Message) -> None:
         """Give a piece of the answer to the client, and leave a client that does not take it."""
         limit_s = self._all.limits.write_timeout_s
+        transport = getattr(self._send, "__self__").transport  # noqa: B009 - a bound method of uvicorn's
         try:
             async with asyncio.timeout(limit_s):
                 await self._send(message)
         except TimeoutError:
             logs.event("slow_reader_left", limit_s=limit_s)
             # The server then says that the client has gone, and Serve cancels the request as for any other.
-            _reset(getattr(self._send, "__self__").transport)  # noqa: B009 - a bound method of uvicorn's
+            _reset(transport)
+        if transport.is_closing():  # once everything is written, which may be never
+            asyncio.get_running_loop().call_later(limit_s, _end, transport)
 
     def answered(self) -> None:
         """The request's bytes are held no more."""
@@ -202,6 +205,13 @@ def _reset(transport: Any) -> None:
     transport.abort()
 
 
+def _end(transport: Any) -> None:
+    """End the closing of a connection that waits for its client to read."""
+    if transport.get_extra_info("socket").fileno() >= 0 and transport.get_write_buffer_size():
+        logs.event("slow_reader_left", closing=True)
+        _reset(transport)
+
+
 def _is_unread(transport: Any) -> bool:
     """Whether a client has not taken all that was sent, in this process or in the kernel."""
     if transport.get_write_buffer_size():
@@ -215,7 +225,7 @@ def _bound_idle(protocol: Any) -> None:
     idle = protocol.timeout_keep_alive_handler
 
     def timeout_keep_alive_handler(connection: Any) -> None:
-        if _is_unread(connection.transport):
+        if not connection.transport.is_closing() and _is_unread(connection.transport):
             logs.event("slow_reader_left", idle=True)
             _reset(connection.transport)
         else:

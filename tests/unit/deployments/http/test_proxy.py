@@ -41,7 +41,7 @@ class Proxy:
             self.left += 1
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        events = {"/long": 3000, "/longer-than-buffers": 500, "/in-the-buffers": 30}.get(scope["path"], 1)
+        events = {"/long": 3000, "/longer-than-buffers": 500, "/in-the-buffers": 30, "/in-all-buffers": 80}.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())
         self.streaming += 1
         try:
@@ -253,14 +253,16 @@ async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
     writer.close()
 
 
-@pytest.mark.parametrize("path", ["/long", "/in-the-buffers"])
-async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(monkeypatch, path):
+@pytest.mark.parametrize(
+    ("path", "closes"), [("/long", ""), ("/in-the-buffers", ""), ("/in-all-buffers", "connection: close\r\n")]
+)
+async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(monkeypatch, path, closes):
     """What it has not read would keep it open in the kernel, though the answer had been sent long ago."""
     async with serving(monkeypatch, timeout_keep_alive=1) as (proxy, port, _):
         _, writer = await connect(port)
         client = writer.get_extra_info("socket")
         writer.transport.pause_reading()
-        writer.write(head(path))
+        writer.write(head(path).replace(b"host:", f"{closes}host:".encode()))
         started_s = time.monotonic()
         while not proxy.asked or state_of(client) == ESTABLISHED:
             await asyncio.sleep(0.05)
