@@ -24,6 +24,7 @@ LIMITS = LimitsConfig(
 )
 PATCHED = "connection_made", "data_received", "timeout_keep_alive_handler"
 ESTABLISHED = 1
+EVENTS = {"/long": 3000, "/longer-than-buffers": 500, "/in-all-buffers": 80, "/in-the-buffers": 30}
 EVENT = b"data: " + b"x" * 2000 + b"\n\n"
 
 
@@ -41,7 +42,7 @@ class Proxy:
             self.left += 1
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        events = {"/long": 3000, "/longer-than-buffers": 500, "/in-the-buffers": 30, "/in-all-buffers": 80}.get(scope["path"], 1)
+        events = EVENTS.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())
         self.streaming += 1
         try:
