@@ -97,7 +97,7 @@ class RequestRecord:
         self._tell = tell
         self._first_s: float | None = None
         self._last_token_s = arrived_s
-        self._tokens = 0
+        self._tokens = 0  # events that bring any
         self._answered: int | None = None
         self._outcome: Outcome | None = None
 
@@ -159,7 +159,7 @@ class RequestRecord:
             budget_s=self.ttft_budget_s,
             tpot_s=tpot_s,
             e2e_budget_s=self._objective.e2e_s,
-            tokens=self._tokens,
+            tokens=self._output_tokens,
             seconds=time.monotonic() - self._arrived_s,
         )
 
@@ -168,7 +168,7 @@ class RequestRecord:
         if self.span.is_recording():
             known = {
                 "gen_ai.request.model": ended.model,
-                "gen_ai.usage.output_tokens": self._tokens or None,
+                "gen_ai.usage.output_tokens": self._output_tokens or None,
                 "slackserve.request_id": self.request_id,
                 "slackserve.job_id": self.job_id,
                 "slackserve.tier": ended.tier,
@@ -203,7 +203,7 @@ class RequestRecord:
 
     def _answer(self, outcome: Outcome) -> Answered | None:
         """How long its answer became, if it ended by itself and somebody counted."""
-        tokens = self._tokens if self._answered is None else self._answered
+        tokens = self._output_tokens if self._answered is None else self._answered
         if outcome is not Outcome.FINISHED or not tokens:
             return None
         return Answered(self._objective.tier, self._identity.tenant, max(1, tokens // self._identity.answers))
@@ -213,9 +213,15 @@ class RequestRecord:
         return None if self._first_s is None else self._first_s - self._arrived_s
 
     def _tpot_s(self) -> float | None:
-        if self._first_s is None or self._tokens < 2:  # noqa: PLR2004 - the first token has no interval
+        if self._first_s is None or self._output_tokens < 2:  # noqa: PLR2004 - the first has no interval
             return None
-        return (self._last_token_s - self._first_s) / (self._tokens - 1)
+        return (self._last_token_s - self._first_s) / (self._output_tokens - 1)
+
+    @property
+    def _output_tokens(self) -> int:
+        """By the engine's own count where there is one: an event may bring several tokens."""
+        used = None if self.meter is None else self.meter.used
+        return used.output_tokens if used is not None and used.output_tokens else self._tokens
 
     def _record_first_token(self, ttft_s: float) -> None:
         tier = self._objective.tier

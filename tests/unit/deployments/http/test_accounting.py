@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from opentelemetry.trace import StatusCode
+from ray.serve.llm.openai_api_models import CompletionRequest
 from spans import SAMPLED, recorded
 
 from deployments.http import accounting
 from deployments.http.accounting import Identity, RequestRecord
+from deployments.http.token_meter import TokenMeter
 from router.messages import Answered
+from slo.admission.tenant_limits import Usage
 from slo.objectives import Objective
 from slo.outcomes import ObjectiveName, Outcome, RequestEnded
 from slo.request import JobId
@@ -73,6 +76,19 @@ def test_a_request_that_is_answered_is_told_once_with_all_that_was_measured(reco
         TOLD, e2e_s=pytest.approx(0.6), ttft_s=pytest.approx(0.1), tpot_s=pytest.approx(0.1)
     )
     assert told.attained is False, "too slow"
+
+
+def test_an_event_may_bring_several_tokens(record, clock):
+    """vLLM puts together what was generated while the stream was behind."""
+    record.meter = TokenMeter(
+        CompletionRequest(model="m", prompt="a", max_tokens=4, stream=True), Usage(1, 4)
+    )
+    for completion_tokens in (1, 3, 4):
+        clock.now_s += 0.1
+        usage = f'"usage":{{"prompt_tokens":1,"total_tokens":9,"completion_tokens":{completion_tokens}}}'
+        record.event(f'data: {{"choices":[{{"index":0,"text":"a"}}],{usage}}}')
+    record.end(Outcome.FINISHED)
+    assert record.told[0].tpot_s == pytest.approx(0.2 / 3)
 
 
 def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(record):
