@@ -16,11 +16,16 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.harness.local_server import embedded_settings, environment, serve_until_ready, start_until
+from benchmarks.harness.local_server import (
+    SPINNING,
+    embedded_settings,
+    environment,
+    serve_until_ready,
+    start_until,
+)
 from deployments.local.ending import kill_after
 
 PORT = 18441
-SPINNING = Path(__file__).parents[1] / "engines" / "spinning"
 MODEL_LEN = 8192
 
 

@@ -73,9 +73,13 @@ class ArmRun:
         """Requests that were refused or failed."""
         return sum(self.refused.values()) + sum(self.failed.values())
 
+    def flags(self, kind: str | None = None) -> list[bool]:
+        """Of each request of a kind, or of all, whether it was in time."""
+        return [flag for name, some in self.met.items() if kind in (None, name) for flag in some]
+
     def attained(self, kind: str | None = None) -> float:
         """Fraction of the requests of a kind, or of all, that were in time."""
-        flags = [flag for name, some in self.met.items() if kind in (None, name) for flag in some]
+        flags = self.flags(kind)
         return statistics.fmean(flags) if flags else 1.0
 
 

@@ -44,7 +44,7 @@ def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
 
 
 def _attained(runs: Sequence[ArmRun], kind: str | None) -> float:
-    flags = [flag for run in runs for name, some in run.met.items() if kind in (None, name) for flag in some]
+    flags = [flag for run in runs for flag in run.flags(kind)]
     return statistics.fmean(flags) if flags else 1.0
 
 
@@ -59,10 +59,7 @@ def _quantiles(runs: Sequence[ArmRun], kind: str) -> dict[str, float]:
 def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float, float]:
     """95 % of what is attained by a bootstrap: rounds are drawn, and of each drawn round its requests."""
     rng = np.random.default_rng(1)
-    rounds = [
-        np.array([flag for name, some in run.met.items() if kind in (None, name) for flag in some], float)
-        for run in runs
-    ]
+    rounds = [np.array(run.flags(kind), float) for run in runs]
     rounds = [flags for flags in rounds if flags.size]
     if not rounds:
         return 0.0, 1.0

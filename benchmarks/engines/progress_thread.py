@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness.local_server import client, embedded_settings, served
+from benchmarks.harness.local_server import SPINNING, client, embedded_settings, served
 from benchmarks.report import commit, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import PREMIUM
@@ -35,7 +35,6 @@ STREAMS = 4
 STREAM_TOKENS = 24
 IDLE_S = 20.0
 _ROOT = Path(__file__).parents[2]
-_SPINNING = Path(__file__).parent / "spinning"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def main() -> None:
     if arguments.before:
         name, arms = "embedded_before", (Arm("before", arguments.before.resolve()), Arm("now"))
     else:
-        name, arms = "progress_thread", (Arm("spinning", python_path=(_SPINNING,)), Arm("sleeping"))
+        name, arms = "progress_thread", (Arm("spinning", python_path=(SPINNING,)), Arm("sleeping"))
     found: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
     for number in range(arguments.turns):
         for arm in arms:

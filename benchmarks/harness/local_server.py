@@ -24,6 +24,8 @@ from simulator.workload.arrivals import Arrival
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 400
+SPINNING = _ROOT / "benchmarks" / "engines" / "spinning"
+"""First on the path, it has NIXL's progress threads spin."""
 _EMBEDDED = _ROOT / "deployments" / "configs" / "embedded.yaml"
 
 
