@@ -274,21 +274,29 @@ def _is_loopback(ip: str) -> bool:
 
 
 def check_ports_free(config: SlackServeConfig) -> None:
-    """Make sure that the API's port and those of the NIXL side channels can be listened on.
+    """Make sure that every port is asked for once, and that those of API and NIXL side channels are free.
 
     Raises:
-        ConfigError: when one cannot, naming the key.
+        ConfigError: when one is not, naming the key.
     """
-    _check_port_free("port", config.host, config.port)
-    if config.grpc.port is not None:
-        _check_port_free("grpc.port", "", config.grpc.port)
     transfer = config.kv_transfer
+    wanted = [("port", config.host, config.port)]
+    if config.grpc.port is not None:
+        wanted.append(("grpc.port", "", config.grpc.port))
     for key, first, pool in (
         ("kv_transfer.prefill_port", transfer.prefill_port, config.prefill),
         ("kv_transfer.decode_port", transfer.decode_port, config.decode),
     ):
-        for port in range(first, first + pool.most * pool.tensor_parallel_size):
-            _check_port_free(key, "", port)
+        wanted += [(key, "", first + worker) for worker in range(pool.most * pool.tensor_parallel_size)]
+    keys: dict[int, str] = {}
+    if config.monitor.enabled and config.monitor.port:  # waits until its port is free
+        keys[config.monitor.port] = "monitor.port"
+    for key, host, port in wanted:
+        if port in keys:
+            msg = f"{key}: {port} is a port of {keys[port]} too; choose another"
+            raise ConfigError(msg)
+        keys[port] = key
+        _check_port_free(key, host, port)
 
 
 def _check_port_free(key: str, host: str, port: int) -> None:

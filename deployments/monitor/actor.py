@@ -72,7 +72,7 @@ class SloMonitor:
 
     async def state(self) -> dict[str, Any]:
         """What there is to know, as plain data for `slackserve top`."""
-        return shown(self._core.state(time.monotonic()), self._exporter.port)
+        return shown(self._core.state(time.monotonic()), self._exporter)
 
     async def _watch(self) -> None:
         while True:
@@ -87,11 +87,11 @@ class SloMonitor:
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> None:
+        self._exporter.open()
         before = self._core.policy.version
         reason = self._core.look(time.monotonic())
         if (policy := self._core.policy).version != before:
             _LOGGER.info("policy_revised reason=%s %s", reason.value, policy)
-        self._exporter.open()
         started_s = time.monotonic()
         if started_s >= self._show_at_s:
             self._exporter.show(self._core, started_s)
@@ -131,12 +131,13 @@ def stop_monitor(application: str) -> None:
                 ray.kill(ray.get_actor(each["name"], namespace=NAMESPACE), no_restart=True)
 
 
-def shown(state: MonitorState, port: int) -> dict[str, Any]:
-    """A state as plain data; `port` is where metrics are exported, 0 for nowhere."""
+def shown(state: MonitorState, exporter: Exporter) -> dict[str, Any]:
+    """A state as plain data, with where metrics are exported; port 0 for nowhere, and why."""
     policy = state.policy
     return {
         "uptime_s": state.uptime_s,
-        "metrics_port": port,
+        "metrics_port": exporter.port,
+        "metrics_refused": exporter.refused,
         "policy": {
             "version": policy.version,
             "shed": dict(policy.shed.items()),

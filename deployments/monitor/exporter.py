@@ -33,8 +33,9 @@ class Exporter:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._samples: tuple[Sample, ...] = ()
-        self._refused = ""
         self.port = 0
+        self.refused = ""
+        """Why nothing is exported; empty when all is well."""
 
     def open(self) -> None:
         """Listen if that is wanted and not done yet; the port may have been busy the last time."""
@@ -43,11 +44,11 @@ class Exporter:
         try:
             start_http_server(self._wanted_port, self._host, self._registry)
         except OSError as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
+            if str(error) != self.refused:
+                self.refused = str(error)
                 _LOGGER.warning("metrics_not_exported %s:%d %s", self._host, self._wanted_port, error)
             return
-        self.port = self._wanted_port
+        self.port, self.refused = self._wanted_port, ""
         _LOGGER.info("metrics_exported %s:%d", self._host, self.port)
 
     def show(self, core: MonitorCore, now_s: float) -> None:

@@ -208,7 +208,11 @@ def _policy(state: Mapping[str, Any] | None) -> Text:
         parts.append(f"predictions off by {error['mape']:.0%}, p90 {error['p90']:.0%}")
     if (late := state.get("ttft_error")) is not None:
         parts.append(f"first tokens {late['mape']:.0%}, p90 {late['p90']:.0%}")
-    return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+    line = Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+    if refused := state.get("metrics_refused"):
+        line = Text.assemble((f"metrics not exported: {refused}  ", "red"), line)
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return line
 
 
 def _table(first: str, *names: str) -> Table:

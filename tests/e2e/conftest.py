@@ -14,7 +14,7 @@ from benchmarks.harness.tiny_models import build_tiny_llama
 
 def nixl_port() -> int:
     """A port far from the defaults, so that a deployment of the machine's user is left alone."""
-    return random.randrange(24_000, 32_000)
+    return random.randrange(24_000, 31_400)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,16 +1,21 @@
 """Ports to listen on."""
 
-import secrets
+import os
+import random
 import socket
 
-_PORTS = range(31_500, 32_768)
-"""Below those that the kernel gives to connections, any of which could be taken before somebody listens."""
+_WORKERS = 8
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_PORTS = list(range(31_500 + _WORKER, 32_768, _WORKERS))
+"""Below those that the kernel gives to connections, any of which could be taken before somebody listens, and
+none that another process of pytest may choose meanwhile."""
+random.SystemRandom().shuffle(_PORTS)
 
 
 def free_port() -> int:
-    """One that nobody on this machine listens on."""
+    """One that nobody on this machine listens on, and never the same twice."""
     while True:
-        port = secrets.choice(_PORTS)
+        port = _PORTS.pop()
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -42,7 +42,9 @@ def ask(client):
 
 def judged(met):
     """How many answers in premium the monitor has judged by their end."""
-    address = f"http://127.0.0.1:{state()['metrics_port']}/metrics"
+    shown = state()
+    assert shown["metrics_port"], shown
+    address = f"http://127.0.0.1:{shown['metrics_port']}/metrics"
     with urllib.request.urlopen(address, timeout=10) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("slackserve_slo_judged_total{") and all(

@@ -38,6 +38,21 @@ def test_a_port_in_use_is_named(taken_port):
 
 
 @pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"monitor": {"port": 31_001}}, "port: 31001 is a port of monitor.port too"),
+        ({"grpc": {"port": 31_001}}, "grpc.port: 31001 is a port of port too"),
+        ({"prefill": {"replicas": 2}, "kv_transfer": {"prefill_port": 31_000}}, "kv_transfer.prefill_port"),
+        ({"monitor": {"port": 31_001, "enabled": False}}, None),
+    ],
+)
+def test_a_port_that_two_keys_ask_for_is_named(given, message):
+    config = parse({"port": 31_001, "kv_transfer": {"prefill_port": 31_100, "decode_port": 31_200}} | given)
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=f"^{message}"):
+        check_ports_free(config)
+
+
+@pytest.mark.parametrize(
     ("host", "mode", "is_refused"),
     [
         ("0.0.0.0", "disabled", True),

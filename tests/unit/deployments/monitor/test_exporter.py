@@ -111,11 +111,13 @@ def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
             exporter.open()
             exporter.open()
         exporter.show(core, SETTLE_S)
-        assert exporter.port == 0
+        assert shown(core.state(SETTLE_S), exporter)["metrics_port"] == 0
+        assert "in use" in shown(core.state(SETTLE_S), exporter)["metrics_refused"]
         assert len(caplog.records) == 1
         port = other.getsockname()[1]
     exporter.open()
-    assert exporter.port == port
+    assert shown(core.state(SETTLE_S), exporter)["metrics_port"] == port
+    assert shown(core.state(SETTLE_S), exporter)["metrics_refused"] == ""
 
 
 def test_port_0_exports_nothing(core):
@@ -127,7 +129,7 @@ def test_port_0_exports_nothing(core):
 
 
 def test_the_state_for_people_is_plain_and_complete(core):
-    state = shown(core.state(SETTLE_S), 9465)
+    state = shown(core.state(SETTLE_S), Exporter("127.0.0.1", 0))
     assert list(state["tiers"]) == list(DEFAULT_TIERS.names)
     assert state["policy"]["version"] == core.policy.version
     assert state["policy"]["shed"] == {"background": 0.25}
@@ -137,7 +139,7 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["error"]["mape"] == pytest.approx(0.5)
     assert state["ttft_error"]["mape"] == pytest.approx(0.5)
     assert state["subscribers"] == {"ingress": 1, "prefill": 1, "router": 1}
-    assert state["metrics_port"] == 9465
+    assert state["metrics_port"] == 0
 
 
 @pytest.mark.parametrize("outcome", Outcome)
