@@ -55,11 +55,9 @@ class ResampledReason(enum.StrEnum):
     """The tokens of a train of thought are counted."""
     SEED = "seed"
     """vLLM's second model runner draws otherwise with a seed than the first."""
-    ADAPTER = "adapter"
-    """It is answered with a LoRA adapter, which prefill does not load."""
 
 
-def why_resampled(config: VllmConfig, params: SamplingParams, lora: Any) -> ResampledReason | None:
+def why_resampled(config: VllmConfig, params: SamplingParams) -> ResampledReason | None:
     """What keeps the first token of a request from being carried; None for nothing."""
     if not _carries(config):
         return ResampledReason.ENGINE
@@ -68,7 +66,6 @@ def why_resampled(config: VllmConfig, params: SamplingParams, lora: Any) -> Resa
         ResampledReason.LOGPROB_TOKENS: params.logprob_token_ids is not None,
         ResampledReason.THINKING_BUDGET: params.thinking_token_budget is not None,
         ResampledReason.SEED: params.seed is not None and config.use_v2_model_runner,
-        ResampledReason.ADAPTER: lora is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -129,6 +129,7 @@ class _Run:
         carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
         progress: What the pieces of its stream stand for.
         refusal: What it is answered with instead.
+        adapter: Name of the LoRA adapter that answers; None for the model itself.
     """
 
     call: Call
@@ -137,6 +138,7 @@ class _Run:
     carried: Carried | None = None
     progress: Progress = field(default_factory=Progress)
     refusal: ErrorResponse | None = None
+    adapter: str | None = None
 
     def refuse(self, response: ErrorResponse) -> _RefusedError:
         """Answer with this; the exception is for vLLM."""
@@ -187,7 +189,8 @@ class Orchestrator:
             if run is None:
                 return cast("Outputs", straight(prompt, params, request_id, **options))
             run.progress.bound = run.progress.bound or why_bound(config, params)
-            resampled = why_resampled(config, params, options.get("lora_request"))
+            run.adapter = getattr(options.get("lora_request"), "lora_name", None)
+            resampled = why_resampled(config, params)
             if resampled is not None:
                 self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
 
@@ -479,7 +482,7 @@ def _prefill_of(run: _Run, prompt: Any, params: SamplingParams, *, samples: bool
     if run.carried is not None:
         token_ids = [*token_ids, *run.carried.token_ids[:-1]]
     how = first_token(params) if samples else nothing_but_kv()
-    return PrefillRequest(token_ids, how, prompt.get("cache_salt"))
+    return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter)
 
 
 def _by(

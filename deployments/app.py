@@ -5,7 +5,6 @@ deployments fit together and what each is started with; refuses what cannot work
 """
 
 import dataclasses
-import difflib
 import json
 import os
 from functools import partial
@@ -18,25 +17,24 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 
-from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
-from decode_node.engine.setup import DecodeSetup, weights_of
 from decode_node.grammar_check import GrammarLimits
 from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
 from deployments.calibrate.profile import profile_of
 from deployments.config import ConfigError
 from deployments.config.settings import PoolConfig, SlackServeConfig
+from deployments.engine_kwargs import check_engine_kwargs, engine_kwargs
 from deployments.grpc.methods import InferenceIngress
 from deployments.http.ingress import IngressConfig, make_ingress
 from deployments.http.key_watch import KeyWatch
 from deployments.local.cpu_plan import CorePlan, plan_cores
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
+from deployments.models.adapters import adapter_kwargs
 from deployments.models.store import ModelStore, ResolvedModel
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
-from kv_transfer.connector import KVRole, kv_transfer_config
+from kv_transfer.connector import KVRole
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.fleet.decode_replica import KvLink
@@ -45,7 +43,6 @@ from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.files.profile import Profile
 from slo.predict.measured_on import UNKNOWN, Subject
 from slo.preemption.types import PreemptionMode
-from slo.queue.batching import STEP_TOKENS
 from slo.replacement import ReplacementRules
 
 INGRESS_NAME = "Ingress"
@@ -57,13 +54,6 @@ _UNKNOWN_LENGTH = 32_768
 """Tokens that a model takes which vLLM has yet to fetch, for what a request without `max_tokens` reserves."""
 _DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of two kinds of numbers."""
-_GPU_MEMORY = 0.9
-"""Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
-_PREFILL_SCHEDULER = "prefill_node.engine.scheduler.SlackScheduler"
-_PREFILL_WORKERS = {
-    "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
-    "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
-}
 
 
 def build(config: SlackServeConfig) -> serve.Application:
@@ -79,19 +69,20 @@ def build(config: SlackServeConfig) -> serve.Application:
     subject = _subject(config, model)
     profile = None if config.profile is None else profile_of(config.profile, subject)
     model = dataclasses.replace(model, model_id=config.model_name or model.model_id)
-    _check_engine_kwargs(config)
+    check_engine_kwargs(config)
+    adapters = adapter_kwargs(config.lora.adapters, config.lora.max_rank, model.model_id)
     _check_model_fits(config, model)
     keys = KeyWatch(config.key_source())
     cores = _core_plan(config)
-    monitor = _monitor(config, model.model_id)
+    monitor = _monitor(config, (model.model_id, *config.lora.adapters))
     router = _router(config, profile, monitor)
     prefill = build_llm_deployment(
-        _llm_config(config, model, config.prefill, KVRole.PREFILL),
+        _llm_config(config, model, config.prefill, KVRole.PREFILL, adapters),
         name_prefix=PREFILL_PREFIX,
         deployment_cls=PrefillServer,
         bind_kwargs={"node": _prefill_node(config, cores, subject, profile), "router": router},
     )
-    decode_config = _llm_config(config, model, config.decode, KVRole.DECODE)
+    decode_config = _llm_config(config, model, config.decode, KVRole.DECODE, adapters)
     decode = build_llm_deployment(
         decode_config,
         name_prefix=DECODE_PREFIX,
@@ -114,10 +105,12 @@ def build(config: SlackServeConfig) -> serve.Application:
         # An ingress of new code is there before one of the old goes: none refuses meanwhile.
         max_surge_percent=100,
     )
+    names = [model.model_id, *config.lora.adapters]
     return ingress.bind(
-        llm_deployments={model.model_id: decode},
-        model_cards={model.model_id: _model_card(model.model_id, decode_config)},
+        llm_deployments=dict.fromkeys(names, decode),
+        model_cards={name: _model_card(name, model.model_id, decode_config) for name in names},
         config=IngressConfig(
+            model.model_id,
             config.tiers.tier_set(),
             config.router_timeout_s(),
             config.limits,
@@ -130,13 +123,13 @@ def build(config: SlackServeConfig) -> serve.Application:
     )
 
 
-def _monitor(config: SlackServeConfig, model: str) -> MonitorOptions | None:
+def _monitor(config: SlackServeConfig, models: tuple[str, ...]) -> MonitorOptions | None:
     """What router and ingresses start the SLO monitor with; who builds the application need not live on."""
     monitor = config.monitor
     if not monitor.enabled:
         return None
     return MonitorOptions(
-        monitor.settings(config.preemption, config.tiers.tier_set(), (model,)),
+        monitor.settings(config.preemption, config.tiers.tier_set(), models),
         monitor.host,
         monitor.port,
         on_head=monitor.node == "head",
@@ -246,13 +239,15 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
     )
 
 
-def _llm_config(config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole) -> LLMConfig:
+def _llm_config(
+    config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole, adapters: dict[str, Any]
+) -> LLMConfig:
     is_prefill = role is KVRole.PREFILL
     pinned = PinnedPrefill if is_prefill else PinnedDecode
     return LLMConfig(
         model_loading_config={"model_id": model.model_id, "model_source": model.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
-        engine_kwargs=_engine_kwargs(config, model, pool, role),
+        engine_kwargs=engine_kwargs(config, _longest(model), pool, role) | adapters,
         runtime_env={"env_vars": _environment(config, model, role)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
@@ -314,67 +309,6 @@ def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
     }
 
 
-def _engine_kwargs(
-    config: SlackServeConfig, model: ResolvedModel, pool: PoolConfig, role: KVRole
-) -> dict[str, Any]:
-    buffer_device = config.kv_transfer.buffer_device
-    kwargs: dict[str, Any] = {
-        "tensor_parallel_size": pool.tensor_parallel_size,
-        "async_scheduling": False,
-        "kv_transfer_config": kv_transfer_config(
-            role, config.accelerator if buffer_device == "auto" else buffer_device, config.kv_transfer.lease_s
-        ),
-    }
-    if (traces := config.tracing.options()) is not None:
-        kwargs["otlp_traces_endpoint"] = traces.endpoint
-    if config.max_model_len is not None:
-        kwargs["max_model_len"] = config.max_model_len
-    if config.accelerator == "cpu":
-        kwargs |= {"enforce_eager": True, "dtype": "float32"}
-    if config.dtype is not None:
-        kwargs["dtype"] = config.dtype
-    if pool.gpus_per_worker < 1:
-        kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
-    kwargs |= _decode_kwargs(config) if role is KVRole.DECODE else _prefill_kwargs(config, model)
-    kwargs |= pool.engine_kwargs | _generation(config, pool)
-    if role is KVRole.DECODE and config.pressure.enabled:
-        given = kwargs.get("additional_config") or {}
-        setup = DecodeSetup(weights_of(config.tiers.tier_set()))
-        kwargs["additional_config"] = {**given, **setup.encode()}
-    return kwargs
-
-
-def _decode_kwargs(config: SlackServeConfig) -> dict[str, Any]:
-    chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
-    return {
-        "scheduler_cls": PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER,
-        "worker_cls": WORKERS[config.accelerator],
-        "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
-    }
-
-
-def _prefill_kwargs(config: SlackServeConfig, model: ResolvedModel) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {
-        "scheduler_cls": _PREFILL_SCHEDULER,
-        "worker_cls": _PREFILL_WORKERS[config.accelerator],
-    }
-    if config.preemption.compiled:
-        kwargs["enforce_eager"] = False
-    elif config.preemption.mode is not PreemptionMode.OFF:
-        kwargs["enforce_eager"] = True
-    if (longest := config.max_model_len or _longest(model)) is not None:
-        kwargs["max_num_batched_tokens"] = min(longest, STEP_TOKENS)
-    return kwargs
-
-
-def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
-    """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
-    if (most := config.limits.max_output_tokens) is None:
-        return {}
-    given = pool.engine_kwargs.get("override_generation_config", {})
-    return {"override_generation_config": {**given, "max_new_tokens": most}}
-
-
 def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -> dict[str, str]:
     """Environment of the replicas, and so of their engines."""
     env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -398,17 +332,6 @@ def _core_plan(config: SlackServeConfig) -> CorePlan:
         config.prefill.tensor_parallel_size,
         config.decode.tensor_parallel_size,
     )
-
-
-def _check_engine_kwargs(config: SlackServeConfig) -> None:
-    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    for section in ("prefill", "decode"):
-        for key in getattr(config, section).engine_kwargs:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
-                msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
-                raise ConfigError(msg)
 
 
 def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
@@ -442,9 +365,12 @@ def _longest(model: ResolvedModel) -> int | None:
     return None if longest is None else int(longest)
 
 
-def _model_card(model_id: str, config: LLMConfig) -> ModelCard:
-    metadata = {"model_id": model_id, "max_request_context_length": config.max_request_context_length}
-    return ModelCard(id=model_id, object="model", owned_by="slackserve", permission=[], metadata=metadata)
+def _model_card(name: str, model_id: str, config: LLMConfig) -> ModelCard:
+    """What is told of the model, or of an adapter of it."""
+    metadata = {"model_id": name, "max_request_context_length": config.max_request_context_length}
+    if name != model_id:
+        metadata["parent"] = model_id
+    return ModelCard(id=name, object="model", owned_by="slackserve", permission=[], metadata=metadata)
 
 
 def _logging(config: SlackServeConfig) -> LoggingConfig:

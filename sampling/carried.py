@@ -79,11 +79,13 @@ class PrefillRequest(Message):
         token_ids: The prompt's.
         params: How its one token is sampled, see `first_token` and `nothing_but_kv`.
         cache_salt: Separates its prefixes from others' in the cache.
+        adapter: Name of the LoRA adapter that answers; None for the model itself.
     """
 
     token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,43 @@ def build_tiny(
     return directory
 
 
+def build_tiny_adapter(directory: Path, model: Path, seed: int, rank: int = 8) -> Path:
+    """A random LoRA adapter of all matrices in the layers of a tiny Llama, as PEFT saves it.
+
+    It changes what the model says: its product with the input is as large as the matrix's own.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(seed)
+    weights, targets = {}, set()
+    for name, part in AutoModelForCausalLM.from_pretrained(model).named_modules():
+        if ".layers." not in name or not isinstance(part, torch.nn.Linear):
+            continue
+        targets.add(name.rpartition(".")[2])
+        scale = float(part.weight.detach().std()) * (part.in_features / rank) ** 0.5
+        shapes = {"lora_A": (rank, part.in_features), "lora_B": (part.out_features, rank)}
+        for half, shape in shapes.items():
+            drawn = torch.randn(shape, generator=generator)
+            weights[f"base_model.model.{name}.{half}.weight"] = drawn * (
+                scale if half == "lora_B" else part.in_features**-0.5
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights, directory / "adapter_model.safetensors")
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model),
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(targets),
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(described))
+    return directory
+
+
 def _save_tokenizer(directory: Path) -> dict[str, int]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -16,6 +16,7 @@ from deployments.config.admission import AdmissionConfig, FairnessConfig
 from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig, KeySource, in_the_open, unknown_tier
 from deployments.config.limits import LimitsConfig
+from deployments.config.lora import LoraConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
@@ -111,6 +112,10 @@ _RESERVED_ENGINE_KWARGS = {
     "data_parallel_size": "use the pool's replicas",
     "distributed_executor_backend": "it follows the accelerator",
     "otlp_traces_endpoint": "use the section tracing",
+    "enable_lora": "use the section lora",
+    "lora_modules": "use the section lora",
+    "max_loras": "use the section lora",
+    "max_lora_rank": "use the section lora",
 }
 
 
@@ -233,6 +238,7 @@ class SlackServeConfig(Section):
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
+    lora: LoraConfig = LoraConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     pressure: PressureConfig = PressureConfig()
     fairness: FairnessConfig = FairnessConfig()
@@ -291,6 +297,13 @@ class SlackServeConfig(Section):
             hint = nearest(self.anonymous_tier, tiers.names)
             raise ValueError(f"anonymous_tier: there is no tier {self.anonymous_tier!r}; {hint}")
         self._side_channels_apart()
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_run_eagerly(self) -> Self:
+        if self.lora.adapters and self.preemption.compiled:
+            msg = "preemption.compiled: compiled passes with LoRA adapters are not supported; leave out one"
+            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")

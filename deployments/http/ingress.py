@@ -77,8 +77,13 @@ _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """What the ingress is started with; None means no SLO monitor, and no spans."""
+    """What the ingress is started with; None means no SLO monitor, and no spans.
 
+    Attributes:
+        model: Who answers requests that name no model.
+    """
+
+    model: str
     tiers: TierSet
     router_timeout_s: float
     limits: LimitsConfig
@@ -104,7 +109,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         self._config = config
         self._instruments = ingress_instruments()
         self._placement = PlacementClient(router, config.router_timeout_s, self._instruments)
-        (decode,) = llm_deployments.values()
+        decode = llm_deployments[config.model]
         self._decode = DecodeTier(
             self._placement,
             StreamWatch(TierCalls(decode).ask),
@@ -153,7 +158,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def _convert(self, request: Request, model: type, method: str) -> Response:
         """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
         body = request_body.parse(await request.body(), model, self._config.limits)
-        self._check_model(body.model)
+        self._name_model(body)
         request_id = request.state.request_id
         asking = self._get_response(body=body, call_method=method, raw_request=_bare_request(request_id))
         try:
@@ -171,7 +176,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         arrived_s = time.monotonic()
         state = request.state
         body = request_body.read(await request.body(), model, self._config.limits, state.tenant)
-        self._check_model(body.model)
+        self._name_model(body)
         objective = resolve(
             state.headers,
             request_fields.service_tier(body),
@@ -225,6 +230,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._model_cards:
             raise http_errors.unknown_model(model, list(self._model_cards))
+
+    def _name_model(self, body: Any) -> None:
+        """Have a request name a model that is served."""
+        if body.model is None:
+            body.model = self._config.model
+        self._check_model(body.model)
 
     def _asked(
         self, body: Any, objective: Objective, record: RequestRecord, state: State, arrived_s: float

@@ -34,10 +34,10 @@ NO_PREFIX: Final = PrefixHashes()
 def prefix_hashes(body: Any) -> PrefixHashes:
     """Hash the prompt of a chat or text completion; of a chat, after `request_fields.materialise`.
 
-    Of several prompts in one request none is hashed. Prompts with different `cache_salt` have nothing in
-    common.
+    Of several prompts in one request none is hashed. Prompts with different `cache_salt`, or for different
+    models, have nothing in common.
     """
-    salt = (getattr(body, "cache_salt", None) or "").encode()
+    salt = f"{body.model or ''}\0{getattr(body, 'cache_salt', None) or ''}".encode()
     if hasattr(body, "messages"):
         return PrefixHashes(_chained(salt, _chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
     prompt = body.prompt
@@ -52,7 +52,7 @@ def prefix_hashes(body: Any) -> PrefixHashes:
 
 def _chained(salt: bytes, data: bytes, block_bytes: int) -> tuple[int, ...]:
     """A hash for each whole block, each of the salt and all bytes up to the block's end."""
-    running = blake2b(sha256(salt).digest() if salt else b"", digest_size=_DIGEST_BYTES)
+    running = blake2b(sha256(salt).digest(), digest_size=_DIGEST_BYTES)
     hashes = []
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
         running.update(data[start : start + block_bytes])

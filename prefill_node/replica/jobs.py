@@ -47,6 +47,7 @@ from telemetry.reporting.background import Background
 from telemetry.reporting.reporter import Reporter
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -180,10 +181,25 @@ class JobTable:
         headers = extract_trace_headers(info.headers) if await client.is_tracing_enabled() else None
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         job_id = params.extra_args[JOB_XARG]
-        async with aclosing(client.generate(prompt, params, job_id, trace_headers=headers)) as outputs:
+        adapter = self._adapter(request.adapter)
+        answer = client.generate(prompt, params, job_id, lora_request=adapter, trace_headers=headers)
+        async with aclosing(answer) as outputs:
             async for output in outputs:
                 return output
         raise RuntimeError("the engine ended a prefill without an answer")
+
+    def _adapter(self, name: str | None) -> LoRARequest | None:
+        """What the engine knows a LoRA adapter by.
+
+        Raises:
+            ValueError: It has none of that name, as decode's has.
+        """
+        if name is None:
+            return None
+        known: dict[str, LoRARequest] = self._engine._oai_models.lora_requests  # noqa: SLF001 - no public way in
+        if name not in known:
+            raise ValueError(f"the prefill replica has no LoRA adapter {name!r}")
+        return known[name]
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
         self._governor.arrived(

@@ -81,7 +81,7 @@ def dry_pass(runner: Any, tokens: int) -> torch.Tensor:
     ids.copy_(torch.arange(tokens) * 7919 % runner.model_config.get_vocab_size())
     runner.positions[:tokens] = torch.arange(tokens, device=runner.positions.device)
     hidden, _ = runner._dummy_run(  # noqa: SLF001 - nothing public runs a pass without requests
-        tokens, force_attention=True, skip_eplb=True, remove_lora=False
+        tokens, force_attention=True, skip_eplb=True
     )
     ids.zero_()
     return torch.as_tensor(hidden[:tokens]).clone()

@@ -1,4 +1,4 @@
-"""Ten times what a deployment can do for three minutes (a scaled twenty), and how soon it is as it was."""
+"""Ten times what a deployment can do for twenty minutes, and how soon it is as it was."""
 
 import asyncio
 import itertools
@@ -19,11 +19,11 @@ from simulator.workload.arrivals import Arrival
 from slo.admission.controller import AdmissionRules
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(2400)]
 
 TOKENS = 2000
 BEFORE_S = 30.0
-OVERLOAD_S = 90.0
+OVERLOAD_S = 600.0
 """Of premium alone, and then again of all tiers."""
 AFTER_S = 90.0
 NORMAL_AFTER_S = 60.0

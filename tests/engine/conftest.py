@@ -45,6 +45,19 @@ ENGINES = {
         "enforce_eager": False,
         "max_num_batched_tokens": 256,
     },
+    "llama_lora": {
+        "setup": EngineSetup(mode="resume", granularity="operator"),
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 8,
+    },
+    "llama_lora_tp2": {
+        "setup": EngineSetup(mode="resume", granularity="operator"),
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 8,
+        "tensor_parallel_size": 2,
+    },
     "llama_sublayer": {"setup": EngineSetup(mode="resume", granularity="sublayer")},
     "llama_recompute": {"setup": EngineSetup(mode="recompute"), "max_num_batched_tokens": 256},
     # Room for eleven blocks of 128 tokens.

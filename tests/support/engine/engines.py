@@ -10,6 +10,7 @@ import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness.offline_engine import offline_engine
 from prefill_node.board import events as notices
@@ -44,6 +45,7 @@ class Engine:
         self.answers: dict[str, Answer] = {}
         self.cached_tokens: dict[str, int] = {}
         self._blocks: dict[str, list[int]] = {}
+        self._adapters: dict[Path, int] = {}
         self._watch_frees()
 
     @property
@@ -62,8 +64,11 @@ class Engine:
         """What each worker's `method` returns."""
         return self.core.model_executor.collective_rpc(method, args=args)
 
-    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1, **sampling):
-        """Queue a request whose job is `name`, sampled greedily unless `sampling` says otherwise."""
+    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1, adapter=None, **sampling):
+        """Queue a request whose job is `name`, sampled greedily unless `sampling` says otherwise.
+
+        `adapter` is the directory of a LoRA adapter that answers.
+        """
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -77,7 +82,18 @@ class Engine:
             extra_args=arguments,
             **{"temperature": 0, **sampling},
         )
-        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), params)
+        self.llm.llm_engine.add_request(
+            name,
+            TokensPrompt(prompt_token_ids=list(prompt)),
+            params,
+            lora_request=None if adapter is None else self._adapter(adapter),
+        )
+
+    def _adapter(self, directory):
+        from vllm.lora.request import LoRARequest
+
+        number = self._adapters.setdefault(directory, len(self._adapters) + 1)
+        return LoRARequest(directory.name, number, str(directory))
 
     def abort(self, *names):
         self.llm.llm_engine.abort_request(list(names), internal=False)

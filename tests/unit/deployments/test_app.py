@@ -44,6 +44,11 @@ def build():
             {"decode": {"engine_kwargs": {"max_num_seq": 5}}},
             "decode.engine_kwargs: vLLM has no engine argument 'max_num_seq'; did you mean 'max_num_seqs'?",
         ),
+        (
+            {"prefill": {"engine_kwargs": {"tool_call_parser": "hermes"}}},
+            "prefill.engine_kwargs: 'tool_call_parser' is about prompts and answers; give it to decode alone",
+        ),
+        ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"profile": "/nowhere/profile.json"}, "profile: /nowhere/profile.json cannot be read"),
         ({"api_keys": [{"tenant": "a", "key_env": "NOT_SET"}]}, "from $NOT_SET, which is not set"),
     ],

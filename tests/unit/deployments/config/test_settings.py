@@ -10,6 +10,7 @@ from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
 from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig
+from deployments.config.lora import LoraConfig
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
@@ -64,6 +65,13 @@ def test_defaults_are_the_documented_tiers():
             "pressure.enabled",
             "remove decode's speculative_config",
         ),
+        (
+            {"lora": {"adapters": {"sql": "org/sql"}}, "preemption": {"compiled": True}},
+            "preemption.compiled",
+            "LoRA adapters are not supported",
+        ),
+        ({"lora": {"adapters": {"a b": "org/sql"}}}, "lora.adapters", "pattern"),
+        ({"decode": {"engine_kwargs": {"max_loras": 2}}}, "decode.engine_kwargs", "use the section lora"),
         (
             {"prefill": {"accelerator_type": "H100"}},
             "prefill.accelerator_type",
@@ -170,6 +178,7 @@ SECTIONS = {
     "`monitor`": [MonitorConfig],
     "`degraded`": [DegradedConfig],
     "`pressure`": [PressureConfig],
+    "`lora`": [LoraConfig],
     "`limits`": [LimitsConfig],
     "`api_keys`": [KeyConfig, TenantLimitsConfig],
 }

@@ -12,8 +12,8 @@ A, B = ReplicaId("a"), ReplicaId("b")
 class Body:
     """A request's body, as far as its prompt goes."""
 
-    def __init__(self, **fields):
-        self.__dict__.update(fields)
+    def __init__(self, model="model", **fields):
+        self.__dict__.update(fields, model=model)
 
 
 def test_leading_blocks_count_until_the_first_gap():
@@ -123,6 +123,12 @@ def test_a_conversation_that_goes_on_keeps_its_prefix():
     assert after[:2] == before
     assert len(after) == 3
     assert prefix_hashes(Body(messages=more, tools=[{"name": "f" * 600}])).hashes[0] != before[0]
+
+
+def test_an_adapter_finds_nothing_of_the_model_or_of_another():
+    models = ("model", "one adapter", "another")
+    hashes = {prefix_hashes(Body(model, prompt="x" * 600)).hashes for model in models}
+    assert len(hashes) == len(models)
 
 
 def test_hashes_are_capped_and_short_or_many_prompts_have_none():

@@ -1,0 +1,125 @@
+"""What vLLM's engines are started with: ours, and what a configuration adds for one of the tiers.
+
+Owns which arguments a configuration may add. Adapters' are `deployments.models.adapters`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, Final
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
+from decode_node.engine.setup import DecodeSetup, weights_of
+from deployments.config import ConfigError
+from deployments.config.settings import PoolConfig, SlackServeConfig
+from kv_transfer.connector import KVRole, kv_transfer_config
+from slo.preemption.types import PreemptionMode
+from slo.queue.batching import STEP_TOKENS
+
+_GPU_MEMORY: Final = 0.9
+"""Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
+_PREFILL_SCHEDULER: Final = "prefill_node.engine.scheduler.SlackScheduler"
+_PREFILL_WORKERS: Final = {
+    "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
+    "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
+}
+_OF_ANSWERS: Final = frozenset(
+    {
+        "chat_template",
+        "chat_template_content_format",
+        "default_chat_template_kwargs",
+        "enable_auto_tool_choice",
+        "enable_force_include_usage",
+        "enable_prompt_tokens_details",
+        "exclude_tools_when_tool_choice_none",
+        "response_role",
+        "return_tokens_as_token_ids",
+        "tool_call_parser",
+        "tool_parser_plugin",
+    }
+)
+"""Arguments of vLLM's server that shape prompts and answers, both of which are decode's."""
+
+
+def check_engine_kwargs(config: SlackServeConfig) -> None:
+    """Refuse what a configuration must not add.
+
+    Raises:
+        ConfigError: vLLM has no such argument, or not for this tier.
+    """
+    known = [*(field.name for field in dataclasses.fields(AsyncEngineArgs)), *_OF_ANSWERS]
+    for section in ("prefill", "decode"):
+        for key in getattr(config, section).engine_kwargs:
+            if key in _OF_ANSWERS and section == "prefill":
+                msg = f"prefill.engine_kwargs: {key!r} is about prompts and answers; give it to decode alone"
+                raise ConfigError(msg)
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
+                msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
+                raise ConfigError(msg)
+
+
+def engine_kwargs(
+    config: SlackServeConfig, longest: int | None, pool: PoolConfig, role: KVRole
+) -> dict[str, Any]:
+    """Of one tier; `longest` is what the model takes, tokens, where that is known."""
+    buffer_device = config.kv_transfer.buffer_device
+    kwargs: dict[str, Any] = {
+        "tensor_parallel_size": pool.tensor_parallel_size,
+        "async_scheduling": False,
+        "kv_transfer_config": kv_transfer_config(
+            role, config.accelerator if buffer_device == "auto" else buffer_device, config.kv_transfer.lease_s
+        ),
+    }
+    if (traces := config.tracing.options()) is not None:
+        kwargs["otlp_traces_endpoint"] = traces.endpoint
+    if config.max_model_len is not None:
+        kwargs["max_model_len"] = config.max_model_len
+    if config.accelerator == "cpu":
+        kwargs |= {"enforce_eager": True, "dtype": "float32"}
+    if config.dtype is not None:
+        kwargs["dtype"] = config.dtype
+    if pool.gpus_per_worker < 1:
+        kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
+    kwargs |= _decode_kwargs(config) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
+    kwargs |= pool.engine_kwargs | _generation(config, pool)
+    if role is KVRole.DECODE and config.pressure.enabled:
+        given = kwargs.get("additional_config") or {}
+        setup = DecodeSetup(weights_of(config.tiers.tier_set()))
+        kwargs["additional_config"] = {**given, **setup.encode()}
+    return kwargs
+
+
+def _decode_kwargs(config: SlackServeConfig) -> dict[str, Any]:
+    chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
+    return {
+        "scheduler_cls": PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER,
+        "worker_cls": WORKERS[config.accelerator],
+        "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
+    }
+
+
+def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {
+        "scheduler_cls": _PREFILL_SCHEDULER,
+        "worker_cls": _PREFILL_WORKERS[config.accelerator],
+    }
+    if config.preemption.compiled:
+        kwargs["enforce_eager"] = False
+    elif config.preemption.mode is not PreemptionMode.OFF:
+        kwargs["enforce_eager"] = True
+    if (most := config.max_model_len or longest) is not None:
+        kwargs["max_num_batched_tokens"] = min(most, STEP_TOKENS)
+    return kwargs
+
+
+def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+    """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
+    if (most := config.limits.max_output_tokens) is None:
+        return {}
+    given = pool.engine_kwargs.get("override_generation_config", {})
+    return {"override_generation_config": {**given, "max_new_tokens": most}}

@@ -1,0 +1,83 @@
+"""LoRA adapters: which ones are served beside the model, and what the engines are started with for them.
+
+Owns the checks of adapters in local directories before anything starts. vLLM fetches those that are named by
+a Hugging Face id, and applies all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+
+from deployments.config import ConfigError
+
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM has room for."""
+_CONFIG: Final = "adapter_config.json"
+_PATH_PREFIXES: Final = ("/", "./", "../", "~")
+
+
+def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: str) -> dict[str, Any]:
+    """Engine arguments for `adapters`, by name where each is; empty without any.
+
+    All of them fit into one forward pass, so that none waits for another's.
+
+    Raises:
+        ConfigError: One has the model's own name, is not there, or has a rank above `max_rank`.
+    """
+    if not adapters:
+        return {}
+    if model_id in adapters:
+        raise ConfigError(f"lora.adapters: {model_id!r} is the name of the model; give the adapter another")
+    places = {name: _place(name, where) for name, where in adapters.items()}
+    ranks = {name: rank for name, place in places.items() if (rank := _rank(name, place)) is not None}
+    return {
+        "enable_lora": True,
+        "max_loras": len(adapters),
+        "max_lora_rank": _room(ranks, max_rank),
+        "lora_modules": [LoRAModulePath(name, place) for name, place in places.items()],
+    }
+
+
+def _place(name: str, where: str) -> str:
+    path = Path(where).expanduser()
+    if not (path.is_dir() or where.startswith(_PATH_PREFIXES)):
+        return where
+    if not (path / _CONFIG).is_file():
+        msg = (
+            f"lora.adapters.{name}: {path} has no {_CONFIG}; "
+            "give the directory of an adapter as PEFT saves it, or a Hugging Face id"
+        )
+        raise ConfigError(msg)
+    return str(path.absolute())
+
+
+def _rank(name: str, place: str) -> int | None:
+    """Of an adapter that is here; None for one that vLLM has yet to fetch."""
+    written = Path(place) / _CONFIG
+    if not written.is_file():
+        return None
+    try:
+        rank = json.loads(written.read_text())["r"]
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"lora.adapters.{name}: {written} does not say its rank r ({error!r}); is it a LoRA of PEFT?"
+        raise ConfigError(msg) from None
+    return int(rank)
+
+
+def _room(ranks: Mapping[str, int], max_rank: int | None) -> int:
+    """The rank that the engines keep room for: what is asked for, or what the adapters that are here need."""
+    name = max(ranks, key=ranks.__getitem__, default="")
+    needed = ranks.get(name, 0)
+    if max_rank is not None:
+        if needed > max_rank:
+            msg = f"lora.max_rank: the rank of {name!r} is {needed}, and room is kept for {max_rank}"
+            raise ConfigError(msg)
+        return max_rank
+    if needed > RANKS[-1]:
+        raise ConfigError(f"lora.adapters.{name}: its rank is {needed}, and vLLM takes at most {RANKS[-1]}")
+    return next(rank for rank in RANKS if rank >= max(needed, 16))

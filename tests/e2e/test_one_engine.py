@@ -1,0 +1,230 @@
+"""What the `openai` client gets, from a model and two adapters of it, is what one vLLM engine gives it."""
+
+import json
+import os
+import random
+import re
+
+import httpx
+import openai
+import pytest
+from ports import free_port
+from serving import start
+from waiting import assert_soon
+
+from benchmarks.harness.local_server import environment, start_until
+from benchmarks.harness.tiny_models import build_tiny_adapter
+from deployments.local.launcher import get_json
+
+pytestmark = pytest.mark.e2e
+
+MODELS = ("tiny", "a", "b")
+MONITOR_PORT = free_port()
+UNIT = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+SCHEMA = {"type": "object", "properties": {"unit": UNIT}, "required": ["unit"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+ASKED = [{"role": "user", "content": "How warm is it in Graz? " * 20}]
+CALL = '[weather(unit="celsius")]'
+ANSWERS = {
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "pythonic",
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
+"""Without whitespace, a random model comes to an end of an object."""
+
+CHATS = {
+    "greedy": {"temperature": 0, "max_tokens": 12},
+    "seeded": {"seed": 7, "max_tokens": 12},
+    "log-probabilities": {"temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 3},
+    "several answers": {"seed": 7, "n": 2, "max_tokens": 8},
+    "stop string": {"seed": 3, "max_tokens": 40, "stop": ["a", "e"]},
+    "a tool that must be called": {"tools": [TOOL], "tool_choice": "required", "temperature": 0},
+    "a tool that is named": {
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "temperature": 0,
+    },
+    "a tool that is called": {
+        "tools": [TOOL],
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"choice": [CALL]}},
+    },
+    "a schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+        "temperature": 0,
+    },
+    "a choice": {"temperature": 0, "extra_body": {"structured_outputs": {"choice": ["warm", "cold"]}}},
+}
+COMPLETIONS = {
+    "greedy": {"temperature": 0, "max_tokens": 12},
+    "penalties": {"temperature": 0, "max_tokens": 12, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "echo": {"temperature": 0, "max_tokens": 5, "echo": True, "logprobs": 2},
+    "several prompts": {"temperature": 0, "max_tokens": 5, "prompt": ["one " * 30, "two"]},
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory, tiny_model):
+    directory = tmp_path_factory.mktemp("adapters")
+    return {
+        name: str(build_tiny_adapter(directory / name, tiny_model, seed)) for seed, name in enumerate("ab")
+    }
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory, tiny_model, adapters):
+    config = {
+        "model": str(tiny_model),
+        "model_name": "tiny",
+        "lora": {"adapters": adapters},
+        "decode": {"engine_kwargs": ANSWERS},
+        "port": free_port(),
+        "kv_transfer": {
+            "prefill_port": random.randrange(24_000, 27_000),
+            "decode_port": random.randrange(28_000, 31_000),
+        },
+        "monitor": {"port": MONITOR_PORT},
+        "max_model_len": 2048,
+        "warmup_tokens": [32, 512],
+        "tiers": {"standard": {"ttft_ms": 20_000}},
+    }
+    running = start(tmp_path_factory.mktemp("ours"), config)
+    yield running
+    running.process.terminate()
+    running.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory, tiny_model, adapters):
+    """vLLM's own server, with all of it in one engine."""
+    port, log = free_port(), tmp_path_factory.mktemp("stock") / "log"
+    command = ["vllm.entrypoints.openai.api_server", "--port", str(port), "--model", str(tiny_model)]
+    command += ["--served-model-name", "tiny", "--max-model-len", "2048", "--dtype", "float32"]
+    command += ["--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "pythonic"]
+    command += ["--structured-outputs-config", json.dumps(ANSWERS["structured_outputs_config"])]
+    command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"]
+    command += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
+    env = {**environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    env |= {"VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(os.cpu_count())}
+    url = f"http://127.0.0.1:{port}"
+    process = start_until(lambda: get_json(f"{url}/v1/models") is not None, command, log, env)
+    yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    process.terminate()
+    process.wait(60)
+
+
+def told(answer):
+    """What an answer says, without what is drawn anew for each."""
+    if isinstance(answer, list):
+        return _put_together(answer)
+    said = answer.model_dump(exclude_none=True)
+    kept = {name: said[name] for name in ("object", "model", "choices", "usage")}
+    return _without_ids(kept)
+
+
+def _without_ids(value):
+    """Log-probabilities differ in the last bits with the batch that a token is computed in."""
+    if isinstance(value, dict):
+        return {name: _without_ids(item) for name, item in value.items() if name != "id"}
+    if isinstance(value, list):
+        return [_without_ids(item) for item in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+def _put_together(events):
+    """A stream's text, tool calls and ends, by answer, however they were cut into events."""
+    answers = {}
+    for event in events:
+        for choice in event.choices:
+            answer = answers.setdefault(choice.index, {"text": "", "tools": {}, "end": None})
+            if hasattr(choice, "delta"):
+                answer["text"] += choice.delta.content or ""
+                for part in choice.delta.tool_calls or ():
+                    call = answer["tools"].setdefault(part.index, ["", ""])
+                    call[0] += part.function.name or ""
+                    call[1] += part.function.arguments or ""
+            else:
+                answer["text"] += choice.text
+            answer["end"] = choice.finish_reason or answer["end"]
+    return answers
+
+
+def compared(ours, stock, create, *, is_stream, **asked):
+    """What both say to the same request."""
+    both = []
+    for client in (ours.client(), stock):
+        answer = create(client)(**asked, stream=is_stream)
+        both.append(told(list(answer) if is_stream else answer))
+    return both
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_chat_is_answered_as_by_one_engine(ours, stock, model, name, is_stream):
+    asked = {"model": model, "messages": ASKED, **CHATS[name]}
+    answer, expected = compared(
+        ours, stock, lambda one: one.chat.completions.create, is_stream=is_stream, **asked
+    )
+    assert answer == expected
+    if "tool" in name:
+        assert "weather" in str(expected)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", COMPLETIONS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_completion_is_answered_as_by_one_engine(ours, stock, model, name, is_stream):
+    asked = {"model": model, "prompt": "How warm is it? " * 20, **COMPLETIONS[name]}
+    answer, expected = compared(ours, stock, lambda one: one.completions.create, is_stream=is_stream, **asked)
+    assert answer == expected
+
+
+def test_each_adapter_says_something_of_its_own(ours):
+    texts = {
+        ours.client()
+        .completions.create(model=model, prompt="Once", max_tokens=20, temperature=0)
+        .choices[0]
+        .text
+        for model in MODELS
+    }
+    assert len(texts) == len(MODELS)
+
+
+def test_adapters_are_models_of_their_own_name(ours):
+    cards = {card.id: card for card in ours.client().models.list()}
+    assert set(cards) == set(MODELS)
+    assert cards["a"].metadata["parent"] == "tiny"
+    assert ours.client().models.retrieve("b").id == "b"
+    with pytest.raises(openai.NotFoundError):
+        ours.client().chat.completions.create(model="c", messages=ASKED)
+
+
+def test_who_names_no_model_gets_the_one_without_an_adapter(ours):
+    asked = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
+    answer = httpx.post(f"{ours.url}/v1/completions", json=asked, timeout=60).json()
+    named = ours.client().completions.create(model="tiny", **asked)
+    assert (answer["model"], answer["choices"][0]["text"]) == ("tiny", named.choices[0].text)
+
+
+def test_prefill_computes_with_the_adapter_and_its_first_token_is_kept(ours):
+    log = ours.log.read_text()
+    asked = {"model": "b", "prompt": "Twice " * 60, "max_tokens": 5, "temperature": 0}
+    resampled = ours.metric("slackserve_first_tokens_resampled_total")
+    ours.client().completions.create(**asked)
+    assert_soon(lambda: ours.log.read_text()[len(log) :].count("prefill_ended "), 10)
+    assert ours.metric("slackserve_first_tokens_resampled_total") == resampled
+
+
+def test_objectives_are_counted_by_the_name_that_was_asked_for(ours):
+    def judged():
+        return re.findall(
+            r'slackserve_slo_judged_total\{met="yes",model="a",objective="ttft".*\} (\d+)', scraped()
+        )
+
+    def scraped():
+        return httpx.get(f"http://127.0.0.1:{MONITOR_PORT}/metrics").text
+
+    asked = {"model": "a", "prompt": "Thrice", "max_tokens": 3, "stream": True}
+    assert list(ours.client().completions.create(**asked))
+    assert_soon(judged, 30, "the monitor has judged no request of the adapter")
