@@ -8,7 +8,7 @@ any URL that it is given, from inside the cluster.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from slo.errors import FieldError
@@ -86,6 +86,47 @@ CHAT: Final = _COMMON | frozenset(
         "top_logprobs",
     ]
 )
+RESPONSES: Final = frozenset(
+    [
+        "cache_salt",
+        "chat_template_kwargs",
+        "frequency_penalty",
+        "ignore_eos",
+        "include",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "input",
+        "instructions",
+        "logit_bias",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "model",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "prompt_cache_key",
+        "reasoning",
+        "repetition_penalty",
+        "request_id",
+        "seed",
+        "session_id",
+        "skip_special_tokens",
+        "stop",
+        "store",
+        "stream",
+        "structured_outputs",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "truncation",
+        "user",
+        "vllm_xargs",
+    ]
+)
 COMPLETION: Final = _COMMON | {"prompt", "suffix"}
 TOKENIZE: Final = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
 DETOKENIZE: Final = frozenset({"model", "tokens"})
@@ -94,6 +135,7 @@ HINTS: Final = frozenset(
 )
 """Fields of OpenAI's that vLLM's models lack: the ingress reads the first, the others change nothing."""
 _OURS: Final = "is set by the server itself"
+_STATELESS: Final = "needs what a server keeps between requests, and this one keeps nothing"
 REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "kv_transfer_params": (_OURS, "leave it out"),
     "ec_transfer_params": (_OURS, "leave it out"),
@@ -104,36 +146,57 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "mm_processor_kwargs": ("says how the server reads media", "leave it out"),
 }
 """Fields of vLLM's models that no client may set: why, and what instead."""
+RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+    **REFUSED,
+    "background": (_STATELESS, "send it without background"),
+    "conversation": (_STATELESS, "send the whole conversation as input"),
+    "enable_response_messages": ("is not served", "leave it out"),
+    "previous_input_messages": (_STATELESS, "send the whole conversation as input"),
+    "previous_response_id": (_STATELESS, "send the whole conversation as input"),
+    "prompt": (_STATELESS, "send the text as instructions and input"),
+}
+"""The same for the responses API."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
 _MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
 """Where a part has its URL, whatever its type says: vLLM reads some by their key."""
 
 
-def fields_of(model: Collection[str]) -> frozenset[str]:
-    """What is allowed in a body, by the fields of the request model that it is read as."""
+class Fields(NamedTuple):
+    """Of one kind of request body: those that are allowed, and those that are refused with a reason."""
+
+    allowed: frozenset[str]
+    refused: Mapping[str, tuple[str, str]]
+
+
+def fields_of(model: Collection[str]) -> Fields:
+    """What may be in a body, by the fields of the request model that it is read as."""
     if "messages" in model:
-        return CHAT | HINTS
+        return Fields(CHAT | HINTS, REFUSED)
+    if "input" in model:
+        return Fields(RESPONSES | HINTS, RESPONSES_REFUSED)
     if "max_tokens" in model:
-        return COMPLETION | HINTS
-    return TOKENIZE if "prompt" in model else DETOKENIZE
+        return Fields(COMPLETION | HINTS, REFUSED)
+    return Fields(TOKENIZE if "prompt" in model else DETOKENIZE, REFUSED)
 
 
-def refuse_unknown_fields(values: Mapping[str, Any], allowed: Collection[str]) -> None:
+def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
     """Refuse a body with a field that is not served.
 
     Raises:
         FieldError: naming it.
     """
     for name, value in values.items():
-        if name in allowed:
+        if name in fields.allowed:
             continue
-        if name in REFUSED:
-            if value is not None and (name != "priority" or value != 0):
-                raise FieldError(name, *REFUSED[name])
+        if name in fields.refused:
+            if value is not None and value is not False and (name != "priority" or value != 0):
+                raise FieldError(name, *fields.refused[name])
             continue
         raise FieldError(
-            name[:100], "is not a field that is served here", nearest(name[:100], allowed, "leave it out")
+            name[:100],
+            "is not a field that is served here",
+            nearest(name[:100], fields.allowed, "leave it out"),
         )
     kwargs = values.get("chat_template_kwargs")
     if isinstance(kwargs, dict) and "chat_template" in kwargs:

@@ -44,6 +44,8 @@ from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_re
 from deployments.http.key_watch import KeyWatch
 from deployments.http.placement_client import PlacementClient
 from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.responses import request as responses
+from deployments.http.responses.answer import ResponseWording
 from deployments.http.token_meter import TokenMeter
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from router.messages import Placed, PlacementReason, PlacementRequested
@@ -142,6 +144,13 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Answer a text completion."""
         return await self._serve(request, CompletionRequest, "completions")
 
+    async def responses(self, request: Request) -> Response:
+        """Answer a request of the responses API, by a chat completion; nothing is kept of it."""
+        arrived_s = time.monotonic()
+        asked, body = responses.read(await request.body(), self._config.limits, request.state.tenant)
+        wording = ResponseWording(asked, f"resp_{request.state.request_id}", self._config.max_model_len)
+        return await self._serve_body(request, body, "chat", arrived_s, wording)
+
     async def model_data(self, model: str) -> Any:
         """Describe one model."""
         self._check_model(model)
@@ -174,8 +183,19 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
+        body = request_body.read(await request.body(), model, self._config.limits, request.state.tenant)
+        return await self._serve_body(request, body, method, arrived_s)
+
+    async def _serve_body(
+        self,
+        request: Request,
+        body: Any,
+        method: str,
+        arrived_s: float,
+        wording: ResponseWording | None = None,
+    ) -> Response:
+        """Answer a request that was read, in the words of its own API if it has others."""
         state = request.state
-        body = request_body.read(await request.body(), model, self._config.limits, state.tenant)
         self._name_model(body)
         objective = resolve(
             state.headers,
@@ -211,7 +231,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         asked = self._asked(body, objective, record, state, arrived_s)
         context = await self._admit(asked, objective, record)
         headers = _response_headers(objective, record)
-        return await self._answer(self._generate(asked, method, context, record), record, headers)
+        pieces = self._generate(asked, method, context, record)
+        return await self._answer(pieces, record, headers, wording)
 
     def _start_reporting(self, options: MonitorOptions) -> MonitorClient:
         """Keep the monitor informed, and start it when there is none."""
@@ -288,7 +309,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         return context.after(time.monotonic() - asked.arrived_s)
 
     async def _answer(
-        self, pieces: AsyncGenerator[Any, None], record: RequestRecord, headers: dict[str, str]
+        self,
+        pieces: AsyncGenerator[Any, None],
+        record: RequestRecord,
+        headers: dict[str, str],
+        wording: ResponseWording | None,
     ) -> Response:
         """Answer with the first piece if it is all there is, else with the stream that it begins."""
         try:
@@ -308,8 +333,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if hasattr(first, "model_dump"):
             record.answered(first.usage)
             record.end(Outcome.FINISHED)
-            return JSONResponse(first.model_dump(), headers=headers)
-        return StreamingResponse(events(first, pieces, record), media_type=_SSE, headers=headers)
+            answer = first.model_dump()
+            return JSONResponse(answer if wording is None else wording.whole(answer), headers=headers)
+        stream = events(first, pieces, record)
+        told = stream if wording is None else wording.events(stream)
+        return StreamingResponse(told, media_type=_SSE, headers=headers)
 
     async def _generate(
         self, asked: Asked, method: str, context: RequestContext, record: RequestRecord
@@ -417,6 +445,7 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
         "model_data": lambda api: api.get("/v1/models/{model:path}"),
         "completions": lambda api: api.post("/v1/completions"),
         "chat": lambda api: api.post("/v1/chat/completions"),
+        "responses": lambda api: api.post("/v1/responses"),
         "tokenize": lambda api: api.post("/tokenize"),
         "detokenize": lambda api: api.post("/detokenize"),
         "health": lambda api: api.get("/health"),

@@ -42,7 +42,20 @@ def read(raw: bytes, model: type[BaseModel], limits: LimitsConfig, tenant: Tenan
         HTTPError: as `parse`.
         FieldError: as `parse`, and for what is more than one request may ask for.
     """
-    body = parse(raw, model, limits)
+    return _ready(parse(raw, model, limits), limits, tenant)
+
+
+def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfig, tenant: Tenant) -> Any:
+    """As `read`, of a body that has been made of another one.
+
+    Raises:
+        HTTPError: as `parse`.
+        FieldError: as `read`.
+    """
+    return _ready(as_model(values, model, limits), limits, tenant)
+
+
+def _ready(body: Any, limits: LimitsConfig, tenant: Tenant) -> Any:
     try:
         request_fields.refuse_internal_xargs(body)
         request_fields.materialise(body)
@@ -60,12 +73,32 @@ def parse(raw: bytes, model: type[BaseModel], limits: LimitsConfig) -> Any:
         HTTPError: 400, naming the field or the limit at fault where there is one.
         FieldError: for a field that is given twice or cannot be encoded.
     """
+    return as_model(values_of(raw, limits), model, limits)
+
+
+def values_of(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:
+    """The body as JSON, whose shape is within the limits and whose text can be encoded.
+
+    Raises:
+        HTTPError: as `parse`.
+        FieldError: as `parse`.
+    """
     _refuse_large_shapes(raw, limits)
     values = _json(raw)
     if not isinstance(values, dict):
         raise http_errors.bad_body("the body is not a JSON object")
     if _SURROGATE.search(raw):
         _refuse_lone_surrogates(values, "")
+    return values
+
+
+def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfig) -> Any:
+    """The body `values` as a `model`.
+
+    Raises:
+        HTTPError: as `parse`.
+        FieldError: for a field that is not served, or more than the limits allow.
+    """
     refuse_unknown_fields(values, fields_of(model.model_fields))
     request_fields.refuse_large_grammars(values, limits)
     refuse_media(values.get("messages"), limits.media_domains)

@@ -62,6 +62,36 @@ COMPLETIONS = {
     "several prompts": {"temperature": 0, "max_tokens": 5, "prompt": ["one " * 30, "two"]},
 }
 
+FUNCTION = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
+RESPONSES = {
+    "greedy": {"temperature": 0, "max_output_tokens": 12, "instructions": "Be brief."},
+    "a conversation": {
+        "temperature": 0,
+        "max_output_tokens": 8,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "How warm is it? " * 20}]},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "20"},
+            {"role": "assistant", "content": "20 degrees"},
+            {"role": "user", "content": "And tomorrow?"},
+        ],
+    },
+    "a function that must be called": {
+        "tools": [FUNCTION],
+        "tool_choice": "required",
+        "temperature": 0,
+    },
+    "a function that is called": {
+        "tools": [FUNCTION],
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"choice": [CALL]}},
+    },
+    "a schema": {
+        "text": {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}},
+        "temperature": 0,
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory, tiny_model):
@@ -178,6 +208,55 @@ def test_a_completion_is_answered_as_by_one_engine(ours, stock, model, name, is_
     asked = {"model": model, "prompt": "How warm is it? " * 20, **COMPLETIONS[name]}
     answer, expected = compared(ours, stock, lambda one: one.completions.create, is_stream=is_stream, **asked)
     assert answer == expected
+
+
+def said(response):
+    """What a response says, without what is drawn anew for each."""
+    output = [
+        _without_ids({name: value for name, value in item.items() if name != "call_id"})
+        for item in response.model_dump(mode="json", exclude_none=True)["output"]
+    ]
+    usage = response.usage
+    counts = (usage.input_tokens, usage.output_tokens, usage.total_tokens)
+    details = (response.incomplete_details or {}) and response.incomplete_details.reason
+    return response.model, response.status, details, output, counts, response.max_output_tokens
+
+
+def said_by(events):
+    """The same of a stream, and what its events told on the way, however they were cut."""
+    kinds, text = [], {}
+    for event in events:
+        if not kinds or kinds[-1] != event.type:
+            kinds.append(event.type)
+        if event.type.endswith(".delta"):
+            text[event.output_index] = text.get(event.output_index, "") + event.delta
+    return kinds, text, said(events[-1].response)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_response_is_the_one_of_one_engine(ours, stock, model, name, is_stream):
+    asked = {"model": model, "input": "How warm is it? " * 20, "store": False, **RESPONSES[name]}
+    answers = [client.responses.create(**asked, stream=is_stream) for client in (ours.client(), stock)]
+    answer, expected = (said_by(list(one)) if is_stream else said(one) for one in answers)
+    assert answer == expected
+    if "function" in name:
+        assert "weather" in str(expected)
+
+
+def test_a_response_has_an_objective_and_is_not_kept(ours):
+    asked = {"model": "tiny", "input": "Once", "max_output_tokens": 4}
+    headers = {"x-slo-tier": "premium", "x-slo-ttft-ms": "9000"}
+    answer = ours.client().responses.with_raw_response.create(**asked, extra_headers=headers)
+    assert (answer.headers["x-slo-tier"], answer.headers["x-slo-ttft-budget-ms"]) == ("premium", "9000.0")
+    response = answer.parse()
+    assert response.status == "incomplete"
+    with pytest.raises(openai.NotFoundError):
+        ours.client().responses.retrieve(response.id)
+    with pytest.raises(openai.BadRequestError, match="keeps nothing") as refused:
+        ours.client().responses.create(**asked, previous_response_id=response.id)
+    assert refused.value.param == "previous_response_id"
 
 
 def test_each_adapter_says_something_of_its_own(ours):

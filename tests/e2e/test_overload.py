@@ -130,6 +130,13 @@ async def test_an_overload_is_refused_and_forgotten(overloaded, record_property)
     record_property("reasons", sorted({one.answer.reason for one in ended}))
     record_property("refused_s", [float(np.percentile(refused_s, at)) for at in (50, 95, 99, 100)])
     record_property("premium_ttft_s", [float(np.percentile(admitted_s, at)) for at in (50, 99, 100)])
+    record_property(
+        "slowest_ttft_s",
+        {
+            tier: max(one.answer.ttft_s for one in overload if one.arrival.tier == tier and one.answer.ttft_s)
+            for tier in (PREMIUM, STANDARD)
+        },
+    )
     record_property("normal_ttft_s", [[float(np.median(one)), max(one)] for one in (usual_s, again_s)])
     record_property("memory_grown", grown)
     record_property(

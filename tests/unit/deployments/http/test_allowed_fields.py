@@ -5,6 +5,7 @@ import json
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints import chat_utils
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import allowed_fields
@@ -17,14 +18,20 @@ SAY = [{"role": "user", "content": "hi"}]
 
 @pytest.mark.parametrize(
     ("model", "allowed"),
-    [(ChatCompletionRequest, allowed_fields.CHAT), (CompletionRequest, allowed_fields.COMPLETION)],
+    [
+        (ChatCompletionRequest, allowed_fields.CHAT),
+        (CompletionRequest, allowed_fields.COMPLETION),
+        (ResponsesRequest, allowed_fields.RESPONSES),
+    ],
 )
 def test_every_field_of_vllms_is_decided_on(model, allowed):
     """One that upstream adds belongs into one of the lists, once it was read what it does."""
     known = set(model.model_fields)
-    assert known - allowed - allowed_fields.REFUSED.keys() == set()
+    fields = allowed_fields.fields_of(known)
+    assert allowed <= fields.allowed
+    assert known - fields.allowed - fields.refused.keys() == set()
     assert allowed - known == set()
-    assert not allowed & allowed_fields.REFUSED.keys()
+    assert not fields.allowed & fields.refused.keys()
 
 
 def test_every_kind_of_part_of_vllms_is_decided_on():

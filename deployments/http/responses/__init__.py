@@ -1,0 +1,1 @@
+"""The responses API over chat completions, without stored state."""

@@ -1,0 +1,220 @@
+"""A chat completion as the answer of the responses API, as a whole or event by event.
+
+Owns what of a chat's answer becomes which part of a response. Items and events are made by vLLM's own rules.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Final
+
+from openai.types.responses import (
+    ResponseErrorEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    response_text_delta_event,
+)
+from openai.types.responses.response_output_text import Logprob, LogprobTopLogprob
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.entrypoints.openai.responses.protocol import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseInProgressEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+    ResponseUsage,
+)
+from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEventProcessor, split_delta
+from vllm.entrypoints.openai.responses.utils import build_response_output_items
+
+_DATA: Final = "data: "
+_DONE: Final = "[DONE]"
+_CUT: Final = "length"
+"""Why a chat ended whose response is incomplete."""
+
+
+class ResponseWording:
+    """Says in the words of the responses API what a chat completion says.
+
+    Args:
+        asked: The request.
+        response_id: Of the response.
+        max_model_len: Tokens that the model takes, prompt and answer together.
+    """
+
+    def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int) -> None:
+        self._asked = asked.model_copy(update={"request_id": response_id, "store": False})
+        self._max_model_len = max_model_len
+        self._created_s = int(time.time())
+
+    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The response that a chat's answer is."""
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        calls = [
+            FunctionCall(
+                id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"]
+            )
+            for call in message.get("tool_calls") or ()
+        ]
+        output = build_response_output_items(
+            message.get("reasoning"),
+            message.get("content"),
+            calls,
+            [_logprob(one) for one in _positions(choice)] if self._asked.include else None,
+            self._asked.tools,
+        )
+        response = self.response(answer["model"], output, choice["finish_reason"], answer["usage"])
+        return dict(response.model_dump(mode="json", by_alias=True))
+
+    async def events(self, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """The events of the response whose chat completion streams `pieces`, server-sent events too."""
+        stream = _Stream(self)
+        try:
+            async for piece in pieces:
+                for line in piece.split("\n"):
+                    if line.startswith(_DATA):
+                        for event in stream.read(line.removeprefix(_DATA)):
+                            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        finally:
+            await pieces.aclose()
+
+    @property
+    def asked(self) -> ResponsesRequest:
+        """The request."""
+        return self._asked
+
+    def response(
+        self, model: str, output: list[Any], finish_reason: str | None, usage: dict[str, Any] | None
+    ) -> ResponsesResponse:
+        """The response of these items; without the chat's usage it has not ended."""
+        status = "in_progress" if usage is None else "incomplete" if finish_reason == _CUT else "completed"
+        prompt_tokens = 0 if usage is None else usage["prompt_tokens"]
+        return ResponsesResponse.from_request(
+            self._asked,
+            self._asked.to_sampling_params(self._max_model_len - prompt_tokens),
+            model_name=model,
+            created_time=self._created_s,
+            output=output,
+            status=status,
+            usage=None if usage is None else _usage(usage),
+        )
+
+
+class _Stream:
+    """Where a stream is."""
+
+    def __init__(self, wording: ResponseWording) -> None:
+        self._wording = wording
+        self._processor = SimpleStreamingEventProcessor(tools=wording.asked.tools)
+        self._number = 0
+        self._model = ""
+        self._items: list[Any] = []
+        self._finish_reason: str | None = None
+        self._usage: dict[str, Any] | None = None
+
+    def read(self, data: str) -> Iterator[dict[str, Any]]:
+        """The events that one event of the chat becomes."""
+        if data == _DONE:
+            yield from self._end()
+            return
+        chunk = json.loads(data)
+        if (error := chunk.get("error")) is not None:
+            yield self._numbered(
+                ResponseErrorEvent(
+                    type="error",
+                    code=str(error.get("code")),
+                    message=error["message"],
+                    param=error.get("param"),
+                    sequence_number=-1,
+                )
+            )
+            return
+        if not self._number:
+            self._model = chunk["model"]
+            begun = self._wording.response(self._model, [], None, None)
+            for kind, name in (
+                (ResponseCreatedEvent, "response.created"),
+                (ResponseInProgressEvent, "response.in_progress"),
+            ):
+                yield self._numbered(kind(type=name, sequence_number=-1, response=begun))
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk["choices"]:
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            yield from self._delta(choice)
+
+    def _delta(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        logprobs = [_delta_logprob(one) for one in _positions(choice)] if self._wording.asked.include else []
+        for delta in split_delta(DeltaMessage(**choice["delta"])):
+            state, call = self._processor.resolve_target_state(delta)
+            if state.name == "NONE":
+                continue
+            if self._processor.needs_transition(state, call):
+                yield from self._told(self._processor.close_current())
+                yield from self._told(self._processor.open(state, call))
+            yield from self._told(self._processor.emit_delta(delta, None, lambda _: logprobs))
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        yield from self._told(self._processor.close_current())
+        usage = self._usage or {"prompt_tokens": 0, "completion_tokens": 0}
+        response = self._wording.response(self._model, self._items, self._finish_reason, usage)
+        yield self._numbered(
+            ResponseCompletedEvent(type="response.completed", sequence_number=-1, response=response)
+        )
+
+    def _told(self, events: list[Any]) -> Iterator[dict[str, Any]]:
+        for event in events:
+            if isinstance(event, ResponseOutputItemDoneEvent):
+                self._items.append(_item(event.item))
+            yield self._numbered(event)
+
+    def _numbered(self, event: Any) -> dict[str, Any]:
+        event.sequence_number = self._number
+        self._number += 1
+        return dict(event.model_dump(mode="json", by_alias=True))
+
+
+def _item(item: Any) -> Any:
+    """As it stands in a whole response: in vLLM's event a message has a summary, which it has not."""
+    if isinstance(item, ResponseOutputMessage):
+        return ResponseOutputMessage.model_validate(item.model_dump(exclude={"summary"}))
+    return item
+
+
+def _usage(usage: dict[str, Any]) -> ResponseUsage:
+    """The same counts under the API's names."""
+    read, written = usage["prompt_tokens"], usage.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return ResponseUsage(
+        input_tokens=read,
+        input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
+        output_tokens=written,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoned),
+        total_tokens=read + written,
+    )
+
+
+def _positions(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """The log-probabilities of a choice, position by position."""
+    return list((choice.get("logprobs") or {}).get("content") or ())
+
+
+def _logprob(one: dict[str, Any]) -> Logprob:
+    top = [
+        LogprobTopLogprob(token=other["token"], bytes=other["bytes"] or [], logprob=other["logprob"])
+        for other in one["top_logprobs"]
+    ]
+    return Logprob(token=one["token"], bytes=one["bytes"] or [], logprob=one["logprob"], top_logprobs=top)
+
+
+def _delta_logprob(one: dict[str, Any]) -> response_text_delta_event.Logprob:
+    top = [
+        response_text_delta_event.LogprobTopLogprob(token=other["token"], logprob=other["logprob"])
+        for other in one["top_logprobs"]
+    ]
+    return response_text_delta_event.Logprob(token=one["token"], logprob=one["logprob"], top_logprobs=top)

@@ -1,0 +1,189 @@
+"""A request of the responses API as the chat completion that answers it.
+
+Owns which name a field has there. Items of the input become messages by vLLM's own rules, and what a body may
+hold is decided where every chat's is (`deployments.http.request_body`), after the translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from openai.types.responses import ToolChoiceFunction
+from ray.serve.llm.openai_api_models import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import (
+    construct_input_messages,
+    construct_tool_dicts,
+    should_continue_final_message,
+)
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import request_body
+from deployments.http.errors import HTTPError
+from slo.admission.tenants import Tenant
+from slo.errors import FieldError
+
+_SAME: Final = (
+    "cache_salt",
+    "chat_template_kwargs",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "model",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "service_tier",
+    "session_id",
+    "skip_special_tokens",
+    "stop",
+    "structured_outputs",
+    "temperature",
+    "top_k",
+    "top_p",
+    "user",
+    "vllm_xargs",
+)
+_RENAMED: Final = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "truncate_prompt_tokens": "truncation",
+}
+"""Names of a chat's fields, which refusals name, and what they are here."""
+_LOGPROBS: Final = "message.output_text.logprobs"
+_TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text"})
+
+
+def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesRequest, ChatCompletionRequest]:
+    """The body of a tenant's request, and the chat completion that it is answered with.
+
+    Raises:
+        HTTPError: as `request_body.read`.
+        FieldError: as `request_body.read`, and for what only a server can do that keeps state or runs tools.
+    """
+    given = request_body.values_of(raw, limits)
+    asked = request_body.as_model(given, ResponsesRequest, limits)
+    try:
+        chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
+    except (FieldError, HTTPError) as error:
+        raise _renamed(error) from None
+    return asked, chat
+
+
+def _as_chat(asked: ResponsesRequest, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a chat completion that asks for the same.
+
+    Args:
+        asked: As vLLM reads it.
+        given: The body that it was read from; what it does not name is left to the chat's defaults.
+
+    Raises:
+        FieldError: for what this server cannot do.
+    """
+    values = {name: given[name] for name in _SAME if given.get(name) is not None}
+    values["messages"] = _messages(asked)
+    if should_continue_final_message(asked.input):
+        values |= {"add_generation_prompt": False, "continue_final_message": True}
+    if asked.max_output_tokens is not None:
+        values["max_completion_tokens"] = asked.max_output_tokens
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        values["reasoning_effort"] = asked.reasoning.effort
+    if asked.truncation == "auto":
+        values["truncate_prompt_tokens"] = -1
+    if asked.stream:
+        values |= {"stream": True, "stream_options": {"include_usage": True}}
+    return values | _format(asked) | _tools(asked) | _logprobs(asked)
+
+
+def _renamed(error: FieldError | HTTPError) -> FieldError | HTTPError:
+    """A refusal of the chat, which names the field that the client has sent."""
+    if isinstance(error, HTTPError):
+        error.param = None if error.param is None else _name(error.param)
+        return error
+    return FieldError(_name(error.field), error.problem, error.valid)
+
+
+def _name(field: str) -> str:
+    head = field.partition(".")[0].partition("[")[0]
+    if head == "messages":  # which are not the items
+        return "input"
+    return _RENAMED.get(head, head) + field[len(head) :]
+
+
+def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    try:
+        made = construct_input_messages(request_instructions=asked.instructions, request_input=asked.input)
+    except ValueError as error:  # reasoning that is encrypted
+        raise FieldError("input", f"cannot be used: {error}", "leave that item out") from None
+    return [_message(number, message) for number, message in enumerate(made)]
+
+
+def _message(number: int, message: Any) -> dict[str, Any]:
+    """A message whose parts have the types of a chat's."""
+    field = f"input[{number}]"
+    if not isinstance(message, dict) or "role" not in message:
+        kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
+        raise FieldError(
+            field, f"is of type {str(kind)[:100]!r}", "send messages, function calls and outputs"
+        )
+    content = message.get("content")
+    parts = (
+        {}
+        if content is None or isinstance(content, str)
+        else {"content": [_part(field, one) for one in content]}
+    )
+    return {**{name: message[name] for name in message if name not in ("type", "status", "id")}, **parts}
+
+
+def _part(field: str, part: Any) -> dict[str, Any]:
+    values = part if isinstance(part, dict) else part.model_dump(exclude_none=True)
+    kind = values.get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": values.get("text", "")}
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": values.get("refusal", "")}
+    if kind == "input_image" and values.get("image_url"):
+        return {"type": "image_url", "image_url": {"url": values["image_url"]}}
+    raise FieldError(f"{field}.content", f"has a part of type {str(kind)[:100]!r}", "use input_text")
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any]:
+    wanted = None if asked.text is None else asked.text.format
+    if wanted is None or wanted.type == "text":
+        return {}
+    if wanted.type == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _tools(asked: ResponsesRequest) -> dict[str, Any]:
+    for number, tool in enumerate(asked.tools):
+        if tool.type != "function":
+            raise FieldError(
+                f"tools[{number}]", f"is of type {tool.type!r}", "give functions; others run elsewhere"
+            )
+    tools = construct_tool_dicts(asked.tools, asked.tool_choice)
+    if not tools:
+        return {}
+    choice = asked.tool_choice
+    if isinstance(choice, ToolChoiceFunction):
+        return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    if not isinstance(choice, str):
+        raise FieldError("tool_choice", "is not served", "use auto, none, required or a function")
+    return {"tools": tools, "tool_choice": choice}
+
+
+def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
+    for wanted in asked.include or ():
+        if wanted != _LOGPROBS:
+            raise FieldError("include", f"asks for {wanted!r}", f"only {_LOGPROBS} is served")
+    if not asked.include:
+        return {}
+    return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}

@@ -1,0 +1,148 @@
+"""What a chat completion says, in the words of the responses API; `openai`'s own types read it."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+from deployments.http.responses.answer import ResponseWording
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+POSITION = {"token": "a", "logprob": -0.5, "bytes": [97]}
+POSITION = {**POSITION, "top_logprobs": [POSITION]}
+
+
+def wording(**fields):
+    return ResponseWording(ResponsesRequest(input="hi", model="m", **fields), "resp_1", 100)
+
+
+def whole(message, finish_reason="stop", logprobs=None, **fields):
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": logprobs}
+    return Response.model_validate(
+        wording(**fields).whole({"model": "m", "choices": [choice], "usage": USAGE})
+    )
+
+
+def streamed(*events, **fields):
+    """The events that a chat's stream becomes, and whether the stream was closed."""
+    stream = SimpleNamespace(closed=False)
+
+    async def pieces():
+        try:
+            for event in events:
+                yield event
+        finally:
+            stream.closed = True
+
+    async def read():
+        return "".join([piece async for piece in wording(**fields).events(pieces())])
+
+    text = asyncio.run(read())
+    told = []
+    for event in text.strip().split("\n\n"):
+        name, data = event.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}"
+        if value["type"].startswith("response.reasoning_part."):  # vLLM's own
+            told.append(SimpleNamespace(**value))
+        else:
+            told.append(TypeAdapter(ResponseStreamEvent).validate_python(value))
+    assert stream.closed
+    assert [event.sequence_number for event in told] == [*range(len(told))]
+    return told
+
+
+def chunk(delta=None, finish_reason=None, **more):
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish_reason, **more}]
+    usage = USAGE if delta is None else None
+    return f"data: {json.dumps({'model': 'm', 'choices': choices, 'usage': usage})}\n\n"
+
+
+def test_a_text():
+    response = whole({"role": "assistant", "content": "Once"}, instructions="Be brief.", metadata={"a": "b"})
+    assert (response.id, response.status, response.output_text) == ("resp_1", "completed", "Once")
+    assert (response.instructions, response.metadata) == ("Be brief.", {"a": "b"})
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (9, 4)
+    assert response.usage.total_tokens == 13
+    assert response.max_output_tokens == 91
+
+
+def test_a_text_that_was_cut():
+    response = whole({"role": "assistant", "content": "Once"}, "length", max_output_tokens=4)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_reasoning_and_calls():
+    response = whole({"content": None, "reasoning": "Hm", "tool_calls": [CALL]}, "tool_calls", tools=[TOOL])
+    thought, call = response.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "Hm")
+    assert (call.type, call.call_id, call.name, call.arguments) == (
+        "function_call",
+        "call-1",
+        "weather",
+        "{}",
+    )
+
+
+def test_log_probabilities():
+    include = ["message.output_text.logprobs"]
+    response = whole({"content": "a"}, logprobs={"content": [POSITION]}, include=include, top_logprobs=1)
+    (logprob,) = response.output[0].content[0].logprobs
+    assert (logprob.token, logprob.logprob, logprob.top_logprobs[0].token) == ("a", -0.5, "a")
+
+
+def test_a_stream_of_text():
+    told = streamed(
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "On"}, logprobs={"content": [POSITION]}),
+        chunk({"content": "ce"}, "length"),
+        chunk(),
+        "data: [DONE]\n\n",
+        include=["message.output_text.logprobs"],
+    )
+    assert [event.type for event in told] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert told[4].logprobs[0].token == "a"
+    response = told[-1].response
+    assert (response.output_text, response.status, response.usage.output_tokens) == ("Once", "incomplete", 4)
+
+
+def test_a_stream_of_reasoning_text_and_two_calls_in_pieces_that_hold_several_events():
+    def call(index, **function):
+        return {"tool_calls": [{"index": index, "function": function}]}
+
+    told = streamed(
+        chunk({"role": "assistant", "reasoning": "Hm"}) + chunk({"content": "So"}),
+        chunk(call(0, name="weather", arguments="{")),
+        chunk(call(0, arguments="}")) + chunk(call(1, name="weather", arguments="{}"), "tool_calls"),
+        chunk() + "data: [DONE]\n\n",
+        tools=[TOOL],
+    )
+    thought, text, first, second = told[-1].response.output
+    assert (thought.content[0].text, text.content[0].text) == ("Hm", "So")
+    assert (first.arguments, second.arguments) == ("{}", "{}")
+    deltas = [event.delta for event in told if event.type == "response.function_call_arguments.delta"]
+    assert deltas == ["{", "}", "{}"]
+
+
+@pytest.mark.parametrize("before", [(), (chunk({"content": "On"}),)])
+def test_a_stream_that_fails_ends_with_the_error(before):
+    error = {"message": "no", "type": "decode_failed", "param": None, "code": "decode_failed"}
+    told = streamed(*before, f"data: {json.dumps({'error': error})}\n\n")
+    assert (told[-1].type, told[-1].code, told[-1].message) == ("error", "decode_failed", "no")

@@ -1,0 +1,146 @@
+"""What a request of the responses API asks for, as a chat completion."""
+
+import json
+
+import pytest
+
+from deployments.config.limits import LimitsConfig
+from deployments.http.errors import HTTPError
+from deployments.http.responses.request import read
+from slo.admission.tenants import ANONYMOUS
+from slo.errors import FieldError
+
+LIMITS = LimitsConfig(max_grammar_bytes=300, max_output_tokens=1000)
+SCHEMA = {"type": "object", "properties": {"unit": {"type": "string"}}}
+TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
+
+
+def chat_of(**fields):
+    body = {"model": "m", "input": "hi", **fields}
+    return read(json.dumps(body).encode(), LIMITS, ANONYMOUS)[1]
+
+
+def plain(messages):
+    """Without what is not said."""
+    return [{name: value for name, value in message.items() if value is not None} for message in messages]
+
+
+def test_instructions_and_text_are_two_messages():
+    chat = chat_of(instructions="Be brief.")
+    assert plain(chat.messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+def test_a_conversation_with_a_call_and_its_output_is_one_of_messages():
+    chat = chat_of(
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "How warm is it?"}]},
+            {
+                "type": "reasoning",
+                "id": "rs",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Hm"}],
+            },
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "20"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "20"}]},
+            {"role": "user", "content": "Thanks"},
+        ]
+    )
+    question, call, output, answer, thanks = plain(chat.messages)
+    assert question == {"role": "user", "content": [{"type": "text", "text": "How warm is it?"}]}
+    assert call["reasoning"] == "Hm"
+    assert next(iter(call["tool_calls"]))["function"] == {"name": "weather", "arguments": "{}"}
+    assert (output["role"], output["content"], output["tool_call_id"]) == ("tool", "20", "c")
+    assert (answer["role"], answer["content"]) == ("assistant", "20")
+    assert thanks == {"role": "user", "content": "Thanks"}
+
+
+def test_what_is_asked_for_has_a_chats_names():
+    chat = chat_of(
+        max_output_tokens=7,
+        temperature=0.5,
+        seed=3,
+        reasoning={"effort": "low"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        truncation="auto",
+        stream=True,
+        service_tier="flex",
+        tools=[TOOL],
+        tool_choice="none",
+        metadata={"a": "b"},
+        store=True,
+    )
+    assert (chat.max_completion_tokens, chat.temperature, chat.seed) == (7, 0.5, 3)
+    assert chat.reasoning_effort == "low"
+    assert chat.response_format.json_schema.json_schema == SCHEMA
+    assert (chat.logprobs, chat.top_logprobs) == (True, 2)
+    assert chat.truncate_prompt_tokens == -1
+    assert (chat.stream, chat.stream_options.include_usage) == (True, True)
+    assert chat.service_tier == "flex"
+    assert chat.tools[0].function.parameters == SCHEMA
+
+
+def test_what_is_not_asked_for_is_left_to_the_chats_defaults():
+    named = {"messages", "model", "cache_salt", "request_id"}
+    assert chat_of().model_fields_set <= named | {"tools", "tool_choice"}
+
+
+def test_a_named_tool_is_named():
+    chat = chat_of(tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
+    assert chat.tool_choice.function.name == "weather"
+
+
+def test_an_answer_that_was_begun_is_continued():
+    begun = {"type": "message", "role": "assistant", "status": "incomplete", "id": "msg"}
+    begun["content"] = [{"type": "output_text", "text": "Once", "annotations": []}]
+    chat = chat_of(input=[{"role": "user", "content": "Tell"}, begun])
+    assert (chat.add_generation_prompt, chat.continue_final_message) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"temprature": 1}, "temprature"),
+        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"vllm_xargs": {"slackserve_job": "1"}}, "vllm_xargs.slackserve_job"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a/b"}]}]},
+            "input",
+        ),
+        ({"max_output_tokens": 2000}, "max_output_tokens"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": "x" * 400}}}},
+            "text.format",
+        ),
+        ({"structured_outputs": {"regex": "x" * 400}}, "structured_outputs"),
+        (
+            {"tools": [{**TOOL, "description": "x" * 400}], "tool_choice": "required"},
+            "tools",
+        ),
+        ({"stop": ["x" * 100_000]}, "stop"),
+    ],
+)
+def test_what_is_refused_names_the_field_that_was_sent(fields, field):
+    with pytest.raises((FieldError, HTTPError)) as caught:
+        chat_of(**fields)
+    named = caught.value.field if isinstance(caught.value, FieldError) else caught.value.param
+    assert str(named).startswith(field), caught.value
+    assert getattr(caught.value, "status", 400) == 400
+
+
+@pytest.mark.parametrize("fields", [{"background": False}, {"previous_response_id": None}, {"store": False}])
+def test_what_changes_nothing_is_taken(fields):
+    assert chat_of(**fields).messages
