@@ -16,6 +16,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,7 +69,7 @@ class GrammarCheck:
         self._limits = limits
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
         self._child: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -96,12 +97,13 @@ class GrammarCheck:
         key = _key(params)
         if key is None:
             return
-        if key not in self._verdicts:
+        known = _digest(key)
+        if known not in self._verdicts:
             # A client that leaves does not stop the child in its work.
             is_good = await asyncio.shield(self._judge(key))
         else:
-            is_good = self._verdicts[key]
-            self._verdicts.move_to_end(key)
+            is_good = self._verdicts[known]
+            self._verdicts.move_to_end(known)
         if not is_good:
             limits = self._limits
             message = (
@@ -113,9 +115,10 @@ class GrammarCheck:
 
     async def _judge(self, key: tuple[str, str]) -> bool:
         """Whether a grammar compiles within the limits; not when the child dies, which it does not keep."""
+        known = _digest(key)
         async with self._one_at_a_time:
-            if key in self._verdicts:
-                return self._verdicts[key]
+            if known in self._verdicts:
+                return self._verdicts[known]
             if self._child is not None and _has_ended(self._child):
                 await self.close()
             child = self._child or await self._start()
@@ -125,10 +128,10 @@ class GrammarCheck:
             if answer == "":
                 await self.close()
                 return False
-            self._verdicts[key] = answer == "ok"
+            self._verdicts[known] = answer == "ok"
             if len(self._verdicts) > _MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
-            return self._verdicts[key]
+            return self._verdicts[known]
 
     async def close(self) -> None:
         """End the child."""
@@ -189,6 +192,10 @@ async def _ask(child: asyncio.subprocess.Process, value: Any, timeout_s: float) 
 def _has_ended(child: asyncio.subprocess.Process) -> bool:
     assert child.stdin is not None
     return child.returncode is not None or child.stdin.is_closing()
+
+
+def _digest(key: tuple[str, str]) -> bytes:
+    return sha256("\0".join(key).encode()).digest()
 
 
 def _key(params: StructuredOutputsParams) -> tuple[str, str] | None:

@@ -34,6 +34,7 @@ from decode_node.spans import DECODE, HANDOFF, PREFILL, RequestSpans
 from sampling.carried import (
     CARRIED_XARG,
     KV_PARAMS,
+    Adapter,
     Carried,
     Prefilled,
     PrefillRequest,
@@ -129,7 +130,7 @@ class _Run:
         carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
         progress: What the pieces of its stream stand for.
         refusal: What it is answered with instead.
-        adapter: Name of the LoRA adapter that answers; None for the model itself.
+        adapter: The LoRA adapter that answers; None for the model itself.
     """
 
     call: Call
@@ -138,7 +139,7 @@ class _Run:
     carried: Carried | None = None
     progress: Progress = field(default_factory=Progress)
     refusal: ErrorResponse | None = None
-    adapter: str | None = None
+    adapter: Adapter | None = None
 
     def refuse(self, response: ErrorResponse) -> _RefusedError:
         """Answer with this; the exception is for vLLM."""
@@ -189,7 +190,8 @@ class Orchestrator:
             if run is None:
                 return cast("Outputs", straight(prompt, params, request_id, **options))
             run.progress.bound = run.progress.bound or why_bound(config, params)
-            run.adapter = getattr(options.get("lora_request"), "lora_name", None)
+            if (lora := options.get("lora_request")) is not None:
+                run.adapter = Adapter(lora.lora_name, lora.lora_path)
             resampled = why_resampled(config, params)
             if resampled is not None:
                 self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)

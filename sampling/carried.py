@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -71,6 +71,13 @@ class Carried(msgspec.Struct, frozen=True):
         return Carried(list(completion.token_ids), logprobs, ended, completion.stop_reason)
 
 
+class Adapter(NamedTuple):
+    """A LoRA adapter: its name, and where it was loaded from, which a new configuration may change."""
+
+    name: str
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillRequest(Message):
     """What the decode tier asks the prefill tier for.
@@ -79,13 +86,13 @@ class PrefillRequest(Message):
         token_ids: The prompt's.
         params: How its one token is sampled, see `first_token` and `nothing_but_kv`.
         cache_salt: Separates its prefixes from others' in the cache.
-        adapter: Name of the LoRA adapter that answers; None for the model itself.
+        adapter: The LoRA adapter that answers; None for the model itself.
     """
 
     token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
-    adapter: str | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

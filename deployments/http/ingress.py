@@ -326,6 +326,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise _traced(http_errors.internal_error(record.request_id), record) from None
         if (error := error_in(first)) is not None:
             failed = _traced(http_errors.engine_error(error), record)
+            if wording is not None:
+                responses.renamed(failed)
             record.answered(None)
             record.end(_outcome(failed))
             failed.headers.update(headers)

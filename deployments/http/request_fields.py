@@ -110,12 +110,21 @@ def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> No
         FieldError: naming the field and the limit.
     """
     fields = ["structured_outputs", "response_format"]
-    if values.get("tool_choice") not in (None, "none", "auto"):
+    tools, choice = values.get("tools"), values.get("tool_choice")
+    # Of a tool that the model may call, only the arguments of a strict one are held to their schema.
+    if choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)):
         fields.append("tools")
     for field in fields:
         if (found := _text_bytes(values.get(field))) > (limit := limits.max_grammar_bytes):
             valid = f"limits.max_grammar_bytes allows {limit}"
             raise FieldError(field, f"asks for {found} bytes of grammar", valid)
+
+
+def _any_strict(tools: Any) -> bool:
+    """Whether a tool, as a chat or a response names it, is strict."""
+    named = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    inner = [function for tool in named if isinstance(function := tool.get("function"), dict)]
+    return any(one.get("strict") for one in (*named, *inner))
 
 
 def _plain(value: Any) -> Any:

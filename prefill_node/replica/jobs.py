@@ -25,7 +25,7 @@ from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.report import ReportBuilder
-from sampling.carried import Prefilled, PrefillRequest
+from sampling.carried import Adapter, Prefilled, PrefillRequest
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
@@ -188,18 +188,18 @@ class JobTable:
                 return output
         raise RuntimeError("the engine ended a prefill without an answer")
 
-    def _adapter(self, name: str | None) -> LoRARequest | None:
+    def _adapter(self, adapter: Adapter | None) -> LoRARequest | None:
         """What the engine knows a LoRA adapter by.
 
         Raises:
-            ValueError: It has none of that name, as decode's has.
+            RuntimeError: It has another one of that name, or none: its configuration is not decode's.
         """
-        if name is None:
+        if adapter is None:
             return None
         known: dict[str, LoRARequest] = self._engine._oai_models.lora_requests  # noqa: SLF001 - no public way in
-        if name not in known:
-            raise ValueError(f"the prefill replica has no LoRA adapter {name!r}")
-        return known[name]
+        if (found := known.get(adapter.name)) is None or found.lora_path != adapter.path:
+            raise RuntimeError(f"the prefill replica has no LoRA adapter {adapter.name!r} of {adapter.path}")
+        return found
 
     def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
         self._governor.arrived(

@@ -75,12 +75,14 @@ class Boost(NamedTuple):
             infinite for none.
         counts: How many times its seconds count against the share of its class.
         passes_own: Whether it goes before what is on time of its own class.
+        is_waited_for: Whether nobody else starts until there is memory for it.
     """
 
     tier: Tier
     guard: float
     counts: float = 1.0
     passes_own: bool = False
+    is_waited_for: bool = True
 
 
 class FairnessRule:
@@ -121,7 +123,9 @@ class FairnessRule:
             return None
         is_starved = waited_s > _WHATEVER_ITS_CLASS_HAS * starvation_timeout_s
         if self.standing.deficit(tier) <= 0:
-            return Boost(tier, math.inf, 1.0 / PASSED_PART, passes_own=True) if is_starved else None
+            if not is_starved:
+                return None
+            return Boost(tier, math.inf, 1.0 / PASSED_PART, passes_own=True, is_waited_for=False)
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
             guard = weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)

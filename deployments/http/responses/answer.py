@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
 from typing import Any, Final
 
 from openai.types.responses import (
@@ -47,7 +48,7 @@ class ResponseWording:
     """
 
     def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int) -> None:
-        self._asked = asked.model_copy(update={"request_id": response_id, "store": False})
+        self._asked = asked.model_copy(update={"request_id": response_id})
         self._max_model_len = max_model_len
         self._created_s = int(time.time())
 
@@ -92,11 +93,24 @@ class ResponseWording:
         self, model: str, output: list[Any], finish_reason: str | None, usage: dict[str, Any] | None
     ) -> ResponsesResponse:
         """The response of these items; without the chat's usage it has not ended."""
-        status = "in_progress" if usage is None else "incomplete" if finish_reason == _CUT else "completed"
-        prompt_tokens = 0 if usage is None else usage["prompt_tokens"]
+        asked, status = self._asked, "in_progress"
+        most, room = asked.max_output_tokens, self._max_model_len
+        if usage is not None:
+            room -= usage["prompt_tokens"]
+            # A call that was cut is a call to a chat.
+            is_cut = finish_reason == "tool_calls" and most is not None and usage["completion_tokens"] >= most
+            status = "incomplete" if finish_reason == _CUT or is_cut else "completed"
+        sampled = SimpleNamespace(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            max_tokens=max(1, room if most is None else min(most, room)),
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            logprobs=asked.top_logprobs if asked.include else None,
+        )
         return ResponsesResponse.from_request(
-            self._asked,
-            self._asked.to_sampling_params(self._max_model_len - prompt_tokens),
+            asked,
+            sampled,
             model_name=model,
             created_time=self._created_s,
             output=output,
@@ -116,14 +130,18 @@ class _Stream:
         self._items: list[Any] = []
         self._finish_reason: str | None = None
         self._usage: dict[str, Any] | None = None
+        self._has_failed = False
 
     def read(self, data: str) -> Iterator[dict[str, Any]]:
         """The events that one event of the chat becomes."""
+        if self._has_failed:
+            return
         if data == _DONE:
             yield from self._end()
             return
         chunk = json.loads(data)
         if (error := chunk.get("error")) is not None:
+            self._has_failed = True
             yield self._numbered(
                 ResponseErrorEvent(
                     type="error",

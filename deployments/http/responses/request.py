@@ -6,10 +6,11 @@ hold is decided where every chat's is (`deployments.http.request_body`), after t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from openai.types.responses import ToolChoiceFunction
+from openai.types.responses import ResponseOutputMessage, ResponseOutputText, ToolChoiceFunction
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.utils import (
@@ -19,10 +20,12 @@ from vllm.entrypoints.openai.responses.utils import (
 )
 
 from deployments.config.limits import LimitsConfig
+from deployments.http import errors as http_errors
 from deployments.http import request_body
 from deployments.http.errors import HTTPError
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
+from telemetry import logs
 
 _SAME: Final = (
     "cache_salt",
@@ -67,12 +70,17 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
         HTTPError: as `request_body.read`.
         FieldError: as `request_body.read`, and for what only a server can do that keeps state or runs tools.
     """
-    given = request_body.values_of(raw, limits)
+    given = {name: value for name, value in request_body.values_of(raw, limits).items() if value is not None}
     asked = request_body.as_model(given, ResponsesRequest, limits)
     try:
         chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:
-        raise _renamed(error) from None
+        raise renamed(error) from None
+    except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
+        logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
+        raise http_errors.bad_body(
+            "input: has an item that is not of the shape of its type", "input"
+        ) from None
     return asked, chat
 
 
@@ -101,7 +109,7 @@ def _as_chat(asked: ResponsesRequest, given: Mapping[str, Any]) -> dict[str, Any
     return values | _format(asked) | _tools(asked) | _logprobs(asked)
 
 
-def _renamed(error: FieldError | HTTPError) -> FieldError | HTTPError:
+def renamed(error: FieldError | HTTPError) -> FieldError | HTTPError:
     """A refusal of the chat, which names the field that the client has sent."""
     if isinstance(error, HTTPError):
         error.param = None if error.param is None else _name(error.param)
@@ -111,17 +119,26 @@ def _renamed(error: FieldError | HTTPError) -> FieldError | HTTPError:
 
 def _name(field: str) -> str:
     head = field.partition(".")[0].partition("[")[0]
-    if head == "messages":  # which are not the items
+    if head in {"messages", "prompt"}:  # which are not the items
         return "input"
     return _RENAMED.get(head, head) + field[len(head) :]
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    items = asked.input if isinstance(asked.input, str) else [_item(one) for one in asked.input]
     try:
-        made = construct_input_messages(request_instructions=asked.instructions, request_input=asked.input)
+        made = construct_input_messages(request_instructions=asked.instructions, request_input=items)
     except ValueError as error:  # reasoning that is encrypted
         raise FieldError("input", f"cannot be used: {error}", "leave that item out") from None
     return [_message(number, message) for number, message in enumerate(made)]
+
+
+def _item(item: Any) -> Any:
+    """An item of the input; vLLM takes an answer's first part alone, and that to be text."""
+    if not isinstance(item, ResponseOutputMessage):
+        return item
+    parts = [part.text if isinstance(part, ResponseOutputText) else part.refusal for part in item.content]
+    return {"role": "assistant", "content": "".join(parts)}
 
 
 def _message(number: int, message: Any) -> dict[str, Any]:
@@ -155,6 +172,8 @@ def _part(field: str, part: Any) -> dict[str, Any]:
 
 def _format(asked: ResponsesRequest) -> dict[str, Any]:
     wanted = None if asked.text is None else asked.text.format
+    if wanted is not None and asked.structured_outputs is not None:
+        raise FieldError("structured_outputs", "comes with text.format", "give one of them")
     if wanted is None or wanted.type == "text":
         return {}
     if wanted.type == "json_object":

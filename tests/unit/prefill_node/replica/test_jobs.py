@@ -7,21 +7,24 @@ from unittest.mock import MagicMock
 
 import pytest
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
-from sampling.carried import KV_PARAMS, Prefilled, PrefillRequest, first_token
+from sampling.carried import KV_PARAMS, Adapter, Prefilled, PrefillRequest, first_token
 from slo.predict.prefill_time import PrefillPredictor
 from slo.request import CONTEXT_HEADER, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
 from slo.tiers import STANDARD
+
+SQL = LoRARequest("sql", 1, "/adapters/sql")
 
 
 class Client:
     """vLLM's engine client; what it is asked for waits until `go` is set."""
 
     def __init__(self):
-        self.asked, self.aborted = deque(), []
+        self.asked, self.aborted, self.adapters = deque(), [], []
         self.go = asyncio.Event()
         self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
         self.failure = None
@@ -31,6 +34,7 @@ class Client:
 
     async def generate(self, prompt, params, request_id, **options):
         self.asked.append((prompt["prompt_token_ids"], params.extra_args[JOB_XARG], params))
+        self.adapters.append(options["lora_request"])
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
@@ -57,15 +61,17 @@ def table(client):
             )
         )
     )
-    engine = SimpleNamespace(_engine_client=client, _oai_serving_completion=serving)
+    models = SimpleNamespace(lora_requests={"sql": SQL})
+    engine = SimpleNamespace(_engine_client=client, _oai_serving_completion=serving, _oai_models=models)
     return JobTable(
         engine, governor, MagicMock(), MagicMock(), report, MagicMock(), MagicMock(), max_ongoing=8
     )
 
 
-async def prefill(table, attempt=0):
+async def prefill(table, attempt=0, adapter=None):
     context = RequestContext(JobId("job"), "request", STANDARD, None, attempt=attempt)
-    request = PrefillRequest([1, 2, 3], first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9)))
+    params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
+    request = PrefillRequest([1, 2, 3], params, adapter=adapter)
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     (answer,) = [answer async for answer in table.prefill(request, info)]
     return answer
@@ -105,3 +111,19 @@ async def test_what_the_engine_refuses_is_answered(table, client):
     client.failure = ValueError("token id 7 is out of vocabulary")
     answer = await prefill(table)
     assert (answer.error.code, answer.error.message) == (400, "token id 7 is out of vocabulary")
+
+
+async def test_the_engine_computes_with_the_adapter_that_decode_has(table, client):
+    client.go.set()
+    await prefill(table)
+    await prefill(table, attempt=1, adapter=Adapter("sql", "/adapters/sql"))
+    assert client.adapters == [None, SQL]
+
+
+@pytest.mark.parametrize("adapter", [Adapter("sql", "/adapters/sql-2"), Adapter("support", "/adapters/sql")])
+async def test_another_adapter_than_decodes_is_no_fault_of_the_client(table, client, adapter):
+    """While a new configuration comes: the request is placed again."""
+    client.go.set()
+    with pytest.raises(RuntimeError, match="no LoRA adapter"):
+        await prefill(table, adapter=adapter)
+    assert not table._ledger.accepted

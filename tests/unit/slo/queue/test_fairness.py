@@ -129,6 +129,7 @@ def test_who_is_passed_by_its_own_class_leads_in_the_end(kind, deadline_s):
         ]
         assert names(queue, now_s, fairness, kind) == order_of_queue
     boost = fairness.boost_of(queue[2], now_s)
+    assert not boost.is_waited_for, "nobody else stands still for it"
     fairness.step_ended({STANDARD: 10}, 1.0, now_s + 1.0, boost)
     next_s = now_s + 1.0 / (PASSED_PART * DEFAULT_TIERS[STANDARD].share)
     another = job("another", STANDARD, due_s=20.0, arrived_s=now_s - waited_s)

@@ -90,6 +90,19 @@ def test_reasoning_and_calls():
     )
 
 
+def test_a_call_that_was_cut():
+    response = whole({"tool_calls": [CALL]}, "tool_calls", tools=[TOOL], max_output_tokens=4)
+    assert response.status == "incomplete"
+
+
+def test_a_prompt_that_is_longer_than_the_model_is_known_to_take():
+    message = {"role": "assistant", "content": "Once"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {**USAGE, "prompt_tokens": 40_000}
+    answer = {"model": "m", "choices": [choice], "usage": usage}
+    assert Response.model_validate(wording().whole(answer)).max_output_tokens == 1
+
+
 def test_log_probabilities():
     include = ["message.output_text.logprobs"]
     response = whole({"content": "a"}, logprobs={"content": [POSITION]}, include=include, top_logprobs=1)
@@ -144,5 +157,5 @@ def test_a_stream_of_reasoning_text_and_two_calls_in_pieces_that_hold_several_ev
 @pytest.mark.parametrize("before", [(), (chunk({"content": "On"}),)])
 def test_a_stream_that_fails_ends_with_the_error(before):
     error = {"message": "no", "type": "decode_failed", "param": None, "code": "decode_failed"}
-    told = streamed(*before, f"data: {json.dumps({'error': error})}\n\n")
+    told = streamed(*before, f"data: {json.dumps({'error': error})}\n\n", "data: [DONE]\n\n")
     assert (told[-1].type, told[-1].code, told[-1].message) == ("error", "decode_failed", "no")

@@ -126,6 +126,8 @@ def test_an_answer_that_was_begun_is_continued():
             "text.format",
         ),
         ({"structured_outputs": {"regex": "x" * 400}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "x"}, "text": {"format": {"type": "text"}}}, "structured_outputs"),
+        ({"tools": [{**TOOL, "description": "x" * 400, "strict": True}]}, "tools"),
         (
             {"tools": [{**TOOL, "description": "x" * 400}], "tool_choice": "required"},
             "tools",
@@ -141,6 +143,45 @@ def test_what_is_refused_names_the_field_that_was_sent(fields, field):
     assert getattr(caught.value, "status", 400) == 400
 
 
-@pytest.mark.parametrize("fields", [{"background": False}, {"previous_response_id": None}, {"store": False}])
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "message", "role": "assistant", "content": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "bogus"}]},
+        {"type": "message", "role": "assistant", "status": "completed", "content": [{"type": "bogus"}]},
+        {"type": "function_call_output", "output": {"a": [1]}},
+        {"type": "reasoning", "summary": [{}], "content": None},
+        {"role": "user", "content": [1]},
+        {"role": "user", "content": {"a": 1}},
+        {},
+    ],
+)
+def test_no_item_is_the_servers_fault(item):
+    statuses = []
+    try:
+        chat_of(input=[{"role": "user", "content": "hi"}, item])
+    except FieldError:
+        statuses.append(400)
+    except HTTPError as error:
+        statuses.append(error.status)
+    assert statuses in ([], [400])
+
+
+def test_an_answer_of_several_parts_and_a_refusal_are_replayed():
+    parts = [{"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": "b"}]
+    chat = chat_of(input=[{"type": "message", "role": "assistant", "content": parts}])
+    assert plain(chat.messages) == [{"role": "assistant", "content": "ab"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"background": False},
+        {"background": None, "truncation": None, "temperature": None, "tools": None},
+        {"previous_response_id": None},
+        {"store": False},
+    ],
+)
 def test_what_changes_nothing_is_taken(fields):
     assert chat_of(**fields).messages
