@@ -14,19 +14,14 @@ less than its share:
 The right is the class's. Its own requests that are on time go before its head and may stop it: a head that is
 late anyway could only make them late too, and be followed by more of the kind.
 
-No request starves either. A class that has its share may have one that is late and is passed by all that come
-after it, for as long as the replica is overloaded:
-
-- After three times `starvation_timeout_s` the head leads before all, its own class too, whether the class has
-  its share or not; if it has, for at most `PASSED_PART` of its share.
-
 A class leads for at most its share `s` of the time (`slo.queue.shares`), and with heads that have missed
 their deadlines for at most `TARDY_PART` of that: they are answered, but they take little from those that can
 still be on time. So the head starts within `2 * starvation_timeout_s + r` seconds of its arrival or, if that
 is later, within `w / s + r` of the start of the head before it, `w / (TARDY_PART * s) + r` if that one was
 late: `w` is its work, `r` what remains of the running step, one lead of each other class, and what is on time
-of its own, unless the head has waited three times as long. In return, the classes above lose at most `s` of
-any long span of time, and nothing while nobody has waited for that long.
+of its own. In return, the classes above lose at most `s` of any long span of time, and nothing while nobody
+has waited for that long. A class that has its share is not starving, though an old request of it that is late
+may be.
 """
 
 from __future__ import annotations
@@ -44,11 +39,7 @@ from slo.tiers import Tier, TierSet
 STARVATION_TIMEOUT_S: Final = 30.0
 TARDY_PART: Final = 0.1
 """Of its share, how much a class leads with requests that are late anyway."""
-PASSED_PART: Final = 0.025
-"""The same with heads of a class that has its share."""
 _AT_ONCE: Final = 2
-_WHATEVER_ITS_CLASS_HAS: Final = 3
-"""Multiples of the timeout after which a head goes before other classes, and before its own too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +65,11 @@ class Boost(NamedTuple):
         guard: The weight above which a prefill on time of another class goes before it and may stop it;
             infinite for none.
         counts: How many times its seconds count against the share of its class.
-        passes_own: Whether it goes before what is on time of its own class.
-        is_waited_for: Whether nobody else starts until there is memory for it.
     """
 
     tier: Tier
     guard: float
     counts: float = 1.0
-    passes_own: bool = False
-    is_waited_for: bool = True
 
 
 class FairnessRule:
@@ -121,16 +108,13 @@ class FairnessRule:
         waited_s = now_s - prefill.arrived_s
         if waited_s <= starvation_timeout_s or not self.standing.is_paced(tier, now_s):
             return None
-        is_starved = waited_s > _WHATEVER_ITS_CLASS_HAS * starvation_timeout_s
         if self.standing.deficit(tier) <= 0:
-            if not is_starved:
-                return None
-            return Boost(tier, math.inf, 1.0 / PASSED_PART, passes_own=True, is_waited_for=False)
+            return None
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
             guard = weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)
         is_late = now_s + prefill.remaining_s > prefill.deadline_s
-        return Boost(tier, guard, 1.0 / TARDY_PART if is_late else 1.0, passes_own=is_starved)
+        return Boost(tier, guard, 1.0 / TARDY_PART if is_late else 1.0)
 
     def boosted(
         self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float
@@ -145,7 +129,7 @@ class FairnessRule:
         # The one with the highest guard, and of several the oldest, is put in last and so goes first.
         for head, boost in sorted(boosts, key=lambda one: (one[1].guard, -one[0].arrived_s)):
             others_s = start_s - head.remaining_s if boost.guard == math.inf else start_s
-            queue = _behind_those_before(head, boost, queue, others_s)
+            queue = _behind_those_before(head, boost.guard, queue, others_s)
         return queue
 
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
@@ -188,14 +172,13 @@ class Fairness(FairnessRule):
 
 
 def _behind_those_before(
-    head: Prefill, boost: Boost, queue: Sequence[Prefill], start_s: float
+    boost: Prefill, guard: float, queue: Sequence[Prefill], start_s: float
 ) -> list[Prefill]:
-    """The queue with a boosted prefill before all but those on time that may pass it."""
+    """The queue with a boosted prefill before all but those on time of its class or of more than `guard`."""
     before: list[Prefill] = []
-    after: list[Prefill] = [head]
+    after: list[Prefill] = [boost]
     for prefill in queue:
         on_time = start_s + prefill.remaining_s <= prefill.deadline_s < math.inf
-        is_own = prefill.tier == head.tier and not boost.passes_own
-        goes_before = on_time and (prefill.weight > boost.guard or is_own)
+        goes_before = on_time and (prefill.weight > guard or prefill.tier == boost.tier)
         (before if goes_before else after).append(prefill)
     return before + after

@@ -159,7 +159,7 @@ def _first_that_fits(
             continue
         if (start := _take_memory(item, may_take, missing - free_blocks, queue, suspended)) is not None:
             return msgspec.structs.replace(start, boost=boost)
-        if may_take == math.inf and (boost is None or boost.is_waited_for):
+        if may_take == math.inf:
             return None
     return None
 

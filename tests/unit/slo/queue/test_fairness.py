@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.queue.ageing import Ageing
-from slo.queue.fairness import PASSED_PART, TARDY_PART, Fairness, FairnessRules
+from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
@@ -110,31 +110,6 @@ def test_a_class_that_has_its_share_does_not_lead():
     fairness, queue = busy(fair(), BACKGROUND), waiting_behind(2 * STARVATION_TIMEOUT_S + 1)
     assert names(queue, 1000.0, fairness) == ["standard", "premium", "background", "behind it"]
     assert fairness.boost_of(queue[2], 1000.0) is None
-
-
-@pytest.mark.parametrize("kind", QueueOrder)
-@pytest.mark.parametrize("deadline_s", [20.0, NEVER], ids=["late", "no deadline"])
-def test_who_is_passed_by_its_own_class_leads_in_the_end(kind, deadline_s):
-    """By a class that has its share, and whose later requests are always on time."""
-    now_s = 1000.0
-    for waited_s, order_of_queue in (
-        (3 * STARVATION_TIMEOUT_S - 1, ["standard", "premium", "left behind"]),
-        (3 * STARVATION_TIMEOUT_S + 1, ["left behind", "standard", "premium"]),
-    ):
-        fairness = busy(fair(), STANDARD)
-        queue = [
-            job("standard", STANDARD, due_s=now_s + 5, arrived_s=now_s - 1),
-            job("premium", PREMIUM, due_s=now_s + 9, arrived_s=now_s - 1),
-            job("left behind", STANDARD, due_s=deadline_s, arrived_s=now_s - waited_s),
-        ]
-        assert names(queue, now_s, fairness, kind) == order_of_queue
-    boost = fairness.boost_of(queue[2], now_s)
-    assert not boost.is_waited_for, "nobody else stands still for it"
-    fairness.step_ended({STANDARD: 10}, 1.0, now_s + 1.0, boost)
-    next_s = now_s + 1.0 / (PASSED_PART * DEFAULT_TIERS[STANDARD].share)
-    another = job("another", STANDARD, due_s=20.0, arrived_s=now_s - waited_s)
-    assert fairness.boost_of(another, next_s - 0.01) is None
-    assert fairness.boost_of(another, next_s + 0.01) is not None
 
 
 @pytest.mark.parametrize("kind", QueueOrder)
