@@ -44,9 +44,10 @@ class AdmissionRules:
         max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
             not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
             until the class is on time again. While such classes alone ask for more than the fleet can do,
-            their queues may be as long as the objective or `calm_s`, and one of their requests that has
-            waited for this long is waited for before more is admitted: replicas serve first what can be on
-            time, and would leave it as long as there is more of that.
+            the queue of any class with an objective may be as long as that or `calm_s`, and one of their
+            requests that has waited for this long is waited for before more with an objective is admitted,
+            of their class or of one that may be shed: replicas serve first what can be on time, and would
+            leave it as long as there is more of that.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
         max_retry_s: Nor later.
@@ -137,11 +138,8 @@ class AdmissionController:
             if policy.ttft_s is not None or policy.ttft_scale is not None
         )
         self._max_backlog_s = {tier: self._longest(policy) for tier, policy in tiers.items()}
-        self._max_overload_s = {
-            tier: max(policy.ttft_s or 0.0, rules.calm_s)
-            for tier, policy in tiers.items()
-            if _is_never_shed(policy)
-        }
+        self._max_overload_s = {tier: max(tiers[tier].ttft_s or 0.0, rules.calm_s) for tier in self._due}
+        self._never_shed = tuple(tier for tier, policy in tiers.items() if _is_never_shed(policy))
         self._kept = 0.0
         self._capacity = 0.0
         self._demand = RecentDemand(rules.memory_s)
@@ -297,13 +295,19 @@ class AdmissionController:
         if per_s <= 0:
             return -math.inf
         takes_s, longest_s = self._backlog_s[tier] / per_s, self._max_backlog_s[tier]
-        if tier in self._max_overload_s and self._kept > 1:
-            if (oldest := next(iter(self._oldest[tier]), None)) is not None:
-                job = self._jobs[oldest]
-                if now_s - job.admitted_s > longest_s + job.work_s:
-                    return takes_s
+        if tier in self._due and self._kept > 1:
+            for waited_for in self._never_shed if tier in self._sheddable else (tier,):
+                if self._leaves_one_behind(waited_for, now_s):
+                    return self._backlog_s[waited_for] / self._capacity
             longest_s = min(longest_s, self._max_overload_s[tier])
         return takes_s - longest_s
+
+    def _leaves_one_behind(self, tier: Tier, now_s: float) -> bool:
+        """Whether the oldest request of a class has waited for longer than its queue may take."""
+        if (oldest := next(iter(self._oldest[tier]), None)) is None:
+            return False
+        job = self._jobs[oldest]
+        return now_s - job.admitted_s > self._max_backlog_s[tier] + job.work_s
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""

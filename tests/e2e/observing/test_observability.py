@@ -151,6 +151,11 @@ async def test_what_operators_see(deployment, prometheus, tmp_path):
         await asyncio.sleep(1)
     await load
     surprising = [expr for expr in unanswered if not any(name in expr for name in SILENT)]
+    for _ in range(5):  # what came with the last requests has not been scraped twice yet
+        surprising = [expr for expr in surprising if not await ask(prometheus, expr)]
+        if not surprising:
+            break
+        await asyncio.sleep(1)
     assert not surprising, "no data:\n" + "\n".join(surprising)
     assert prometheus.query("sum(ray_slackserve_preemptions_total{outcome='kept'}) >= 4")
     (left,) = prometheus.query('slackserve:slo_budget_left:ratio30d{tier="standard"}')

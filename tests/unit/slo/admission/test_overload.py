@@ -1,7 +1,9 @@
 """Ten times what a fleet can do for twenty minutes, in virtual time, and what is left a minute later."""
 
+import itertools
 import random
 from collections import deque
+from typing import ClassVar
 
 import pytest
 
@@ -71,6 +73,48 @@ class Fleet:
         if self.due_s is not None and queue[-1][1] + self.due_s > self.free_at_s + WORK_S:
             return queue.pop()
         return queue.popleft()
+
+
+class LateLast(Fleet):
+    """As replicas order their queues: what can be on time, premium before standard, then what is late."""
+
+    DUE_S: ClassVar = {PREMIUM: 2.0, STANDARD: 4.0}
+
+    def _serve(self, now_s):
+        while self.free_at_s <= now_s:
+            for tier, due_s in self.DUE_S.items():
+                queue = self.queues[tier]
+                if queue and queue[-1][1] + due_s > self.free_at_s + WORK_S:
+                    self._run(tier, queue.pop())
+                    break
+            else:
+                tier = next((tier for tier in self.queues if self.queues[tier]), None)
+                if tier is None:
+                    self.free_at_s = now_s
+                    return
+                self._run(tier, self.queues[tier].popleft())
+
+    def _run(self, tier, asked):
+        job, asked_s = asked
+        self.waits_s[tier].append((max(asked_s, self.free_at_s) - asked_s, asked_s))
+        self.free_at_s = max(self.free_at_s, asked_s) + WORK_S
+        self.admission.served(job)
+        self.admission.ended(job, self.free_at_s)
+
+
+def test_while_premium_waits_for_its_late_ones_nobody_passes_them():
+    """Ten times the load of premium and then of all: premium is not kept out while standard is let in."""
+    fleet = LateLast()
+    fleet.offer([PREMIUM], 10.0, 0.0, 300.0)
+    fleet.offer(MIXED, 10.0, 300.0, 600.0)
+    served_s = sorted(asked_s + wait_s for wait_s, asked_s in fleet.waits_s[PREMIUM])
+    pauses_s = [later - sooner for sooner, later in itertools.pairwise(served_s)]
+    assert max(pauses_s) < 10.0
+    assert max(wait_s for wait_s, _ in fleet.waits_s[PREMIUM]) < BACKLOG_S + 10.0
+    backlog_s = fleet.admission.backlog_s(STANDARD)
+    assert backlog_s <= DEFAULT_TIERS[STANDARD].share * AdmissionRules().calm_s + WORK_S, (
+        "and few wait in vain"
+    )
 
 
 @pytest.mark.parametrize("tiers", [[PREMIUM], MIXED], ids=["all premium", "mixed"])
