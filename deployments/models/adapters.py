@@ -14,11 +14,11 @@ from typing import Any, Final
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 
 from deployments.config import ConfigError
+from deployments.models.store import local_path
 
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for."""
 _CONFIG: Final = "adapter_config.json"
-_PATH_PREFIXES: Final = ("/", "./", "../", "~")
 
 
 def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: str) -> dict[str, Any]:
@@ -44,8 +44,7 @@ def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: 
 
 
 def _place(name: str, where: str) -> str:
-    path = Path(where).expanduser()
-    if not (path.is_dir() or where.startswith(_PATH_PREFIXES)):
+    if (path := local_path(where)) is None:
         return where
     if not (path / _CONFIG).is_file():
         msg = (

@@ -110,8 +110,7 @@ class ModelStore:
         if not model.strip():
             message = f"The model's name is empty. Leave --model out for the embedded {EMBEDDED_MODEL_ID}."
             raise ModelPathError(message)
-        path = _expand(model)
-        if path.is_dir() or model.startswith(_PATH_PREFIXES):
+        if (path := local_path(model)) is not None:
             return _local_model(path)
         return ResolvedModel(model, model)
 
@@ -240,6 +239,12 @@ def find_flaw(directory: Path, source: str | None) -> str | None:
         if (found_bytes := path.stat().st_size) != size_bytes:
             return f"{name} has {found_bytes} bytes, not {size_bytes}"
     return None
+
+
+def local_path(name: str) -> Path | None:
+    """Where a name says that something is on this machine; None for a hub id."""
+    path = _expand(name)
+    return path if path.is_dir() or name.startswith(_PATH_PREFIXES) else None
 
 
 def _expand(model: str) -> Path:
