@@ -98,7 +98,6 @@ class RequestRecord:
         self._first_s: float | None = None
         self._last_token_s = arrived_s
         self._tokens = 0  # events that bring any
-        self._answered: int | None = None
         self._outcome: Outcome | None = None
 
     def placed(
@@ -113,7 +112,6 @@ class RequestRecord:
         """Take the usage of an answer that came as a whole; None of one that was refused."""
         if self.meter is not None:
             self.meter.answered(usage)
-        self._answered = None if usage is None else usage.completion_tokens
 
     def event(self, text: str) -> str:
         """Note an event of the stream; returns what of it goes to the client, nothing when it is empty."""
@@ -203,7 +201,7 @@ class RequestRecord:
 
     def _answer(self, outcome: Outcome) -> Answered | None:
         """How long its answer became, if it ended by itself and somebody counted."""
-        tokens = self._output_tokens if self._answered is None else self._answered
+        tokens = self._output_tokens
         if outcome is not Outcome.FINISHED or not tokens:
             return None
         return Answered(self._objective.tier, self._identity.tenant, max(1, tokens // self._identity.answers))
@@ -220,8 +218,8 @@ class RequestRecord:
     @property
     def _output_tokens(self) -> int:
         """By the engine's own count where there is one: an event may bring several tokens."""
-        used = None if self.meter is None else self.meter.used
-        return used.output_tokens if used is not None and used.output_tokens else self._tokens
+        counted = None if self.meter is None else self.meter.output_tokens
+        return counted or self._tokens
 
     def _record_first_token(self, ttft_s: float) -> None:
         tier = self._objective.tier

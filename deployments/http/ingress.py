@@ -297,9 +297,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             record.refused(outcome_of(decision.reason))
             raise _traced(http_errors.rejected(decision, _response_headers(objective, record)), record)
         placement = asked.placement
+        admitted = None
         if placement.counts_tokens and decision is not None:
             prompt_tokens = decision.tokens * placement.answers_per_prompt
-            record.meter = TokenMeter(asked.body, Usage(prompt_tokens, placement.output_tokens))
+            admitted = Usage(prompt_tokens, placement.output_tokens)
+        record.meter = TokenMeter(asked.body, admitted)
         context = _context(record, placement, decision)
         if decision is None:
             record.placed(context.ttft_budget_s, None, objective.ttft_s)

@@ -1,7 +1,9 @@
-"""How many tokens one request has taken of its tenant's, by its engine's own count.
+"""How many tokens one request has taken, by its engine's own count.
 
-Owns what the engine is asked for so that a stream says so in every event, and that the client sees no more of
-it than it has asked for itself. A request that is cancelled has taken what its last events say.
+Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it has
+asked for itself. Where a tenant's tokens are limited a stream says so in every event: a request that is
+cancelled has taken what its last ones say. Any other stream says so once, at its end: its events cannot be
+counted instead, as one of them may bring several tokens.
 """
 
 from __future__ import annotations
@@ -28,23 +30,25 @@ class TokenMeter:
     """Counts what one request takes.
 
     Args:
-        body: A chat or text completion. A stream is told to say its usage in each event.
-        admitted: The most that it may take.
+        body: A chat or text completion. A stream is told to say its usage.
+        admitted: The most that it may take; None when nothing limits it.
     """
 
-    def __init__(self, body: Any, admitted: Usage) -> None:
+    def __init__(self, body: Any, admitted: Usage | None) -> None:
         self._admitted = admitted
         self._answers_per_prompt = answers_per_prompt(body)
         self._answers_in_all = self._answers_per_prompt * prompts(body)
         self._answers: dict[int, Usage] = {}
         self._streams = bool(body.stream)
         self._whole: Usage | None = None
+        self._total_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
         if self._streams:
             asked = body.stream_options
             self._shows_totals = asked is not None and bool(asked.include_usage)
             self._shows_counts = self._shows_totals and bool(asked.continuous_usage_stats)
-            body.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+            continuous = admitted is not None or self._shows_counts
+            body.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=continuous)
 
     def answered(self, usage: Any) -> None:
         """Take the usage of an answer that came as a whole; None of one that was refused."""
@@ -57,6 +61,8 @@ class TokenMeter:
     def read(self, event: str) -> str:
         """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
         if _TOTALS in event:
+            if (totals := _COUNTS.search(event)) is not None:
+                self._total_tokens = int(totals[2])
             return event if self._shows_totals else ""
         if (counts := _COUNTS.search(event)) is None:
             return event
@@ -65,8 +71,19 @@ class TokenMeter:
         return event if self._shows_counts else event[: counts.start()] + event[counts.end() :]
 
     @property
+    def output_tokens(self) -> int | None:
+        """The tokens of all its answers so far; None when nobody has counted them."""
+        if self._whole is not None:
+            return self._whole.output_tokens
+        if self._total_tokens is not None or not self._answers:
+            return self._total_tokens
+        return sum(answer.output_tokens for answer in self._answers.values())
+
+    @property
     def used(self) -> Usage | None:
-        """What it has taken so far; None when nobody knows."""
+        """What it has taken so far of what it may; None when nobody knows, or nothing limits it."""
+        if self._admitted is None:
+            return None
         if self._whole is not None or not self._streams:
             return self._whole
         seen = self._answers.values()

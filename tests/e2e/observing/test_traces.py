@@ -131,6 +131,14 @@ async def test_a_preempted_request_is_one_trace_from_the_client_to_the_engines(d
     assert await caller.ask(URGENT, "premium"), "nobody listens any more: the answer is the same"
 
 
+async def test_tokens_are_counted_and_not_the_events_that_bring_them(deployment, otlp_port):
+    """A busy machine puts several into one event; a client may ask for it."""
+    with receiving(otlp_port) as receiver:
+        trace_id, _, _ = await Caller(deployment).ask(URGENT, "premium", max_tokens=9, stream_interval=4)
+        ingress = by_name(await received(receiver, trace_id, "ingress"))["ingress"]
+    assert ingress.attributes["gen_ai.usage.output_tokens"] == 9
+
+
 async def test_only_requests_that_are_sampled_leave_spans(deployment, otlp_port):
     caller, prompt = Caller(deployment), "a prompt that no collector shall see"
     began_s = time.time()  # spans of earlier tests, when nobody listened, may come in parts

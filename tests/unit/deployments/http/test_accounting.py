@@ -91,6 +91,18 @@ def test_an_event_may_bring_several_tokens(record, clock):
     assert record.told[0].tpot_s == pytest.approx(0.2 / 3)
 
 
+def test_of_a_stream_that_nothing_limits_the_tokens_are_counted_too(record, clock):
+    """Its tokens, and so the time between two of them, by the count at its end."""
+    record.meter = TokenMeter(CompletionRequest(model="m", prompt="a", max_tokens=4, stream=True), None)
+    for _ in range(2):
+        clock.now_s += 0.1
+        record.event(CHUNK)
+    usage = '"usage":{"prompt_tokens":1,"total_tokens":6,"completion_tokens":5}'
+    assert record.event(f'data: {{"choices":[],{usage}}}') == ""
+    record.end(Outcome.FINISHED)
+    assert record.told[0].tpot_s == pytest.approx(0.1 / 4)
+
+
 def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(record):
     record.refused(Outcome.SHED)
     record.end(Outcome.CANCELLED)
@@ -125,14 +137,15 @@ def test_of_an_end_to_end_objective_the_end_is_judged_and_not_the_first_token(cl
 @pytest.mark.parametrize(
     ("usage", "outcome", "tokens"),
     [
-        (SimpleNamespace(completion_tokens=60), Outcome.FINISHED, 30),
+        (SimpleNamespace(prompt_tokens=1, completion_tokens=60), Outcome.FINISHED, 30),
         (None, Outcome.FINISHED, 2),
-        (SimpleNamespace(completion_tokens=60), Outcome.FAILED, None),
+        (SimpleNamespace(prompt_tokens=1, completion_tokens=60), Outcome.FAILED, None),
     ],
     ids=["as a whole", "streamed", "failed"],
 )
 def test_the_router_hears_how_long_an_answer_became(clock, usage, outcome, tokens):
     record, ended, _ = with_end_to_end(clock, answers=2)
+    record.meter = TokenMeter(CompletionRequest(model="m", prompt="a", n=2, stream=usage is None), None)
     clock.now_s += 0.1
     for _ in range(4):
         record.event(CHUNK)

@@ -110,3 +110,26 @@ def test_an_answer_that_comes_whole():
     refused = TokenMeter(chat(), ADMITTED)
     refused.answered(None)
     assert refused.used == NO_USAGE
+
+
+@pytest.mark.parametrize("asked", [None, {"include_usage": True}])
+def test_where_nothing_is_limited_a_stream_is_counted_at_its_end(asked):
+    body = CompletionRequest(model="m", prompt="a", n=2, stream=True, stream_options=asked)
+    meter = TokenMeter(body, None)
+    assert body.stream_options.include_usage
+    assert not body.stream_options.continuous_usage_stats, "a count in each event is for those who pay for it"
+    chunk = CompletionStreamResponse(
+        id="c", created=1, model="m", choices=[CompletionResponseStreamChoice(index=0, text="a")]
+    )
+    assert meter.read(sse(chunk)) == sse(chunk)
+    assert meter.output_tokens is None, "nobody knows yet"
+    assert bool(meter.read(totals(7, 5))) is (asked is not None)
+    assert meter.output_tokens == 5
+    assert meter.used is None
+
+
+def test_who_asks_for_a_count_in_each_event_gets_it_where_nothing_is_limited():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    meter = TokenMeter(chat(stream=True, stream_options=options), None)
+    assert "usage" in values(meter.read(chat_event(0, 3)))
+    assert meter.output_tokens == 3
