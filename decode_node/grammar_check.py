@@ -3,6 +3,9 @@
 A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
 meanwhile, or dies. So it is compiled first in a fork of a child process. The child starts with the first
 request that has a grammar; verdicts are kept. What is wrong with a grammar is vLLM's to say.
+
+The child is started by `subprocess`, which calls nobody's fork handlers: uvloop's way to start one does, and
+gRPC's handlers start threads in the child that now and then crash before it runs its program.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
@@ -70,7 +75,7 @@ class GrammarCheck:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: _Child | None = None
         self._one_at_a_time = asyncio.Lock()
 
     def stand_before(self, client: Any) -> None:
@@ -119,10 +124,10 @@ class GrammarCheck:
         async with self._one_at_a_time:
             if known in self._verdicts:
                 return self._verdicts[known]
-            if self._child is not None and _has_ended(self._child):
+            if self._child is not None and self._child.has_ended:
                 await self.close()
             child = self._child or await self._start()
-            answer = await _ask(child, key, self._limits.timeout_s * _WALL)
+            answer = await child.ask(key, self._limits.timeout_s * _WALL)
             if answer != "ok":
                 logs.event("grammar_refused", kind=key[0], bytes=len(key[1]), answer=answer or "none")
             if answer == "":
@@ -137,61 +142,78 @@ class GrammarCheck:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_S):
-                    await child.wait()
+            await child.end()
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> _Child:
         """A child that is ready; one that ends before that is started again."""
-        for _ in range(_STARTS):
-            if (child := await self._started()) is not None:
-                return child
-            child, said = self._child, b""
-            await self.close()
-            if child is not None and child.stderr is not None:
-                with contextlib.suppress(TimeoutError):
-                    said = await asyncio.wait_for(child.stderr.read(_SAID_BYTES), _END_S)
-            returncode = None if child is None else child.returncode
-            logs.event("grammar_child_not_started", returncode=returncode, said=said.decode(errors="replace"))
-        raise RuntimeError("the process that checks grammars does not start")
-
-    async def _started(self) -> asyncio.subprocess.Process | None:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            str(_CHILD),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._child = child
         start = {
             "tokenizer": await asyncio.to_thread(_tokenizer_info, self._tokenizer, self._vocab_size),
             "max_s": self._limits.timeout_s,
             "max_bytes": self._limits.max_mib << 20,
         }
-        return child if await _ask(child, start, _START_S) == "ready" else None
+        for _ in range(_STARTS):
+            self._child = child = await _Child.started()
+            if await child.ask(start, _START_S) == "ready":
+                return child
+            await self.close()
+            logs.event(
+                "grammar_child_not_started", returncode=child.process.returncode, said=await child.said()
+            )
+        raise RuntimeError("the process that checks grammars does not start")
 
 
-async def _ask(child: asyncio.subprocess.Process, value: Any, timeout_s: float) -> str:
-    """The child's answer to a value; nothing when it has ended, or does not answer in time."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        async with asyncio.timeout(timeout_s):
-            child.stdin.write(json.dumps(value).encode() + b"\n")
-            await child.stdin.drain()
-            return (await child.stdout.readline()).decode().strip()
-    except (TimeoutError, ConnectionError, RuntimeError):  # the last is uvloop's for a pipe that is closed
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """The process that compiles, and both ends of what is said between it and this one."""
+
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def started(cls) -> _Child:
+        ours, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - returns once our own program runs
+                [sys.executable, "-P", str(_CHILD)],
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        return cls(process, *await asyncio.open_unix_connection(sock=ours))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None or self.writer.is_closing()
+
+    async def ask(self, value: Any, timeout_s: float) -> str:
+        """Its answer to a value; nothing when it has ended, or does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.writer.write(json.dumps(value).encode() + b"\n")
+                await self.writer.drain()
+                return (await self.reader.readline()).decode().strip()
+        except (TimeoutError, ConnectionError, RuntimeError):  # the last is uvloop's for a closed end
+            return ""
+
+    async def said(self) -> str:
+        """What it has written to its standard error."""
+        assert self.process.stderr is not None
+        with contextlib.suppress(TimeoutError):
+            told = await asyncio.wait_for(
+                asyncio.to_thread(self.process.stderr.read, _SAID_BYTES), timeout=_END_S
+            )
+            return told.decode(errors="replace")
         return ""
 
-
-def _has_ended(child: asyncio.subprocess.Process) -> bool:
-    assert child.stdin is not None
-    return child.returncode is not None or child.stdin.is_closing()
+    async def end(self) -> None:
+        """Kill it, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.writer.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.process.wait, _END_S)
 
 
 def _digest(key: tuple[str, str]) -> bytes:

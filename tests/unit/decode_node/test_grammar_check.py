@@ -1,6 +1,9 @@
 """Grammars that would keep an engine busy or eat its memory."""
 
 import asyncio
+import subprocess
+import sys
+import textwrap
 import time
 from types import SimpleNamespace
 
@@ -81,9 +84,33 @@ async def test_a_child_that_does_not_start_is_told_with_what_it_said(check, tmp_
 
 
 @pytest.mark.slow
+def test_nobodys_fork_handlers_run_in_the_child(tmp_path):
+    """gRPC's start threads there that may crash before the child runs its program; replicas run on uvloop."""
+    program = """
+        import asyncio, os, sys
+        import uvloop
+        from transformers import PreTrainedTokenizerFast
+        from vllm.sampling_params import StructuredOutputsParams
+        from decode_node.grammar_check import GrammarCheck, GrammarLimits
+
+        async def checked():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
+            check = GrammarCheck(GrammarLimits(), tokenizer, len(tokenizer))
+            os.register_at_fork(after_in_child=os.abort)
+            await check.check(StructuredOutputsParams(regex="[a-z]{3,5}"))
+            await check.close()
+
+        uvloop.run(checked())
+    """
+    model = build_tiny_llama(tmp_path / "tiny")
+    command = [sys.executable, "-c", textwrap.dedent(program), str(model)]
+    subprocess.run(command, check=True, timeout=300)
+
+
+@pytest.mark.slow
 async def test_a_child_that_has_died_meanwhile_is_started_anew(check):
     await check.check(GOOD[0])
-    psutil.Process(check._child.pid).kill()
+    psutil.Process(check._child.process.pid).kill()
     await asyncio.sleep(0.2)
     await check.check(GOOD[1])
 
@@ -129,7 +156,7 @@ async def test_a_client_that_leaves_changes_no_others_verdict(check):
 @pytest.mark.slow
 async def test_a_child_that_dies_is_replaced(check):
     await check.check(GOOD[0])
-    psutil.Process(check._child.pid).kill()
+    psutil.Process(check._child.process.pid).kill()
     with pytest.raises(VLLMValidationError):
         await check.check(GOOD[1])
     await check.check(GOOD[1])
