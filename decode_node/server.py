@@ -48,6 +48,7 @@ from telemetry.reporting import monitor_client
 from telemetry.reporting.background import Background
 from telemetry.reporting.draining import is_draining
 from telemetry.reporting.monitor_client import MonitorClient, Participant
+from telemetry.reporting.of_model import OfModel
 from telemetry.reporting.reporter import Reporter
 from telemetry.tracing import TracingOptions
 
@@ -115,6 +116,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
+        self._router = OfModel(router, llm_config.model_id)
         self._instruments = Instruments(
             FIRST_TOKENS_RESAMPLED,
             LOCAL_PREFILLS,
@@ -134,7 +136,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self.engine,
             self._tier,
             PrefillWatch(self._tier.ask),
-            router,
+            self._router,
             node.router_timeout_s,
             node.replacement,
             self._instruments,
@@ -151,12 +153,11 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars.stand_before(client)
         self._ongoing = 0
         self._places = asyncio.Semaphore(node.max_ongoing_requests)
-        self._router = router
         await self._shake_hands(node.prefill_replicas)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
-        self._reporter = Reporter(self._report, router.report.remote)
+        self._reporter = Reporter(self._report, self._router.report.remote)
         if node.is_monitored:
-            participant = Participant(self._replica_id, Role.DECODE, self._seen)
+            participant = Participant(self._replica_id, Role.DECODE, self._seen, model=llm_config.model_id)
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
         self._watchdog = EngineWatchdog(

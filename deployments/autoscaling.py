@@ -29,11 +29,13 @@ class TierAutoscaler:
 
     Args:
         role: Which.
+        model: Whose replicas they are.
         rules: The fields of `ScalingRules`.
     """
 
-    def __init__(self, role: Literal["prefill", "decode"], **rules: Any) -> None:
+    def __init__(self, role: Literal["prefill", "decode"], model: str, **rules: Any) -> None:
         self._role = role
+        self._model = model
         self._scaler = Scaler(ScalingRules(**rules))
         self._monitor: Any = None
         self._asking: asyncio.Task[None] | None = None
@@ -50,7 +52,13 @@ class TierAutoscaler:
         try:
             return self._decide(context, target, time.monotonic()), {}
         except Exception as error:  # noqa: BLE001 - see above
-            logs.event("autoscaling_failed", level=logging.ERROR, tier=self._role, error=repr(error)[:300])
+            logs.event(
+                "autoscaling_failed",
+                level=logging.ERROR,
+                tier=self._role,
+                model=self._model,
+                error=repr(error)[:300],
+            )
             return target, {}
 
     def _decide(self, context: Any, target: int, now_s: float) -> int:
@@ -63,6 +71,7 @@ class TierAutoscaler:
             logs.event(
                 "tier_scaled",
                 tier=self._role,
+                model=self._model,
                 replicas=scaled.target,
                 before=target,
                 running=running,
@@ -83,7 +92,7 @@ class TierAutoscaler:
             async with asyncio.timeout(_TIMEOUT_S):
                 if self._monitor is None:
                     self._monitor = await asyncio.to_thread(find_monitor, application)
-                self._demand = await self._monitor.demand.remote()
+                self._demand = await self._monitor.demand.remote(self._model)
                 self._heard_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 - the edge of a task; without an answer nothing changes
             self._monitor = None

@@ -33,6 +33,7 @@ from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
+from deployments.model_option import ModelOption
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
@@ -112,6 +113,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, max=30, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one look; also without a terminal.")] = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,  # noqa: FBT002
+    model: ModelOption = None,
 ) -> None:
     """Watch what the running deployment prefills, what waits and what is suspended, until Ctrl-C."""
     console = Console()
@@ -121,7 +123,7 @@ def top(
 
         looks.quiet()
         try:
-            running = connect()
+            running = connect(model)
             status.stop()
             if once or as_json or not console.is_terminal:
                 looks.print_once(running, console, as_json=as_json)

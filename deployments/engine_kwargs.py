@@ -14,7 +14,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.engine.setup import DecodeSetup, weights_of
 from deployments.config import ConfigError
-from deployments.config.settings import PoolConfig, SlackServeConfig
+from deployments.config.replicas import PoolConfig
+from deployments.config.settings import SlackServeConfig
 from kv_transfer.connector import KVRole, kv_transfer_config
 from slo.preemption.types import PreemptionMode
 from slo.queue.batching import STEP_TOKENS

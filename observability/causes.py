@@ -57,9 +57,10 @@ def cause_alerts() -> RuleGroup:
             ),
             Alert(
                 "SlackServeOverload",
-                f"max({exported(FLEET_LOAD)}) > 1",
+                f"max by (model) ({exported(FLEET_LOAD)}) > 1",
                 Severity.TICKET,
-                "More prefill work arrives than the fleet can do: {{ $value | humanizePercentage }} of it.",
+                "More prefill work arrives for {{ $labels.model }} than its replicas can do: "
+                "{{ $value | humanizePercentage }} of it.",
                 for_="10m",
             ),
             Alert(

@@ -58,32 +58,37 @@ def _histogram(
 
 
 REQUESTS: Final = _counter(
-    "slackserve_requests", "requests", "Requests by how they ended.", "tier", "outcome"
+    "slackserve_requests", "requests", "Requests by how they ended.", "model", "tier", "outcome"
 )
 REJECTIONS: Final = _counter(
     "slackserve_rejections", "requests",
-    "Requests refused before they were queued, by the `code` of the error answer.", "tier", "reason",
+    "Requests refused before they were queued, by the `code` of the error answer.",
+    "model", "tier", "reason",
 )  # fmt: skip
 TTFT: Final = _histogram(
     "slackserve_ttft_seconds",
-    "From the arrival of a streaming request at the ingress to its first chunk.", "tier",
+    "From the arrival of a streaming request at the ingress to its first chunk.", "model", "tier",
 )  # fmt: skip
 TPOT: Final = _histogram(
-    "slackserve_tpot_seconds", "Mean time between the tokens after the first, per streaming request.", "tier"
+    "slackserve_tpot_seconds",
+    "Mean time between the tokens after the first, per streaming request.",
+    "model",
+    "tier",
 )
 SLACK_AT_DISPATCH: Final = _histogram(
     "slackserve_slack_at_dispatch_seconds",
-    "Budget minus predicted TTFT when a request was placed.", "tier", "sign",
+    "Budget minus predicted TTFT when a request was placed.", "model", "tier", "sign",
 )  # fmt: skip
 SLACK_AT_FIRST_TOKEN: Final = _histogram(
-    "slackserve_slack_at_first_token_seconds", "Budget minus measured TTFT.", "tier", "sign"
+    "slackserve_slack_at_first_token_seconds", "Budget minus measured TTFT.", "model", "tier", "sign"
 )
 TTFT_PREDICTION_ERROR: Final = _histogram(
-    "slackserve_ttft_prediction_error_seconds", "Predicted minus measured TTFT.", "tier", "sign"
+    "slackserve_ttft_prediction_error_seconds", "Predicted minus measured TTFT.", "model", "tier", "sign"
 )
 TTFT_PREDICTION_RATIO: Final = _histogram(
     "slackserve_ttft_prediction_error_ratio",
-    "Predicted minus measured TTFT, over the measured.", "tier", "sign", unit="ratio", buckets=_RATIO,
+    "Predicted minus measured TTFT, over the measured.", "model", "tier", "sign",
+    unit="ratio", buckets=_RATIO,
 )  # fmt: skip
 ROUTER_FALLBACKS: Final = _counter(
     "slackserve_router_fallbacks", "requests",
@@ -91,7 +96,7 @@ ROUTER_FALLBACKS: Final = _counter(
 )  # fmt: skip
 PLACEMENTS: Final = _counter(
     "slackserve_placements", "requests",
-    "Placements by the router, by why the prefill replica was chosen.", "tier", "reason",
+    "Placements by the router, by why the prefill replica was chosen.", "model", "tier", "reason",
 )  # fmt: skip
 DECISION: Final = _histogram(
     "slackserve_router_decision_seconds",
@@ -99,18 +104,18 @@ DECISION: Final = _histogram(
 )  # fmt: skip
 FLEET_LOAD: Final = _gauge(
     "slackserve_fleet_load_ratio", "ratio",
-    "Prefill work that arrives per second, over what the fleet can do in a second.",
+    "Prefill work that arrives per second, over what the fleet can do in a second.", "model",
 )  # fmt: skip
 FLEET_BACKLOG: Final = _gauge(
     "slackserve_fleet_backlog_seconds", "seconds",
-    "Predicted prefill work that was admitted and is not done.", "tier",
+    "Predicted prefill work that was admitted and is not done.", "model", "tier",
 )  # fmt: skip
 PROMPT_LENGTH_ERROR: Final = _histogram(
     "slackserve_prompt_length_error_ratio",
-    "Estimated minus actual prompt tokens, over the actual.", "sign", unit="ratio", buckets=_RATIO,
+    "Estimated minus actual prompt tokens, over the actual.", "model", "sign", unit="ratio", buckets=_RATIO,
 )  # fmt: skip
 BYTES_PER_TOKEN: Final = _gauge(
-    "slackserve_prompt_bytes_per_token", "bytes", "The ratio that prompt lengths are estimated with."
+    "slackserve_prompt_bytes_per_token", "bytes", "The ratio that prompt lengths are estimated with.", "model"
 )
 PREFILL: Final = _histogram(
     "slackserve_prefill_seconds",
@@ -232,11 +237,11 @@ GOVERNOR_DECISION: Final = _histogram(
 )  # fmt: skip
 MONITOR_LOST: Final = _gauge(
     "slackserve_monitor_lost", "ratio",
-    "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.",
+    "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.", "model",
 )  # fmt: skip
 POLICY_APPLIED: Final = _gauge(
     "slackserve_policy_applied", "version",
-    "The version of the cluster's policy that a process follows; 0 for the configured one.",
+    "The version of the cluster's policy that a process follows; 0 for the configured one.", "model",
 )  # fmt: skip
 DIRECTIVES: Final = _counter(
     "slackserve_directives", "directives",
@@ -250,7 +255,7 @@ _SERIES: Final = ("model", "tier", "tenant")
 
 SLO_TARGET: Final = _gauge(
     "slackserve_slo_target_ratio", "ratio",
-    "The fraction of requests that shall meet their objectives.", "tier",
+    "The fraction of requests that shall meet their objectives.", "model", "tier",
 )  # fmt: skip
 SLO_JUDGED: Final = _counter(
     "slackserve_slo_judged", "requests",
@@ -260,20 +265,20 @@ SLO_JUDGED: Final = _counter(
 )  # fmt: skip
 SLO_ATTAINMENT: Final = _gauge(
     "slackserve_slo_attainment_ratio", "ratio",
-    "The fraction of requests that met all their objectives; absent without any.", "tier", "window",
+    "The fraction of requests that met all their objectives; absent without any.", "model", "tier", "window",
 )  # fmt: skip
 SLO_BURN: Final = _gauge(
     "slackserve_slo_burn_rate", "ratio",
-    "The fraction that missed an objective over the fraction that may.", "tier", "window",
+    "The fraction that missed an objective over the fraction that may.", "model", "tier", "window",
 )  # fmt: skip
 SLO_GOODPUT: Final = _gauge(
     "slackserve_slo_goodput", "requests per second",
-    "Requests that were finished without missing an objective.", "tier", "window",
+    "Requests that were finished without missing an objective.", "model", "tier", "window",
 )  # fmt: skip
 SLO_HEADROOM: Final = _gauge(
     "slackserve_slo_headroom_ratio", "ratio",
     "What is left of the budgets at the target's quantile; negative when they are exceeded.",
-    "tier", "window",
+    "model", "tier", "window",
 )  # fmt: skip
 SLO_REQUESTS: Final = _gauge(
     "slackserve_slo_requests", "requests", "Requests that ended in the long window.", *_SERIES
@@ -288,18 +293,20 @@ SLO_LATENCY: Final = _gauge(
     "Quantiles of what was measured in the long window, within one per cent.",
     *_SERIES, "latency", "quantile",
 )  # fmt: skip
-POLICY_VERSION: Final = _gauge("slackserve_policy_version", "version", "The version of the cluster's policy.")
+POLICY_VERSION: Final = _gauge(
+    "slackserve_policy_version", "version", "The version of the cluster's policy.", "model"
+)
 SHED_LEVEL: Final = _gauge(
-    "slackserve_policy_shed_ratio", "ratio", "The fraction of requests to turn away.", "tier"
+    "slackserve_policy_shed_ratio", "ratio", "The fraction of requests to turn away.", "model", "tier"
 )
 RESERVED: Final = _gauge(
     "slackserve_policy_reserved_ratio", "ratio",
-    "The fraction of the prefill tier's time that is kept free for the top tier.",
+    "The fraction of the prefill tier's time that is kept free for the top tier.", "model",
 )  # fmt: skip
-POLICY_MARGIN: Final = _gauge("slackserve_policy_margin", "ratio", "The margin of preemption.")
+POLICY_MARGIN: Final = _gauge("slackserve_policy_margin", "ratio", "The margin of preemption.", "model")
 POLICY_CHANGES: Final = _counter(
     "slackserve_policy_changes", "policies",
-    "Changes of shed levels and of the reservation, by why.", "reason",
+    "Changes of shed levels and of the reservation, by why.", "model", "reason",
 )  # fmt: skip
 CORRECTION: Final = _gauge(
     "slackserve_prediction_correction_ratio", "ratio",
@@ -313,22 +320,32 @@ PREDICTION_ERROR: Final = _gauge(
 FIRST_TOKEN_ERROR: Final = _gauge(
     "slackserve_monitor_ttft_error_ratio", "ratio",
     "Absolute error of the predicted times to first token, over the measured times, of the latest requests.",
-    "statistic",
+    "model", "statistic",
 )  # fmt: skip
 ROUTED: Final = _counter(
     "slackserve_monitor_placements", "requests",
-    "Decisions of the router that the monitor has heard of: `placed`, or `refused`.", "tier", "decision",
+    "Decisions of the router that the monitor has heard of: `placed`, or `refused`.",
+    "model", "tier", "decision",
 )  # fmt: skip
-SUBSCRIBERS: Final = _gauge("slackserve_monitor_subscribers", "processes", "Processes that report.", "role")
+SUBSCRIBERS: Final = _gauge(
+    "slackserve_monitor_subscribers", "processes", "Processes that report.", "model", "role"
+)
 SUBSCRIBERS_BEHIND: Final = _gauge(
-    "slackserve_monitor_subscribers_behind", "processes", "Those of them that follow an older policy."
+    "slackserve_monitor_subscribers_behind",
+    "processes",
+    "Those of them that follow an older policy.",
+    "model",
 )
 DIRECTED: Final = _counter(
-    "slackserve_monitor_directives", "directives", "Orders to stop a running prefill, by why.", "reason"
+    "slackserve_monitor_directives",
+    "directives",
+    "Orders to stop a running prefill, by why.",
+    "model",
+    "reason",
 )
 REPORTS_DROPPED: Final = _counter(
     "slackserve_monitor_dropped", "events",
-    "Events that reporters had to leave out because the monitor had not taken the ones before.",
+    "Events that reporters had to leave out because the monitor had not taken the ones before.", "model",
 )  # fmt: skip
 
 MONITOR: Final = tuple(each for each in globals().values() if isinstance(each, Metric) and each not in ALL)

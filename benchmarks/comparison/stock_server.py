@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
-from deployments.local.cpu_plan import plan_cores
+from deployments.local.cpu_plan import Workers, plan_cores
 from deployments.local.engine_start import cpu_environment
 from deployments.models.store import ModelStore
 from kv_transfer.connector import NixlConnector
@@ -90,7 +90,7 @@ def main() -> None:
     from ray.serve.llm import build_pd_openai_app
 
     stop = threading.Event()
-    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1)
+    cores = plan_cores(sorted(os.sched_getaffinity(0)), Workers())[0]
     ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, log_to_driver=True)
     for number in (signal.SIGINT, signal.SIGTERM):  # Ray installs its own, which leave without cleaning up
         signal.signal(number, lambda *_: stop.set())

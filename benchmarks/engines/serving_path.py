@@ -31,7 +31,7 @@ from benchmarks.harness.offline_engine import async_engine
 from benchmarks.harness.otlp import Received, Receiver, receiving
 from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import commit, print_rows, quantiles, write
-from deployments.local.cpu_plan import plan_cores
+from deployments.local.cpu_plan import Workers, plan_cores
 from simulator.workload.arrivals import Arrival
 from slo.tiers import STANDARD
 
@@ -173,7 +173,7 @@ async def run(
 ) -> dict[str, Any]:
     """Measure all checkouts beside one bare engine."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    cores = plan_cores(sorted(os.sched_getaffinity(0)), 1, 1, 1, 1).prefill[0]
+    cores = plan_cores(sorted(os.sched_getaffinity(0)), Workers())[0].prefill[0]
     tracing = {"endpoint": f"http://127.0.0.1:{SPANS_PORT}", "ratio": 0.0}
     settings = {
         "model": str(model),

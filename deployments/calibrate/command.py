@@ -26,6 +26,7 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
+from deployments.model_option import ModelOption
 from slo.predict.measured_on import Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _console = Console(stderr=True)
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913, PLR0917 - an option each
     output: Annotated[Path | None, typer.Option(help="Where to write the profile.")] = None,
     check: Annotated[Path | None, typer.Option(help="Test this profile instead; writes nothing.")] = None,
     lengths: Annotated[
@@ -50,6 +51,7 @@ def calibrate(
     ] = None,
     prompts: Annotated[int, typer.Option(min=2, max=64, help="How many prompts --check sends.")] = 12,
     seed: Annotated[int, typer.Option(help="The lengths of those follow from it.")] = 0,
+    model: ModelOption = None,
 ) -> None:
     """Measure prefills, handoffs and KV transfers of the running deployment; it should be idle."""
     sizes = None if lengths is None else _lengths(lengths)
@@ -59,7 +61,7 @@ def calibrate(
     from deployments.local.running import NotRunningError, connect  # noqa: PLC0415
 
     try:
-        measuring = Measuring(connect())
+        measuring = Measuring(connect(model))
     except NotRunningError as error:
         raise ConfigError(f"calibrate: {error}") from None
     about = measuring.measurable()

@@ -1,15 +1,16 @@
 """The configuration of a deployment: parsed once, strict, and refused before anything starts.
 
-Owns the whole and how it is read, and the settings of the replicas, of KV transfer and of the router; other
-sections have modules of their own beside this one. An unknown key is refused with the nearest valid one;
+Owns the whole and how it is read, and the settings of the router; other sections have modules of their own
+beside this one. An unknown key is refused with the nearest valid one;
 values that cannot work together are refused with the reason. `slackserve serve`, `serve run`,
 `serve deploy` and a RayService all go through `SlackServeConfig`.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
@@ -17,154 +18,18 @@ from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig, KeySource, in_the_open, unknown_tier
 from deployments.config.limits import LimitsConfig
 from deployments.config.lora import LoraConfig
+from deployments.config.models import ModelName, ModelSection
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
+from deployments.config.replicas import AutoscalingConfig, KVTransferConfig, PoolConfig, Port
 from deployments.config.tiers import TiersConfig
 from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
-from router.fleet.decode_replica import KvLink
 from router.fleet.view import RouterLimits
 from router.placement.registry import PlacementName
-from slo.autoscaling.scaler import ScalingRules
 from slo.files.strict_yaml import Positive, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
-
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class PoolConfig(Section):
-    """One tier of replicas: how many, how large, and engine arguments beyond ours."""
-
-    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    min_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="With max_replicas, the fewest replicas; by default as many as at the start."
-    )
-    max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="The tier grows up to so many replicas, by the load; none keeps their number."
-    )
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    max_ongoing_requests: Annotated[int, Field(ge=1)] = 4096
-    drain_s: Positive = Field(
-        30.0, description="How long a replica that is shut down may take to finish what it has."
-    )
-    node_labels: dict[str, str] = Field(
-        default_factory=dict, description="Ray node labels that a node must have to run these replicas."
-    )
-    accelerator_type: str | None = Field(None, description="By default the deployment's accelerator_type.")
-    gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="Part of a GPU that each worker takes, on cuda; workers of both tiers can share one."
-    )
-    across_nodes: bool = Field(
-        default=False, description="On cuda, let the workers of one replica be on several nodes."
-    )
-    engine_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
-    )
-
-    @property
-    def fewest(self) -> int:
-        """The fewest replicas that there are at any time."""
-        return self.replicas if self.min_replicas is None else self.min_replicas
-
-    @property
-    def most(self) -> int:
-        """The most replicas that there are at any time."""
-        return self.replicas if self.max_replicas is None else self.max_replicas
-
-    @model_validator(mode="after")
-    def _bounds(self) -> Self:
-        if self.min_replicas is not None and self.max_replicas is None:
-            msg = "min_replicas goes with max_replicas"
-            raise ValueError(msg)
-        if not self.fewest <= self.replicas <= self.most:
-            msg = (
-                f"replicas, with which the tier starts, are {self.replicas}, which is not between "
-                f"min_replicas and max_replicas, {self.fewest} and {self.most}"
-            )
-            raise ValueError(msg)
-        return self
-
-    @field_validator("engine_kwargs")
-    @classmethod
-    def _ours_stay(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for key in values:
-            if key in _RESERVED_ENGINE_KWARGS:
-                msg = f"engine_kwargs may not set {key!r}; {_RESERVED_ENGINE_KWARGS[key]}"
-                raise ValueError(msg)
-        return values
-
-
-_RESERVED_ENGINE_KWARGS = {
-    "model": "use the key model",
-    "tokenizer": "it comes with the model",
-    "tensor_parallel_size": "use the pool's tensor_parallel_size",
-    "max_model_len": "use the key max_model_len",
-    "dtype": "use the key dtype",
-    "kv_transfer_config": "use the section kv_transfer",
-    "scheduler_cls": "SlackServe brings its own",
-    "worker_cls": "SlackServe brings its own",
-    "async_scheduling": "SlackServe's scheduler needs it off",
-    "disable_log_stats": "SlackServe's metrics need the statistics",
-    "scheduling_policy": "SlackServe orders by slack",
-    "served_model_name": "use the key model_name",
-    "pipeline_parallel_size": "only tensor parallelism is supported",
-    "data_parallel_size": "use the pool's replicas",
-    "distributed_executor_backend": "it follows the accelerator",
-    "otlp_traces_endpoint": "use the section tracing",
-    "enable_lora": "use the section lora",
-    "lora_modules": "use the section lora",
-    "max_loras": "use the section lora",
-    "max_lora_rank": "use the section lora",
-}
-
-
-class AutoscalingConfig(Section):
-    """How tiers of replicas with a max_replicas follow the load."""
-
-    start_s: Positive = Field(60.0, description="How long a replica takes from its order until it serves.")
-    keep_s: Positive = Field(300.0, description="Replicas are kept that were needed within this time.")
-    busy: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.8, description="Part of their time, or KV memory, that replicas are planned to be in use."
-    )
-
-    def rules(self, pool: PoolConfig) -> ScalingRules:
-        """The same in the vocabulary of the rule."""
-        return ScalingRules(pool.fewest, pool.most, self.start_s, self.keep_s, self.busy)
-
-
-class KVLinkConfig(Section):
-    """What KV moves over, as the router reckons with it."""
-
-    bytes_per_token: Annotated[int, Field(ge=1)] = Field(description="KV bytes of one token, all layers.")
-    gigabytes_per_s: Positive = Field(description="Bandwidth into one decode replica, 10^9 bytes per second.")
-    latency_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = 0.0
-
-    def link(self) -> KvLink:
-        """The same in the router's vocabulary."""
-        return KvLink(self.bytes_per_token, self.gigabytes_per_s * 1e9, self.latency_ms / 1e3)
-
-
-class KVTransferConfig(Section):
-    """How KV blocks move from prefill to decode."""
-
-    link: KVLinkConfig | None = Field(
-        None, description="Adds the transfer of each prompt's KV to handoff_ms; none leaves it one number."
-    )
-
-    buffer_device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where NIXL reads and writes blocks; auto follows the accelerator."
-    )
-    lease_s: Annotated[int, Field(ge=6, le=3600)] = Field(
-        30, description="Seconds that finished prefill blocks wait for decode to pull them."
-    )
-    local_below: Annotated[int, Field(ge=0, le=8192)] = Field(
-        0,
-        description="Prompts of at most so many tokens are computed by decode where that is predicted to "
-        "delay it and its streams less than the way through prefill delays the prompt; 0 for none.",
-    )
-    prefill_port: Port = Field(20000, description="First NIXL side-channel port of prefill replicas.")
-    decode_port: Port = Field(22000, description="First NIXL side-channel port of decode replicas.")
 
 
 class RouterSection(Section):
@@ -218,6 +83,11 @@ class SlackServeConfig(Section):
         None, description="Hugging Face id or directory; none serves the embedded SmolLM2-135M-Instruct."
     )
     model_name: str | None = Field(None, description="What clients call the model; by default its id.")
+    models: dict[ModelName, ModelSection] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Further models, each with replicas of its own, by what clients call them.",
+    )
     accelerator: Literal["cpu", "cuda"] = "cpu"
     accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
     dtype: str | None = Field(None, description="By default float32 on cpu, auto on cuda.")
@@ -340,21 +210,38 @@ class SlackServeConfig(Section):
                 raise ValueError(msg)
 
     def _side_channels_apart(self) -> None:
-        transfer = self.kv_transfer
-        first, last, pool = min(
-            [
-                (transfer.prefill_port, transfer.decode_port, self.prefill),
-                (transfer.decode_port, transfer.prefill_port, self.decode),
-            ],
-            key=lambda side: side[0],
-        )
-        needed = pool.most * pool.tensor_parallel_size
-        if last - first < needed:
-            msg = (
-                f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
-                f"they run into {last}"
+        sides = sorted(
+            (port, pool.most * pool.tensor_parallel_size)
+            for each in self.of_each_model()
+            for port, pool in (
+                (each.kv_transfer.prefill_port, each.prefill),
+                (each.kv_transfer.decode_port, each.decode),
             )
-            raise ValueError(msg)
+        )
+        for (first, needed), (following, _) in pairwise(sides):
+            if following - first < needed:
+                msg = (
+                    f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
+                    f"they run into {following}"
+                )
+                raise ValueError(msg)
+
+    def of_each_model(self) -> tuple["SlackServeConfig", ...]:
+        """The configuration of each model's replicas: this one's, and one for each of `models`.
+
+        Raises:
+            ValueError: One of them cannot work.
+        """
+        mine: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
+        mine["models"] = {}
+        found = [self]
+        for place, (name, section) in enumerate(self.models.items(), 1):
+            own = section.instead_of(self.kv_transfer, place) | {"model_name": name}
+            try:
+                found.append(type(self).model_validate(mine | own))
+            except ValidationError as error:
+                raise ValueError(explain(error, f"models.{name}")) from None
+        return tuple(found)
 
     def router_timeout_s(self) -> float:
         """How long the router is waited for."""

@@ -136,11 +136,11 @@ class RequestRecord:
         if self._outcome is not None:
             return
         self._outcome = outcome
-        tier = self._objective.tier
-        self._instruments.count(REQUESTS, tier=tier, outcome=outcome.value)
+        model, tier = self._identity.model, self._objective.tier
+        self._instruments.count(REQUESTS, model=model, tier=tier, outcome=outcome.value)
         tpot_s = self._tpot_s()
         if tpot_s is not None:
-            self._instruments.observe(TPOT, tpot_s, tier=tier)
+            self._instruments.observe(TPOT, tpot_s, model=model, tier=tier)
         used = None if self.meter is None else self.meter.used
         self._ended(JobEnded(self.job_id, self._ttft_s, used, self._answer(outcome)))
         self._finish(self._account(outcome, tpot_s))
@@ -222,11 +222,13 @@ class RequestRecord:
         return counted or self._tokens
 
     def _record_first_token(self, ttft_s: float) -> None:
-        tier = self._objective.tier
-        self._instruments.observe(TTFT, ttft_s, tier=tier)
+        model, tier = self._identity.model, self._objective.tier
+        self._instruments.observe(TTFT, ttft_s, model=model, tier=tier)
         if self.ttft_budget_s is not None:
-            self._instruments.observe(SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, tier=tier)
+            self._instruments.observe(
+                SLACK_AT_FIRST_TOKEN, self.ttft_budget_s - ttft_s, model=model, tier=tier
+            )
         if self.predicted_ttft_s is not None:
             error_s = self.predicted_ttft_s - ttft_s
-            self._instruments.observe(TTFT_PREDICTION_ERROR, error_s, tier=tier)
-            self._instruments.observe(TTFT_PREDICTION_RATIO, error_s / ttft_s, tier=tier)
+            self._instruments.observe(TTFT_PREDICTION_ERROR, error_s, model=model, tier=tier)
+            self._instruments.observe(TTFT_PREDICTION_RATIO, error_s / ttft_s, model=model, tier=tier)

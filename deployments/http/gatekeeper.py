@@ -98,7 +98,7 @@ class Gatekeeper:
 
     def _account(self, refusal: HTTPError, path: str, state: dict[str, Any]) -> None:
         """Count a refusal, and log whose it was and why; never the key."""
-        tenant, tier = state.get("tenant"), state.get("tier", "none")
+        tenant, tier, model = state.get("tenant"), state.get("tier", "none"), state.get("model", "none")
         logs.event(
             "request_refused",
             level=logging.WARNING,
@@ -106,6 +106,7 @@ class Gatekeeper:
             server_id=state["server_id"],
             tenant=None if tenant is None else tenant.name,
             key_name=None if tenant is None else tenant.key_name,
+            model=model,
             tier=tier,
             path=path[:200],
             status=refusal.status,
@@ -117,8 +118,8 @@ class Gatekeeper:
             return
         if self._instruments is None:  # in the replica's process, not where the application is built
             self._instruments = Instruments(REQUESTS, REJECTIONS)
-        self._instruments.count(REQUESTS, tier=tier, outcome=refusal.outcome.value)
-        self._instruments.count(REJECTIONS, tier=tier, reason=refusal.code or "unknown")
+        self._instruments.count(REQUESTS, model=model, tier=tier, outcome=refusal.outcome.value)
+        self._instruments.count(REJECTIONS, model=model, tier=tier, reason=refusal.code or "unknown")
 
     async def _body(self, receive: Receive) -> _Body:
         limits = self._limits

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from opentelemetry.trace import SpanKind, set_span_in_context
-from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     DetokenizeRequest,
@@ -31,33 +29,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from decode_node.answers import error_in
-from decode_node.tier_calls import TierCalls
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import Identity, RequestRecord, ingress_instruments
-from deployments.http.continuing.decode_tier import Asked, DecodeTier, at_place
-from deployments.http.continuing.stream_watch import StreamWatch
+from deployments.http.continuing.decode_tier import Asked, at_place
 from deployments.http.errors import HTTPError
 from deployments.http.event_stream import events
 from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_refusal
 from deployments.http.key_watch import KeyWatch
-from deployments.http.placement_client import PlacementClient
-from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.placing.prefix_hashes import prefix_hashes
 from deployments.http.responses import request as responses
 from deployments.http.responses.answer import ResponseWording
+from deployments.http.served_model import ModelConfig, ServedModel, WaysConfig
 from deployments.http.token_meter import TokenMeter
-from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
 from slo.errors import EvictionReason, FieldError, Rejected
-from slo.monitor.messages import IngressSeen, Role
 from slo.objectives import TTFT_HEADERS, Objective, resolve
-from slo.outcomes import Outcome, RequestEnded, outcome_of
+from slo.outcomes import Outcome, outcome_of
 from slo.request import CONTEXT_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
 from telemetry import logs, tracing
-from telemetry.reporting.monitor_client import MonitorClient, Participant
 from telemetry.tracing import (
     TRACEPARENT,
     TRACER,
@@ -79,19 +72,18 @@ _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """What the ingress is started with; None means no SLO monitor, and no spans.
+    """What the ingress is started with; without tracing there are no spans.
 
     Attributes:
-        model: Who answers requests that name no model.
+        models: What is served; the first answers requests that name no model.
+        names: By name that a request may have, the name of the model.
     """
 
-    model: str
+    models: tuple[ModelConfig, ...]
+    names: Mapping[str, str]
     tiers: TierSet
-    router_timeout_s: float
     limits: LimitsConfig
-    max_model_len: int
-    max_replacements: int = 0
-    monitor: MonitorOptions | None = None
+    ways: WaysConfig
     tracing: TracingOptions | None = None
 
 
@@ -110,30 +102,36 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         tracing.start(config.tracing, "ingress", begins_traces=True)
         self._config = config
         self._instruments = ingress_instruments()
-        self._placement = PlacementClient(router, config.router_timeout_s, self._instruments)
-        decode = llm_deployments[config.model]
-        self._decode = DecodeTier(
-            self._placement,
-            StreamWatch(TierCalls(decode).ask),
-            config.max_replacements,
-            self._instruments,
-        )
-        self._monitor = None if config.monitor is None else self._start_reporting(config.monitor)
+        self._models = [
+            ServedModel.started(model, config.ways, router, llm_deployments[model.name], self._instruments)
+            for model in config.models
+        ]
+        by_name = {served.config.name: served for served in self._models}
+        self._served = {name: by_name[model] for name, model in config.names.items()}
 
     async def health(self) -> Response:
         """Whether this process answers."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """200 once both tiers are warm, 503 before; the fleet is told to those who may send requests."""
-        fleet = await self._placement.fleet()
-        if fleet is None:
+        """200 once both tiers of every model are warm, 503 before.
+
+        The fleet is told to those who may send requests.
+        """
+        fleets = await asyncio.gather(*(served.placement.fleet() for served in self._models))
+        heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
+        if len(heard) < len(fleets):
             return JSONResponse({"status": "not ready", "reason": "the router does not answer"}, 503)
-        known = {} if request.state.tenant is None else {"fleet": fleet}
-        if not fleet["ready"]:
-            missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
-            reason = f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"
-            return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
+        known: dict[str, Any] = {}
+        if request.state.tenant is not None:
+            known = {"fleet": fleets[0]} if len(fleets) == 1 else {"fleets": heard}
+        for model, fleet in heard.items():
+            if not fleet["ready"]:
+                missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
+                reason = f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"
+                if len(heard) > 1:
+                    reason = f"{model}: {reason}"
+                return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
         return JSONResponse({"status": "ready", **known})
 
     async def chat(self, request: Request) -> Response:
@@ -148,7 +146,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Answer a request of the responses API, by a chat completion; nothing is kept of it."""
         arrived_s = time.monotonic()
         asked, body = responses.read(await request.body(), self._config.limits, request.state.tenant)
-        wording = ResponseWording(asked, f"resp_{request.state.request_id}", self._config.max_model_len)
+        longest = self._named(body).config.max_model_len
+        wording = ResponseWording(asked, f"resp_{request.state.request_id}", longest)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
     async def model_data(self, model: str) -> Any:
@@ -167,7 +166,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def _convert(self, request: Request, model: type, method: str) -> Response:
         """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
         body = request_body.parse(await request.body(), model, self._config.limits)
-        self._name_model(body)
+        self._named(body)
         request_id = request.state.request_id
         asking = self._get_response(body=body, call_method=method, raw_request=_bare_request(request_id))
         try:
@@ -196,7 +195,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     ) -> Response:
         """Answer a request that was read, in the words of its own API if it has others."""
         state = request.state
-        self._name_model(body)
+        served = self._named(body)
+        state.model = body.model
         objective = resolve(
             state.headers,
             request_fields.service_tier(body),
@@ -217,8 +217,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             ),
             objective,
             arrived_s,
-            ended=self._placement.job_ended,
-            tell=self._tell,
+            ended=served.placement.job_ended,
+            tell=served.tell,
             span=TRACER.start_span(
                 "ingress",
                 tracing.here(dict(state.headers).get(TRACEPARENT, "")),
@@ -229,34 +229,21 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         )
         body.request_id = state.request_id
         asked = self._asked(body, objective, record, state, arrived_s)
-        context = await self._admit(asked, objective, record)
+        context = await self._admit(served, asked, objective, record)
         headers = _response_headers(objective, record)
-        pieces = self._generate(asked, method, context, record)
+        pieces = self._generate(served, asked, method, context, record)
         return await self._answer(pieces, record, headers, wording)
-
-    def _start_reporting(self, options: MonitorOptions) -> MonitorClient:
-        """Keep the monitor informed, and start it when there is none."""
-        replica = serve.get_replica_context()
-        participant = Participant(
-            replica.replica_id.unique_id, Role.INGRESS, IngressSeen, settings=options.settings
-        )
-        client = MonitorClient(participant, self._instruments, partial(start_own_monitor, options))
-        client.start()
-        return client
-
-    def _tell(self, ended: RequestEnded) -> None:
-        if self._monitor is not None:
-            self._monitor.note(ended)
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._model_cards:
             raise http_errors.unknown_model(model, list(self._model_cards))
 
-    def _name_model(self, body: Any) -> None:
-        """Have a request name a model that is served."""
+    def _named(self, body: Any) -> ServedModel:
+        """The model that a request names; from now on one names it that has named none."""
         if body.model is None:
-            body.model = self._config.model
+            body.model = self._models[0].config.name
         self._check_model(body.model)
+        return self._served[body.model]
 
     def _asked(
         self, body: Any, objective: Objective, record: RequestRecord, state: State, arrived_s: float
@@ -277,15 +264,19 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             limit=state.tenant.limit,
             key_limit=state.tenant.key_limit,
             answers_per_prompt=request_fields.answers_per_prompt(body),
-            output_tokens=request_fields.output_tokens(body, self._config.limits, self._config.max_model_len),
+            output_tokens=request_fields.output_tokens(
+                body, self._config.limits, self._served[body.model].config.max_model_len
+            ),
         )
         return Asked(body, placement, arrived_s)
 
-    async def _admit(self, asked: Asked, objective: Objective, record: RequestRecord) -> RequestContext:
+    async def _admit(
+        self, served: ServedModel, asked: Asked, objective: Objective, record: RequestRecord
+    ) -> RequestContext:
         """Get a place for the request, or raise the refusal."""
         placing = TRACER.start_span("place", set_span_in_context(record.span))
         try:
-            decision = await self._placement.place(asked.placement)
+            decision = await served.placement.place(asked.placement)
         except (asyncio.CancelledError, TaskCancelledError):
             record.end(Outcome.CANCELLED)
             raise
@@ -344,7 +335,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         return StreamingResponse(told, media_type=_SSE, headers=headers)
 
     async def _generate(
-        self, asked: Asked, method: str, context: RequestContext, record: RequestRecord
+        self,
+        served: ServedModel,
+        asked: Asked,
+        method: str,
+        context: RequestContext,
+        record: RequestRecord,
     ) -> AsyncGenerator[Any, None]:
         """The answer's pieces, from the decode tier; accounts for what ends it early."""
         handle = self._get_configured_serve_handle(await self._get_model_id(asked.body.model))
@@ -353,7 +349,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             return getattr(handle, method).remote(body, _internal_info(context))
 
         try:
-            async with aclosing(self._decode.answer(asked, context, send)) as pieces:
+            async with aclosing(served.decode.answer(asked, context, send)) as pieces:
                 async for piece in pieces:
                     yield piece
         except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):

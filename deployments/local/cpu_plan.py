@@ -24,32 +24,45 @@ class CorePlan:
     decode: tuple[str, ...]
 
 
-def plan_cores(
-    cores: Sequence[int], prefill_replicas: int, decode_replicas: int, prefill_tp: int, decode_tp: int
-) -> CorePlan:
-    """Split `cores`, at least one: one for each worker, what is left over to the prefill workers in turn.
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many replicas a model has, and workers each of them: one for each of its tensor-parallel ranks."""
 
-    With four cores or more, one stays free for the processes around the engines as long as every worker
-    still gets a core of its own. With fewer cores than workers they share, in turn. A replica has `tp`
-    workers, one for each of its tensor-parallel ranks.
+    prefill: int = 1
+    decode: int = 1
+    prefill_tp: int = 1
+    decode_tp: int = 1
+
+
+def plan_cores(cores: Sequence[int], *models: Workers) -> list[CorePlan]:
+    """Split `cores`, at least one, among the replicas of all `models`; a plan for each.
+
+    Each worker gets one, what is left over goes to the prefill workers in turn. With four cores or more, one
+    stays free for the processes around the engines as long as every worker still gets a core of its own. With
+    fewer cores than workers they share, in turn.
     """
-    prefill_workers = prefill_replicas * prefill_tp
-    workers = prefill_workers + decode_replicas * decode_tp
+    is_prefill: list[bool] = []
+    for model in models:
+        is_prefill += [True] * (model.prefill * model.prefill_tp) + [False] * (model.decode * model.decode_tp)
+    workers = len(is_prefill)
     usable = list(cores)
     if len(usable) >= _CORES_LEFT_FOR_OTHERS_FROM and len(usable) > workers:
         usable.pop()
     if len(usable) < workers:
         shares = [[usable[worker % len(usable)]] for worker in range(workers)]
     else:
-        sizes = [1] * workers
+        has = [1] * workers
+        prefill_workers = [worker for worker in range(workers) if is_prefill[worker]]
         for extra in range(len(usable) - workers):
-            sizes[extra % prefill_workers] += 1
+            has[prefill_workers[extra % len(prefill_workers)]] += 1
         left = iter(usable)
-        shares = [list(islice(left, size)) for size in sizes]
-    return CorePlan(
-        prefill=_bindings(shares[:prefill_workers], prefill_tp),
-        decode=_bindings(shares[prefill_workers:], decode_tp),
-    )
+        shares = [list(islice(left, size)) for size in has]
+    found, given = [], iter(shares)
+    for model in models:
+        prefill = list(islice(given, model.prefill * model.prefill_tp))
+        decode = list(islice(given, model.decode * model.decode_tp))
+        found.append(CorePlan(_bindings(prefill, model.prefill_tp), _bindings(decode, model.decode_tp)))
+    return found
 
 
 def _bindings(shares: list[list[int]], tp: int) -> tuple[str, ...]:

@@ -279,15 +279,16 @@ def check_ports_free(config: SlackServeConfig) -> None:
     Raises:
         ConfigError: when one is not, naming the key.
     """
-    transfer = config.kv_transfer
     wanted = [("port", config.host, config.port)]
     if config.grpc.port is not None:
         wanted.append(("grpc.port", "", config.grpc.port))
-    for key, first, pool in (
-        ("kv_transfer.prefill_port", transfer.prefill_port, config.prefill),
-        ("kv_transfer.decode_port", transfer.decode_port, config.decode),
-    ):
-        wanted += [(key, "", first + worker) for worker in range(pool.most * pool.tensor_parallel_size)]
+    for name, each in zip(("", *config.models), config.of_each_model(), strict=True):
+        where = f"models.{name}.kv_transfer" if name else "kv_transfer"
+        for key, first, pool in (
+            (f"{where}.prefill_port", each.kv_transfer.prefill_port, each.prefill),
+            (f"{where}.decode_port", each.kv_transfer.decode_port, each.decode),
+        ):
+            wanted += [(key, "", first + worker) for worker in range(pool.most * pool.tensor_parallel_size)]
     keys: dict[int, str] = {}
     if config.monitor.enabled and config.monitor.port:  # waits until its port is free
         keys[config.monitor.port] = "monitor.port"
@@ -312,5 +313,5 @@ def _check_port_free(key: str, host: str, port: int) -> None:
 
 def _cpus_needed(config: SlackServeConfig) -> int:
     """Ray CPUs: one for each worker, one for each engine's replica process, one for all the others."""
-    pools = (config.prefill, config.decode)
+    pools = [pool for each in config.of_each_model() for pool in (each.prefill, each.decode)]
     return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray import serve
@@ -16,10 +16,14 @@ from ray.exceptions import RayError
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from telemetry.reporting.monitor_client import find_monitor
+from telemetry.reporting.of_model import OfModel
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.schema import ApplicationStatusOverview
+
+
+_TIMEOUT_S: Final = 5.0
 
 
 class NotRunningError(Exception):
@@ -35,7 +39,7 @@ class RunningDeployment:
 
     model: str
     address: str
-    router: DeploymentHandle
+    router: OfModel
     prefill: DeploymentHandle
     decode: DeploymentHandle | None = None
     find_monitor: Callable[[], Any] | None = None
@@ -49,24 +53,24 @@ class RunningDeployment:
             return await question.dispatch(chosen, *arguments, pin=replica)
 
 
-def connect() -> RunningDeployment:
+def connect(model: str | None = None) -> RunningDeployment:
     """Find the deployment that runs on this machine; starts nothing.
 
-    Looks at the cluster that `RAY_ADDRESS` names. Without that, at the last one that was started here, and
-    then at all others.
+    Of several models it is the one of that name, without a name the first. Looks at the cluster that
+    `RAY_ADDRESS` names. Without that, at the last one that was started here, and then at all others.
 
     Raises:
-        NotRunningError: when there is none.
+        NotRunningError: when there is none, or none with that model.
     """
     applications = _applications("auto")
-    if (found := _deployment(applications)) is not None:
+    if (found := _deployment(applications, model)) is not None:
         return found
     here = ray.get_runtime_context().gcs_address
     others = set() if os.environ.get("RAY_ADDRESS") else find_gcs_addresses() - {here}
     for address in sorted(others):
         ray.shutdown()
         with suppress(NotRunningError):
-            if (found := _deployment(_applications(address))) is not None:
+            if (found := _deployment(_applications(address), model)) is not None:
                 return found
     raise NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
@@ -93,18 +97,42 @@ def _applications(address: str) -> dict[str, ApplicationStatusOverview]:
         raise NotRunningError(f"the Ray cluster here cannot be used: {error}") from None
 
 
-def _deployment(applications: dict[str, ApplicationStatusOverview]) -> RunningDeployment | None:
-    """The first of ours."""
+def _deployment(
+    applications: dict[str, ApplicationStatusOverview], model: str | None
+) -> RunningDeployment | None:
+    """The first of ours; of several models the one asked for, or the first that was configured.
+
+    Raises:
+        NotRunningError: when it has no such model.
+    """
     for application, state in applications.items():
-        for name in state.deployments:
-            if name.startswith(PREFILL_PREFIX):
-                model = name.removeprefix(PREFILL_PREFIX)
-                router, prefill, decode = (
-                    serve.get_deployment_handle(part, application)
-                    for part in (ROUTER_NAME, name, DECODE_PREFIX + model)
-                )
-                address = ray.get_runtime_context().gcs_address
-                return RunningDeployment(
-                    model, address, router, prefill, decode, partial(find_monitor, application)
-                )
+        parts = [name for name in state.deployments if name.startswith(PREFILL_PREFIX)]
+        if not parts:
+            continue
+        router = serve.get_deployment_handle(ROUTER_NAME, application)
+        models = _models(router) or [part.removeprefix(PREFILL_PREFIX) for part in parts]
+        name = model or models[0]
+        if name not in models:
+            raise NotRunningError(f"{application} has no model {model!r}; give one of {', '.join(models)}")
+        prefill, decode = (
+            serve.get_deployment_handle(prefix + _in_names(name), application)
+            for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
+        )
+        address = ray.get_runtime_context().gcs_address
+        return RunningDeployment(
+            name, address, OfModel(router, name), prefill, decode, partial(find_monitor, application)
+        )
     return None
+
+
+def _models(router: DeploymentHandle) -> list[str]:
+    """The models that are served; none when the router does not say."""
+    try:
+        return list(router.models.remote().result(timeout_s=_TIMEOUT_S))
+    except Exception:  # noqa: BLE001 - whatever ails it; who is asked later will see
+        return []
+
+
+def _in_names(model: str) -> str:
+    """A model's id as Ray Serve LLM has it in the names of deployments."""
+    return model.replace("/", "--").replace(".", "_")

@@ -1,8 +1,9 @@
 """The cluster-wide SLO monitor: one named actor that everybody reports to, detached from whoever started it.
 
-A thin shell around `slo.monitor.core`. Owns the clock, its log lines and its end: when nobody has reported
-for a while it goes, so that it is not left behind on a cluster that serves no more. Ray restarts it when it
-dies.
+A thin shell around `slo.monitor.core`, of which each model that is served has one: its objectives are judged,
+and its requests shed, by what happens to its own. Owns the clock, its log lines and its end: when nobody has
+reported for a while it goes, so that it is not left behind on a cluster that serves no more. Ray restarts it
+when it dies.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -39,13 +41,13 @@ class MonitorOptions:
     """What it is started with, and where.
 
     Attributes:
-        settings: Hold until an ingress reports others.
+        settings: By model; hold until an ingress reports others.
         host: The address on which metrics are exported.
         port: The port of the same; 0 exports none.
         on_head: Whether it runs on Ray's head node, where a scrape finds it, or on any.
     """
 
-    settings: MonitorSettings
+    settings: Mapping[str, MonitorSettings]
     host: str = "127.0.0.1"
     port: int = 0
     on_head: bool = True
@@ -57,22 +59,28 @@ class SloMonitor:
     def __init__(self, options: MonitorOptions, name: str) -> None:
         self._name = name
         logging.basicConfig(level=logging.INFO)
-        self._core = MonitorCore(options.settings, time.monotonic())
+        now_s = time.monotonic()
+        self._cores = {model: MonitorCore(settings, now_s) for model, settings in options.settings.items()}
         self._exporter = Exporter(options.host, options.port)
         self._show_at_s = 0.0
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def report(self, report: MonitorReport) -> MonitorAnswer:
-        """Hear from somebody."""
-        return self._core.heard(report, time.monotonic())
+        """Hear from somebody; of a model that is new, as after an upgrade, from now on."""
+        now_s = time.monotonic()
+        if (core := self._cores.get(report.model)) is None:
+            core = self._cores[report.model] = MonitorCore(report.settings or MonitorSettings(), now_s)
+        return core.heard(report, now_s)
 
-    async def demand(self) -> FleetDemand | None:
-        """What there is to do; None when nobody has said."""
-        return self._core.demand(time.monotonic())
+    async def demand(self, model: str) -> FleetDemand | None:
+        """What there is to do for a model's replicas; None when nobody has said."""
+        core = self._cores.get(model)
+        return None if core is None else core.demand(time.monotonic())
 
-    async def state(self) -> dict[str, Any]:
-        """What there is to know, as plain data for `slackserve top`."""
-        return shown(self._core.state(time.monotonic()), self._exporter)
+    async def state(self, model: str = "") -> dict[str, Any]:
+        """What there is to know of a model, by default the first, as plain data for `slackserve top`."""
+        core = self._cores[model or next(iter(self._cores))]
+        return shown(core.state(time.monotonic()), self._exporter)
 
     async def _watch(self) -> None:
         while True:
@@ -80,7 +88,8 @@ class SloMonitor:
                 self._look()
             except Exception:
                 _LOGGER.exception("look_failed")
-            if time.monotonic() - self._core.heard_s > ABANDONED_AFTER_S:
+            heard_s = max(core.heard_s for core in self._cores.values())
+            if time.monotonic() - heard_s > ABANDONED_AFTER_S:
                 _LOGGER.info("abandoned")
                 ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
                 return
@@ -88,15 +97,24 @@ class SloMonitor:
 
     def _look(self) -> None:
         self._exporter.open()
-        before = self._core.policy.version
-        reason = self._core.look(time.monotonic())
-        if (policy := self._core.policy).version != before:
-            _LOGGER.info("policy_revised reason=%s %s", reason.value, policy)
+        now_s = time.monotonic()
+        for model, core in list(self._cores.items()):
+            if self._is_gone(core, now_s):
+                del self._cores[model]
+                continue
+            before = core.policy.version
+            reason = core.look(now_s)
+            if (policy := core.policy).version != before:
+                _LOGGER.info("policy_revised model=%s reason=%s %s", model, reason.value, policy)
         started_s = time.monotonic()
         if started_s >= self._show_at_s:
-            self._exporter.show(self._core, started_s)
+            self._exporter.show(self._cores, started_s)
             ended_s = time.monotonic()
             self._show_at_s = ended_s + _SHOW_RARELY * (ended_s - started_s)
+
+    def _is_gone(self, core: MonitorCore, now_s: float) -> bool:
+        """Whether a model is served no more, while another is."""
+        return len(self._cores) > 1 and now_s - core.heard_s > ABANDONED_AFTER_S
 
 
 def start_monitor(options: MonitorOptions, application: str) -> Any:

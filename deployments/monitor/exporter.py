@@ -7,7 +7,7 @@ server. Scrapes run in a thread of their own and see the series of the last look
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -51,10 +51,12 @@ class Exporter:
         self.port, self.refused = self._wanted_port, ""
         _LOGGER.info("metrics_exported %s:%d", self._host, self.port)
 
-    def show(self, core: MonitorCore, now_s: float) -> None:
-        """Export this from now on."""
+    def show(self, cores: Mapping[str, MonitorCore], now_s: float) -> None:
+        """Export this from now on, of each model."""
         if self.port:
-            self._samples = tuple(samples(core, core.state(now_s)))
+            self._samples = tuple(
+                sample for model, core in cores.items() for sample in samples(model, core, core.state(now_s))
+            )
 
     def collect(self) -> Iterator[Any]:
         """Metric families, called by prometheus_client."""
@@ -67,44 +69,44 @@ class Exporter:
         yield from families.values()
 
 
-def samples(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
-    """Everything that is exported, with label values in the catalogue's order."""
-    yield from _tiers(state)
+def samples(model: str, core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
+    """Everything that is exported of a model, with label values in the catalogue's order."""
+    yield from _tiers(model, state)
     for series, attainment in state.series.items():
         yield from _series(series, attainment)
     for judged, count in core.judgements().items():
         labels = (judged.model, judged.tier, judged.objective, "yes" if judged.met else "no")
         yield catalogue.SLO_JUDGED, labels, count
-    yield from _policy(state)
+    yield from _policy(model, state)
     for replica, error in core.errors().items():
         yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
         yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
         yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90
     if state.ttft_error is not None:
-        yield catalogue.FIRST_TOKEN_ERROR, ("mape",), state.ttft_error.mape
-        yield catalogue.FIRST_TOKEN_ERROR, ("p90",), state.ttft_error.p90
+        yield catalogue.FIRST_TOKEN_ERROR, (model, "mape"), state.ttft_error.mape
+        yield catalogue.FIRST_TOKEN_ERROR, (model, "p90"), state.ttft_error.p90
     for role, count in state.subscribers.items():
-        yield catalogue.SUBSCRIBERS, (role.value,), count
-    yield catalogue.SUBSCRIBERS_BEHIND, (), state.behind
-    yield catalogue.REPORTS_DROPPED, (), core.dropped
+        yield catalogue.SUBSCRIBERS, (model, role.value), count
+    yield catalogue.SUBSCRIBERS_BEHIND, (model,), state.behind
+    yield catalogue.REPORTS_DROPPED, (model,), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
         for tier in state.tiers:
             total = sum(count for (each, _), count in counts.items() if each == tier)
-            yield catalogue.ROUTED, (tier, decision), total
+            yield catalogue.ROUTED, (model, tier, decision), total
     for steered, count in core.steered.items():
-        yield catalogue.POLICY_CHANGES, (steered.value,), count
+        yield catalogue.POLICY_CHANGES, (model, steered.value), count
     for directed, count in core.directed.items():
-        yield catalogue.DIRECTED, (directed.value,), count
+        yield catalogue.DIRECTED, (model, directed.value), count
 
 
-def _tiers(state: MonitorState) -> Iterator[Sample]:
+def _tiers(model: str, state: MonitorState) -> Iterator[Sample]:
     for tier, each in state.tiers.items():
-        yield catalogue.SLO_TARGET, (tier,), each.target
+        yield catalogue.SLO_TARGET, (model, tier), each.target
         for window, attainment, burn in (
             ("short", each.short, each.burn.short),
             ("long", each.long, each.burn.long),
         ):
-            labels = (tier, window)
+            labels = (model, tier, window)
             yield catalogue.SLO_BURN, labels, burn.rate
             yield catalogue.SLO_GOODPUT, labels, attainment.goodput_per_s
             if attainment.ratio is not None:
@@ -124,11 +126,11 @@ def _series(series: Series, attainment: Attainment) -> Iterator[Sample]:
                 yield catalogue.SLO_LATENCY, (*labels, latency, quantile), value
 
 
-def _policy(state: MonitorState) -> Iterator[Sample]:
+def _policy(model: str, state: MonitorState) -> Iterator[Sample]:
     policy = state.policy
-    yield catalogue.POLICY_VERSION, (), policy.version
-    yield catalogue.RESERVED, (), policy.reserved
+    yield catalogue.POLICY_VERSION, (model,), policy.version
+    yield catalogue.RESERVED, (model,), policy.reserved
     for tier in state.tiers:
-        yield catalogue.SHED_LEVEL, (tier,), policy.shed_level(tier)
+        yield catalogue.SHED_LEVEL, (model, tier), policy.shed_level(tier)
     if policy.margin is not None:
-        yield catalogue.POLICY_MARGIN, (), policy.margin
+        yield catalogue.POLICY_MARGIN, (model,), policy.margin

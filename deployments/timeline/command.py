@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from deployments.model_option import ModelOption
+
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _console = Console(stderr=True)
 
@@ -33,6 +35,7 @@ def timeline(
         Any, typer.Option(parser=seconds, metavar="TIME", help="How far back: 60s, 5m, 1h.")
     ] = "60s",
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("timeline.html"),
+    model: ModelOption = None,
 ) -> None:
     """Draw who ran, waited and was suspended on the running deployment's prefill replicas."""
     with _console.status("asking the replicas"):
@@ -41,7 +44,7 @@ def timeline(
         from deployments.timeline.page import html  # noqa: PLC0415 - imports Matplotlib
 
         try:
-            running = connect()
+            running = connect(model)
             tiers, found = asyncio.run(pasts(running, last))
         except NotRunningError as error:
             _console.print(Text(f"timeline: {error}", style="red"))

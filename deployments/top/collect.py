@@ -160,7 +160,7 @@ class Collector:
         if (monitor := self._monitor) is None:
             return None
         self._monitor = None
-        state = await monitor.state.remote()
+        state = await monitor.state.remote(self._running.model)
         self._monitor = monitor
         return state
 

@@ -47,10 +47,10 @@ BOARD: Final = Dashboard(
                 Panel(
                     "Load",
                     Unit.RATIO,
-                    (worst(FLEET_LOAD),),
+                    (worst(FLEET_LOAD, "model"),),
                     meaning="Prefill work that arrives, over what the fleet can do.",
                 ),
-                Panel("Backlog", Unit.SECONDS, (worst(FLEET_BACKLOG, "tier"),)),
+                Panel("Backlog", Unit.SECONDS, (worst(FLEET_BACKLOG, "model", "tier"),)),
                 Panel("KV blocks in use", Unit.RATIO, (now(KV_USAGE, "{{role}} {{replica}}"),)),
                 Panel(
                     "KV memory taken from running requests by vLLM",
@@ -93,7 +93,7 @@ BOARD: Final = Dashboard(
         PanelRow(
             "Replicas",
             (
-                Panel("Processes that report", Unit.COUNT, (now(SUBSCRIBERS, "{{role}}"),)),
+                Panel("Processes that report", Unit.COUNT, (now(SUBSCRIBERS, "{{model}} {{role}}"),)),
                 Panel("Prefills placed again", Unit.COUNT, (in_window(REPLACEMENTS, "cause", "outcome"),)),
                 Panel(
                     "Answers that lost their decode replica",
@@ -104,7 +104,7 @@ BOARD: Final = Dashboard(
                 Panel(
                     "Out of the monitor's reach, or behind its policy",
                     Unit.COUNT,
-                    (worst(MONITOR_LOST, "deployment"), now(SUBSCRIBERS_BEHIND, "behind")),
+                    (worst(MONITOR_LOST, "deployment"), now(SUBSCRIBERS_BEHIND, "{{model}} behind")),
                 ),
                 Panel("Policy that is followed", Unit.COUNT, (worst(POLICY_APPLIED, "deployment"),)),
                 Panel(
@@ -121,7 +121,11 @@ BOARD: Final = Dashboard(
                     "Prefill time, error", Unit.RATIO, (now(PREDICTION_ERROR, "{{replica}} {{statistic}}"),)
                 ),
                 Panel("Prefill time, correction", Unit.COUNT, (now(CORRECTION, "{{replica}}"),)),
-                Panel("Time to first token, error", Unit.RATIO, (now(FIRST_TOKEN_ERROR, "{{statistic}}"),)),
+                Panel(
+                    "Time to first token, error",
+                    Unit.RATIO,
+                    (now(FIRST_TOKEN_ERROR, "{{model}} {{statistic}}"),),
+                ),
                 Panel(
                     "Time to first token, error, p95 of either side",
                     Unit.SECONDS,
@@ -137,7 +141,7 @@ BOARD: Final = Dashboard(
                     Unit.RATIO,
                     both_signs(PROMPT_LENGTH_ERROR, names=_OFF),
                 ),
-                Panel("Bytes of a token", Unit.COUNT, (now(BYTES_PER_TOKEN, "bytes"),)),
+                Panel("Bytes of a token", Unit.COUNT, (now(BYTES_PER_TOKEN, "{{model}}"),)),
             ),
         ),
     ),

@@ -48,7 +48,7 @@ BOARD: Final = Dashboard(
                     Unit.RATIO,
                     (
                         Query(f"1 - {missed('5m')}{_THESE}", "{{tier}}"),
-                        now(SLO_TARGET, "{{tier}} target"),
+                        now(SLO_TARGET, "{{model}} {{tier}} target"),
                     ),
                     meaning="The fraction of the requests of the last five minutes that met all objectives.",
                 ),
@@ -67,17 +67,19 @@ BOARD: Final = Dashboard(
                 Panel(
                     "Attainment now",
                     Unit.RATIO,
-                    (now(SLO_ATTAINMENT, "{{tier}}", window="long"),),
+                    (now(SLO_ATTAINMENT, "{{model}} {{tier}}", window="long"),),
                     view=View.NUMBERS,
                     meaning="Over the monitor's own long window.",
                 ),
                 Panel(
-                    "Burn rate that the policy acts on", Unit.COUNT, (now(SLO_BURN, "{{tier}} {{window}}"),)
+                    "Burn rate that the policy acts on",
+                    Unit.COUNT,
+                    (now(SLO_BURN, "{{model}} {{tier}} {{window}}"),),
                 ),
                 Panel(
                     "Headroom",
                     Unit.RATIO,
-                    (now(SLO_HEADROOM, "{{tier}}", window="long"),),
+                    (now(SLO_HEADROOM, "{{model}} {{tier}}", window="long"),),
                     meaning="What is left of the budgets at the target's quantile; below 0 it is missed.",
                 ),
                 Panel(
@@ -90,7 +92,7 @@ BOARD: Final = Dashboard(
         PanelRow(
             "Requests",
             (
-                Panel("Goodput", Unit.PER_SECOND, (now(SLO_GOODPUT, "{{tier}}", window="short"),)),
+                Panel("Goodput", Unit.PER_SECOND, (now(SLO_GOODPUT, "{{model}} {{tier}}", window="short"),)),
                 Panel("Requests by outcome", Unit.PER_SECOND, (per_second(REQUESTS, "outcome"),)),
                 Panel("Refusals by reason", Unit.COUNT, (in_window(REJECTIONS, "tier", "reason"),)),
                 Panel("Decisions of the router", Unit.PER_SECOND, (per_second(ROUTED, "tier", "decision"),)),
@@ -103,16 +105,16 @@ BOARD: Final = Dashboard(
         PanelRow(
             "Policy",
             (
-                Panel("Shed", Unit.RATIO, (now(SHED_LEVEL, "{{tier}}"),)),
+                Panel("Shed", Unit.RATIO, (now(SHED_LEVEL, "{{model}} {{tier}}"),)),
                 Panel(
                     "Reserved for the top tier, and the margin of preemption",
                     Unit.COUNT,
-                    (now(RESERVED, "reserved"), now(POLICY_MARGIN, "margin")),
+                    (now(RESERVED, "{{model}} reserved"), now(POLICY_MARGIN, "{{model}} margin")),
                 ),
                 Panel(
                     "Version, and changes by reason",
                     Unit.COUNT,
-                    (now(POLICY_VERSION, "version"), in_window(POLICY_CHANGES, "reason")),
+                    (now(POLICY_VERSION, "{{model}} version"), in_window(POLICY_CHANGES, "reason")),
                 ),
             ),
         ),

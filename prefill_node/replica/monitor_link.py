@@ -49,11 +49,11 @@ class Monitored:
         self._watch: Watch | None = None
         self._client: MonitorClient | None = None
 
-    def start(self, watch: Watch, instruments: Instruments) -> None:
-        """Report from now on."""
+    def start(self, watch: Watch, instruments: Instruments, model: str = "") -> None:
+        """Report from now on, as one of `model`'s replicas."""
         self._watch = watch
         participant = Participant(
-            self._replica_id, Role.PREFILL, self._seen, follow=self.follow, direct=watch.direct
+            self._replica_id, Role.PREFILL, self._seen, self.follow, watch.direct, model=model
         )
         self._client = MonitorClient(participant, instruments)
         self._client.start()

@@ -54,6 +54,7 @@ from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
 from telemetry.reporting.draining import until
+from telemetry.reporting.of_model import OfModel
 from telemetry.reporting.reporter import Reporter
 from telemetry.tracing import TracingOptions
 
@@ -154,7 +155,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         record = PreemptionRecord(self._instruments, ledger, monitored.passed, reports.note_hit)
         self._history = record.history
         self._watch = watch = Watch(board, self._governor, record)
-        self._reporter = Reporter(lambda: reports.build(watch), router.report.remote, reports.delivered)
+        report = OfModel(router, llm_config.model_id).report.remote
+        self._reporter = Reporter(lambda: reports.build(watch), report, reports.delivered)
         self._jobs = JobTable(
             self.engine,
             self._governor,
@@ -173,7 +175,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             measured=node.predictor is None,
         )
         if node.is_monitored:
-            monitored.start(self._watch, self._instruments)
+            monitored.start(self._watch, self._instruments, llm_config.model_id)
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         self._watchdog = EngineWatchdog("prefill", client, self._progress, watch.pass_s, self._instruments)
         self._watchdog.start()

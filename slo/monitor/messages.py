@@ -84,12 +84,13 @@ class MonitorReport(Message):
     """One report.
 
     Attributes:
-        reporter: Who reports; unique among all.
+        reporter: Who reports; unique among all of a model.
         follows: The version of the policy that it follows.
         seen: What it has seen; None when it has nothing to say.
         policy: The policy that it follows, when the monitor has asked for it.
         settings: What the monitor shall work with; from those that know the configuration.
         dropped: How much it had to leave out since its last report.
+        model: The model that it is about; each has replicas, attainment and a policy of its own.
     """
 
     reporter: str
@@ -99,6 +100,7 @@ class MonitorReport(Message):
     policy: ClusterPolicy | None = None
     settings: MonitorSettings | None = None
     dropped: int = 0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class MonitorSettings:
     """What the monitor works with.
 
     Attributes:
-        models: The models that are served.
+        models: The names of the model that is served, and of its adapters.
         window_s: The long window.
         steers: Whether it sheds and reserves at all.
         corrects: Whether it corrects predictors, and the margin with them.

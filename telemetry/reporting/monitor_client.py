@@ -27,7 +27,7 @@ from slo.monitor.messages import MonitorAnswer, MonitorReport, Role, Seen
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.monitor.settings import MonitorSettings
 from telemetry import logs
-from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED
+from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED, Metric
 from telemetry.instruments import Instruments
 
 NAMESPACE: Final = "slackserve"
@@ -95,6 +95,7 @@ class Participant:
         follow: Called with each new policy.
         direct: Called with each directive.
         settings: What the monitor shall work with; from those that know the configuration.
+        model: What it serves; one of several has a participant for each.
     """
 
     reporter: str
@@ -103,6 +104,7 @@ class Participant:
     follow: Callable[[ClusterPolicy], None] = lambda _: None
     direct: Callable[[PreemptDirective], None] = lambda _: None
     settings: MonitorSettings | None = None
+    model: str = ""
 
 
 class MonitorClient:
@@ -179,6 +181,7 @@ class MonitorClient:
             policy=self.policy if self._wanted else None,
             settings=self._participant.settings,
             dropped=self._dropped,
+            model=self._participant.model,
         )
 
     def _put_back(self, events: tuple[Any, ...]) -> None:
@@ -192,7 +195,7 @@ class MonitorClient:
         if newer is not self.policy:
             self._apply(newer)
         self._guarded("direct", self._participant.direct, answer.directives)
-        self._instruments.set(POLICY_APPLIED, self.policy.version)
+        self._set(POLICY_APPLIED, self.policy.version)
 
     def _apply(self, policy: ClusterPolicy) -> None:
         self.policy = policy
@@ -223,8 +226,11 @@ class MonitorClient:
                 logs.event("policy_expired", level=logging.WARNING, version=self.policy.version)
                 self._wanted = False
                 self._apply(UNSTEERED)
-                self._instruments.set(POLICY_APPLIED, 0.0)
-        self._instruments.set(MONITOR_LOST, float(error is not None))
+                self._set(POLICY_APPLIED, 0.0)
+        self._set(MONITOR_LOST, float(error is not None))
+
+    def _set(self, metric: Metric, value: float) -> None:
+        self._instruments.set(metric, value, model=self._participant.model)
 
 
 def _checked(policy: ClusterPolicy | None) -> ClusterPolicy | None:

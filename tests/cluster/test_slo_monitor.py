@@ -86,7 +86,9 @@ def test_policies_are_followed_and_go_on_growing_after_the_monitor_was_killed(se
     assert versions(before + killed + after) == sorted(versions(before + killed + after))
     shed = [line["shed"] for line in before + killed + after]
     assert shed == sorted(shed), "what was shed stays shed while nobody says otherwise"
-    assert_soon(lambda: f"slackserve_policy_version {after[-1]['version']}.0" in session.scrape(), 10)
+    assert_soon(
+        lambda: f'slackserve_policy_version{{model="tiny"}} {after[-1]["version"]}.0' in session.scrape(), 10
+    )
 
 
 def test_another_application_of_the_cluster_is_steered_by_itself(session):

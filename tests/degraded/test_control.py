@@ -127,7 +127,7 @@ async def test_a_report_of_another_protocol_is_refused_with_words(fleet, monkeyp
     with monkeypatch.context() as older:
         older.setattr(protocol, "PROTOCOL", 0)
         refused = fleet.handle("Router").report.remote(
-            ReplicaGone(ReplicaId((await fleet.fresh("decode"))[0]))
+            ReplicaGone(ReplicaId((await fleet.fresh("decode"))[0])), model=fleet.deployment.model
         )
         with pytest.raises(Exception, match=r"protocol 0 .* speaks protocol"):
             await refused

@@ -144,9 +144,9 @@ def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     assert list(state["tiers"]) == list(TIERS)
     assert [each["target"] for each in state["tiers"].values()] == [0.97, 0.9, 0.95, 0.9]
     text = scraped(state["metrics_port"])
-    assert 'slackserve_slo_target_ratio{tier="text"} 0.97' in text
-    assert 'slackserve_policy_shed_ratio{tier="file"} 0.0' in text
-    assert 'slackserve_monitor_placements_total{decision="placed",tier="image"}' in text
+    assert 'slackserve_slo_target_ratio{model="tiny",tier="text"} 0.97' in text
+    assert 'slackserve_policy_shed_ratio{model="tiny",tier="file"} 0.0' in text
+    assert 'slackserve_monitor_placements_total{decision="placed",model="tiny",tier="image"}' in text
     assert "premium" not in text
     rows = [
         line.split()[0]

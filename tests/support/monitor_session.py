@@ -28,7 +28,8 @@ from telemetry.reporting.monitor_client import MonitorClient, Participant, find_
 
 APPLICATION = "tests"
 SLOW = ReplicaId("slow")
-LATE = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
+MODEL = "tiny"
+LATE = RequestEnded(MODEL, PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
 PASS = PassMeasured(predicted_s=0.1, corrected_s=0.1, measured_s=0.2)
 SETTINGS = MonitorSettings(rules=SteeringRules(tighten_every_s=1.0))
 OTHER_SETTINGS = MonitorSettings(window_s=60.0)
@@ -38,28 +39,31 @@ class Instruments:
     def __init__(self):
         self.lost = None
 
-    def set(self, metric, value):
+    def set(self, metric, value, model):
         if metric is MONITOR_LOST:
             self.lost = bool(value)
 
 
 def participants():
-    yield Participant("ingress", Role.INGRESS, IngressSeen, settings=SETTINGS)
+    yield Participant("ingress", Role.INGRESS, IngressSeen, settings=SETTINGS, model=MODEL)
     yield Participant(
-        SLOW, Role.PREFILL, lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, kv_usage=0.5)
+        SLOW,
+        Role.PREFILL,
+        lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, kv_usage=0.5),
+        model=MODEL,
     )
 
 
 async def run(port):
-    options = MonitorOptions(SETTINGS, port=port)
+    options = MonitorOptions({MODEL: SETTINGS}, port=port)
     handle = start_monitor(options, APPLICATION)
     clients = [
         MonitorClient(it, Instruments(), partial(find_monitor, APPLICATION), 0.1) for it in participants()
     ]
     other = MonitorClient(
-        Participant("other", Role.INGRESS, IngressSeen, settings=OTHER_SETTINGS),
+        Participant("other", Role.INGRESS, IngressSeen, settings=OTHER_SETTINGS, model=MODEL),
         Instruments(),
-        partial(start_monitor, MonitorOptions(OTHER_SETTINGS), "other"),
+        partial(start_monitor, MonitorOptions({MODEL: OTHER_SETTINGS}), "other"),
         0.1,
     )
     for client in (*clients, other):

@@ -33,7 +33,7 @@ from telemetry.instruments import Instruments
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponseGenerator
 
-    from deployments.http.placement_client import PlacementClient
+    from deployments.http.placing.placement_client import PlacementClient
 
 
 _CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, REQUEST_FAILED: FailureCause.REQUEST_FAILED}

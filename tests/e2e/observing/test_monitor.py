@@ -85,7 +85,7 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     }
     with urllib.request.urlopen(f"http://127.0.0.1:{before['metrics_port']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    assert 'slackserve_monitor_subscribers{role="prefill"} 1.0' in text
+    assert 'slackserve_monitor_subscribers{model="tiny",role="prefill"} 1.0' in text
     assert 'tenant="acme"' in text
 
     ray.kill(monitor_actor, no_restart=False)

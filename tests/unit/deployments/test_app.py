@@ -60,6 +60,25 @@ def test_what_cannot_work_is_refused_before_anything_starts(build, tiny, values,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_model", "values", "message"),
+    [
+        ({"max_model_len": 4096}, {}, "models.b: max_model_len: 4096 is more than the model's 2048"),
+        (
+            {"lora": {"adapters": {"a": "x/y"}}},
+            {"model_name": "a"},
+            "'a' is the name of two models or adapters",
+        ),
+        ({}, {"model_name": "b"}, "'b' is the name of two models or adapters"),
+    ],
+)
+def test_what_cannot_work_of_a_further_model_is_refused_with_its_name(build, tiny, of_model, values, message):
+    with pytest.raises(ConfigError) as caught:
+        build(parse({"model": tiny, "models": {"b": {"model": tiny, **of_model}}, **values}))
+    assert message in str(caught.value)
+
+
+@pytest.mark.slow
 def test_a_missing_model_directory_is_refused(build):
     with pytest.raises(RuntimeError, match="/no/such/model"):
         build(parse({"model": "/no/such/model"}))
@@ -79,7 +98,7 @@ def test_serve_gives_the_builder_typed_arguments(build):
 @pytest.fixture
 def options(monkeypatch):
     """Serve's options of the prefill and the decode deployment that a configuration is turned into."""
-    from deployments import app
+    from deployments import app, replicas
 
     found = {}
 
@@ -87,7 +106,7 @@ def options(monkeypatch):
         tier = name_prefix.rstrip(":").lower()
         found[tier] = llm_config, deployment_cls.get_deployment_options(llm_config)
 
-    monkeypatch.setattr(app, "build_llm_deployment", note)
+    monkeypatch.setattr(replicas, "build_llm_deployment", note)
 
     def options_of(values):
         with contextlib.suppress(TypeError):  # the ingress is not bound to what was not built

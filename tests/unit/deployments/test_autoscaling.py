@@ -24,7 +24,8 @@ def monitor(monkeypatch):
     """Answers what is put into `demand`; an exception is raised."""
     known = SimpleNamespace(demand=None, asked=0)
 
-    async def demand():
+    async def demand(model):
+        assert model == "tiny"
         known.asked += 1
         if isinstance(known.demand, Exception):
             raise known.demand
@@ -47,13 +48,13 @@ async def settled(policy, **replicas):
 
 async def test_it_sizes_its_tier_by_what_the_monitor_says(monitor):
     monitor.demand = BUSY
-    assert await settled(TierAutoscaler("prefill", **RULES)) == 3, "2 of work, and what waits by then"
-    assert await settled(TierAutoscaler("decode", **RULES)) == 2
+    assert await settled(TierAutoscaler("prefill", "tiny", **RULES)) == 3, "2 of work, and what waits by then"
+    assert await settled(TierAutoscaler("decode", "tiny", **RULES)) == 2
 
 
 async def test_it_asks_once_a_second_at_most(monitor):
     monitor.demand = BUSY
-    policy = TierAutoscaler("prefill", **RULES)
+    policy = TierAutoscaler("prefill", "tiny", **RULES)
     for _ in range(10):
         policy(context())
         await asyncio.sleep(0.01)
@@ -63,11 +64,11 @@ async def test_it_asks_once_a_second_at_most(monitor):
 @pytest.mark.parametrize("answer", [None, RuntimeError("the monitor has died")])
 async def test_without_an_answer_nothing_changes(monitor, answer):
     monitor.demand = answer
-    assert await settled(TierAutoscaler("prefill", **RULES), running=3, target=3) == 3
+    assert await settled(TierAutoscaler("prefill", "tiny", **RULES), running=3, target=3) == 3
 
 
 async def test_what_fails_in_it_does_not_reach_serve():
-    policy = TierAutoscaler("prefill", **RULES)
+    policy = TierAutoscaler("prefill", "tiny", **RULES)
     assert policy(SimpleNamespace(target_num_replicas=3)) == (3, {}), "there is no such context"
 
 

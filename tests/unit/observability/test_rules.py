@@ -238,7 +238,7 @@ def test_an_alert_that_cannot_fire_is_refused_and_the_file_says_so():
     "wrong",
     [
         lambda: select(FLEET_LOAD, tier="premium"),
-        lambda: grown(REQUESTS, "5m", "model"),
+        lambda: grown(REQUESTS, "5m", "tenant"),
         lambda: quantile(0.9, REQUESTS, "5m"),
         lambda: quantile(0.9, SLACK_AT_FIRST_TOKEN, "5m", "tier"),
     ],

@@ -23,7 +23,7 @@ class Instruments:
     def __init__(self):
         self.values = {}
 
-    def set(self, metric, value):
+    def set(self, metric, value, model):
         self.values[metric] = value
 
 

@@ -11,14 +11,13 @@ from deployments.config.admission import AdmissionConfig, FairnessConfig, Tenant
 from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig
 from deployments.config.lora import LoraConfig
+from deployments.config.models import ModelSection
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
+from deployments.config.replicas import AutoscalingConfig, KVTransferConfig, PoolConfig
 from deployments.config.settings import (
-    AutoscalingConfig,
-    KVTransferConfig,
     LimitsConfig,
-    PoolConfig,
     RouterSection,
     SlackServeConfig,
     load,
@@ -179,6 +178,7 @@ SECTIONS = {
     "`degraded`": [DegradedConfig],
     "`pressure`": [PressureConfig],
     "`lora`": [LoraConfig],
+    "`models`": [ModelSection],
     "`limits`": [LimitsConfig],
     "`api_keys`": [KeyConfig, TenantLimitsConfig],
 }
@@ -222,3 +222,39 @@ def test_every_limit_reaches_the_router():
 def test_prompts_that_decode_shall_compute_need_the_means():
     with pytest.raises(ConfigError, match=r"degraded\.local_prefill"):
         parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})
+
+
+TWO = {"prefill": {"replicas": 3}, "kv_transfer": {"link": {"bytes_per_token": 1, "gigabytes_per_s": 1}}}
+
+
+def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_one_models_own():
+    own = {"model": "b", "decode": {"replicas": 2}, "dtype": "half"}
+    config = parse({"model": "a", "max_model_len": 4096, "models": {"coder": own}} | TWO)
+    first, coder = config.of_each_model()
+    assert first is config
+    assert (coder.model, coder.model_name, coder.models) == ("b", "coder", {})
+    assert (coder.prefill.replicas, coder.decode.replicas, coder.dtype) == (3, 2, "half")
+    assert (coder.max_model_len, coder.profile, coder.kv_transfer.link) == (None, None, None)
+    assert coder.preemption == config.preemption
+    transfer = config.kv_transfer
+    assert coder.kv_transfer.prefill_port == transfer.prefill_port + 100
+    assert coder.kv_transfer.decode_port == transfer.decode_port + 100
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"models": {"b": {}}}, r"models\.b\.model"),
+        ({"models": {"b": {"model": "b", "modell": 1}}}, "modell"),
+        ({"models": {"a b": {"model": "b"}}}, "models"),
+        (
+            {"models": {"b": {"model": "b", "prefill": {"gpus_per_worker": 0.5}}}},
+            r"(?s)models\.b.*gpus_per_worker goes with accelerator: cuda",
+        ),
+        ({"models": {"b": {"model": "b", "kv_transfer": {"prefill_port": 20000}}}}, "they run into 20000"),
+        ({"prefill": {"replicas": 101}, "models": {"b": {"model": "b"}}}, "need 101 in a row"),
+    ],
+)
+def test_models_that_cannot_work_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(values)

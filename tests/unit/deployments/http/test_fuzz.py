@@ -15,7 +15,7 @@ from request_fuzz import PATHS, corpus, draw
 from deployments.config.limits import LimitsConfig
 from deployments.http import request_fields
 from deployments.http.gatekeeper import Gatekeeper
-from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.placing.prefix_hashes import prefix_hashes
 from deployments.http.request_body import read
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import Usage

@@ -7,7 +7,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import request_fields
-from deployments.http.prefix_hashes import prefix_hashes
+from deployments.http.placing.prefix_hashes import prefix_hashes
 from deployments.http.request_body import parse
 from slo.admission.tenants import ANONYMOUS, Tenant, cache_salt, server_secret
 from slo.errors import FieldError

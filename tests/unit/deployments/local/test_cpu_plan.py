@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.local.cpu_plan import CorePlan, plan_cores
+from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,12 @@ from deployments.local.cpu_plan import CorePlan, plan_cores
     ],
 )
 def test_plans(cores, replicas, tp, expected):
-    assert plan_cores(cores, *replicas, *tp) == expected
+    assert plan_cores(cores, Workers(*replicas, *tp)) == [expected]
 
 
 @given(st.integers(1, 32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_every_worker_has_cores_and_none_is_shared_while_there_are_enough(n, prefill, decode, p_tp, d_tp):
-    plan = plan_cores(range(n), prefill, decode, p_tp, d_tp)
+    (plan,) = plan_cores(range(n), Workers(prefill, decode, p_tp, d_tp))
     assert (len(plan.prefill), len(plan.decode)) == (prefill, decode)
     ranks = [rank for text in (*plan.prefill, *plan.decode) for rank in text.split("|")]
     assert len(ranks) == prefill * p_tp + decode * d_tp
@@ -30,3 +30,15 @@ def test_every_worker_has_cores_and_none_is_shared_while_there_are_enough(n, pre
     assert set(used) <= set(range(n))
     if n >= len(ranks):
         assert len(set(used)) == len(used)
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (2, [CorePlan(("0",), ("1",)), CorePlan(("0",), ("1",))]),
+        (5, [CorePlan(("0",), ("1",)), CorePlan(("2",), ("3",))]),
+        (8, [CorePlan(("0,1,2",), ("3",)), CorePlan(("4,5",), ("6",))]),
+    ],
+)
+def test_models_share_the_machine(cores, expected):
+    assert plan_cores(range(cores), Workers(), Workers()) == expected

@@ -55,11 +55,13 @@ def core():
 
 
 def exported(core):
-    return {(metric.name, labels): value for metric, labels, value in samples(core, core.state(SETTLE_S))}
+    return {
+        (metric.name, labels): value for metric, labels, value in samples("m", core, core.state(SETTLE_S))
+    }
 
 
 def test_everything_in_the_catalogue_is_exported_with_its_labels(core):
-    found = list(samples(core, core.state(SETTLE_S)))
+    found = list(samples("m", core, core.state(SETTLE_S)))
     assert {metric.name for metric, _, _ in found} == {metric.name for metric in catalogue.MONITOR}
     assert all(len(labels) == len(metric.labels) for metric, labels, _ in found)
     assert len(exported(core)) == len(found), "a series twice"
@@ -67,23 +69,23 @@ def test_everything_in_the_catalogue_is_exported_with_its_labels(core):
 
 def test_the_values_are_the_monitors(core):
     found = exported(core)
-    assert found["slackserve_slo_attainment_ratio", ("premium", "short")] == 0.0
-    assert found["slackserve_slo_attainment_ratio", ("standard", "long")] == 1.0
-    assert ("slackserve_slo_attainment_ratio", ("background", "long")) not in found, "nothing came"
+    assert found["slackserve_slo_attainment_ratio", ("m", "premium", "short")] == 0.0
+    assert found["slackserve_slo_attainment_ratio", ("m", "standard", "long")] == 1.0
+    assert ("slackserve_slo_attainment_ratio", ("m", "background", "long")) not in found, "nothing came"
     judged = {labels: value for (name, labels), value in found.items() if name == "slackserve_slo_judged"}
     assert judged["m", "premium", "ttft", "no"] == judged["m", "premium", "all", "no"] == 10
     assert judged["m", "premium", "tpot", "yes"] == 10
     assert judged["m", "background", "all", "no"] == 0, "so that a rate sees the first one"
-    assert found["slackserve_slo_burn_rate", ("premium", "long")] == pytest.approx(100.0)
-    assert found["slackserve_slo_headroom_ratio", ("standard", "long")] == pytest.approx(0.5, abs=0.01)
-    assert found["slackserve_policy_shed_ratio", ("background",)] == 0.25
-    assert found["slackserve_policy_changes", ("top_tier_at_risk",)] == 1
+    assert found["slackserve_slo_burn_rate", ("m", "premium", "long")] == pytest.approx(100.0)
+    assert found["slackserve_slo_headroom_ratio", ("m", "standard", "long")] == pytest.approx(0.5, abs=0.01)
+    assert found["slackserve_policy_shed_ratio", ("m", "background")] == 0.25
+    assert found["slackserve_policy_changes", ("m", "top_tier_at_risk")] == 1
     assert found["slackserve_prediction_correction_ratio", (R,)] == pytest.approx(2.0)
-    assert found["slackserve_monitor_directives", (DirectiveReason.OUT_OF_TIME.value,)] == 1
-    assert found["slackserve_monitor_placements", ("premium", "placed")] == 3
-    assert found["slackserve_monitor_placements", ("background", "refused")] == 2
-    assert found["slackserve_monitor_subscribers_behind", ()] == 3
-    assert found["slackserve_monitor_dropped", ()] == 2
+    assert found["slackserve_monitor_directives", ("m", DirectiveReason.OUT_OF_TIME.value)] == 1
+    assert found["slackserve_monitor_placements", ("m", "premium", "placed")] == 3
+    assert found["slackserve_monitor_placements", ("m", "background", "refused")] == 2
+    assert found["slackserve_monitor_subscribers_behind", ("m",)] == 3
+    assert found["slackserve_monitor_dropped", ("m",)] == 2
 
 
 def scrape(port):
@@ -95,11 +97,21 @@ def test_a_scrape_sees_the_last_look(core):
     exporter = Exporter("127.0.0.1", free_port())
     exporter.open()
     assert scrape(exporter.port) == ""
-    exporter.show(core, SETTLE_S)
+    exporter.show({"m": core}, SETTLE_S)
     text = scrape(exporter.port)
-    assert 'slackserve_slo_target_ratio{tier="premium"} 0.99' in text
-    assert 'slackserve_policy_changes_total{reason="top_tier_at_risk"} 1.0' in text
+    assert 'slackserve_slo_target_ratio{model="m",tier="premium"} 0.99' in text
+    assert 'slackserve_policy_changes_total{model="m",reason="top_tier_at_risk"} 1.0' in text
     assert 'tenant="a \\"quoted\\" tenant"' in text
+
+
+def test_models_are_told_apart(core):
+    exporter = Exporter("127.0.0.1", free_port())
+    exporter.open()
+    exporter.show({"m": core, "other": MonitorCore(MonitorSettings(), SETTLE_S)}, SETTLE_S)
+    text = scrape(exporter.port)
+    assert 'slackserve_policy_shed_ratio{model="m",tier="background"} 0.25' in text
+    assert 'slackserve_policy_shed_ratio{model="other",tier="background"} 0.0' in text
+    assert text.count("# TYPE slackserve_policy_shed_ratio gauge") == 1
 
 
 def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
@@ -110,7 +122,7 @@ def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
         with caplog.at_level(logging.WARNING):
             exporter.open()
             exporter.open()
-        exporter.show(core, SETTLE_S)
+        exporter.show({"m": core}, SETTLE_S)
         assert shown(core.state(SETTLE_S), exporter)["metrics_port"] == 0
         assert "in use" in shown(core.state(SETTLE_S), exporter)["metrics_refused"]
         assert len(caplog.records) == 1
@@ -123,7 +135,7 @@ def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
 def test_port_0_exports_nothing(core):
     exporter = Exporter("127.0.0.1", 0)
     exporter.open()
-    exporter.show(core, SETTLE_S)
+    exporter.show({"m": core}, SETTLE_S)
     assert exporter.port == 0
     assert list(exporter.collect()) == []
 

@@ -163,7 +163,8 @@ class Monitor:
         self.found += 1
         return self
 
-    async def _state(self):
+    async def _state(self, model):
+        assert model == "tiny"
         if self.fails is not None:
             raise self.fails
         return {"uptime_s": 1.0}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.http.prefix_hashes import BLOCK_BYTES, BLOCK_TOKENS, MOST_BLOCKS, prefix_hashes
+from deployments.http.placing.prefix_hashes import BLOCK_BYTES, BLOCK_TOKENS, MOST_BLOCKS, prefix_hashes
 from router.fleet.prefix_index import PrefixIndex
 from slo.request import ReplicaId
 

@@ -5,28 +5,86 @@ import time
 import pytest
 
 from router.fleet.view import RouterLimits
-from router.serve.deployment import RouterConfig, SlackRouter
+from router.messages import JobEnded, Placed, PlacementRequested
+from router.serve.deployment import SlackRouter
+from router.serve.model_router import RouterConfig
+from slo.admission.tenant_limits import TenantLimit
+from slo.errors import Rejected, RejectionReason
+from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, Replaced, ReplacementRequested
-from slo.reports import DecodeReported, PrefillReported
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import DEFAULT_TIERS, STANDARD
 
 A, B, D = (ReplicaId(name) for name in "abd")
+PREDICTOR = PrefillPredictor(1e-4, 1e-3)
+TWO = RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"small": None, "large": None})
+
+
+def request(job, limit=None):
+    return PlacementRequested(
+        JobId(job), Objective(STANDARD, 9.0, None), False, 100, 0, tenant="acme", limit=limit
+    )
+
+
+async def two_models():
+    router = SlackRouter(TWO)
+    for model in TWO.links:
+        await router.report(PrefillReported(f"p-{model}", PREDICTOR, (), None, 0.0), model=model)
+        await router.report(DecodeReported(f"d-{model}", 0.0, 0), model=model)
+    return router
+
+
+async def test_a_model_has_a_fleet_of_its_own():
+    router = await two_models()
+    for model in TWO.links:
+        placed = await router.place(request(f"of-{model}"), model=model)
+        assert (placed.prefill_replica, placed.decode_replica) == (f"p-{model}", f"d-{model}")
+    await router.report(ReplicaGone(ReplicaId("p-small")), model="small")
+    assert isinstance(await router.place(request("none"), model="small"), Rejected)
+    assert isinstance(await router.place(request("some"), model="large"), Placed)
+    assert [(await router.fleet(model=model))["ready"] for model in TWO.links] == [False, True]
+    with pytest.raises(ValueError, match="no model 'other', but small, large"):
+        await router.place(request("lost"), model="other")
+
+
+async def test_a_tenants_limit_holds_over_all_models():
+    router, limit = await two_models(), TenantLimit(max_concurrent=2)
+    first, second = [await router.place(request(model, limit), model=model) for model in TWO.links]
+    assert isinstance(first, Placed)
+    assert isinstance(second, Placed)
+    refused = await router.place(request("third", limit), model="small")
+    assert refused.reason is RejectionReason.CONCURRENCY
+    await router.job_ended(JobEnded(JobId("large")), model="large")
+    assert isinstance(await router.place(request("fourth", limit), model="small"), Placed)
+
+
+async def test_one_models_backlog_is_not_the_others():
+    router = await two_models()
+    refusals = 0
+    for number in range(3000):
+        slow = PlacementRequested(JobId(f"slow-{number}"), Objective(STANDARD, 9.0, None), False, 50_000, 0)
+        refusals += isinstance(await router.place(slow, model="large"), Rejected)
+    assert refusals > 1000
+    placed = await router.place(request("quick"), model="small")
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s < 0.5
 
 
 @pytest.mark.parametrize(("lost", "left"), [(None, {A, B}), (A, {B})])
 async def test_only_a_replica_that_is_lost_is_forgotten(lost, left):
-    router = SlackRouter(RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits()))
+    router = SlackRouter(RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"m": None}))
     for name in (A, B):
-        await router.report(PrefillReported(name, PrefillPredictor(1e-4, 1e-3), (), None, 0.0))
-    await router.report(DecodeReported(D, 0.0, 0))
+        await router.report(PrefillReported(name, PREDICTOR, (), None, 0.0), model="m")
+    await router.report(DecodeReported(D, 0.0, 0), model="m")
     cause = FailureCause.REQUEST_FAILED if lost is None else FailureCause.PULL_FAILED
     again = ReplacementRequested(JobId("job"), STANDARD, 2.0, False, 100, D, (A,), cause, lost)
-    placed = await router.replace(again)
+    placed = await router.replace(again, model="m")
     assert isinstance(placed, Replaced)
     assert placed.prefill_replica == B
-    assert {view.replica_id for view in router._core.view.usable_prefill(time.monotonic())} == left
+    usable = router._models["m"]._core.view.usable_prefill(time.monotonic())
+    assert {view.replica_id for view in usable} == left
 
 
 def test_what_says_something_about_a_replica():

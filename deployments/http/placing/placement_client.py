@@ -23,7 +23,7 @@ from telemetry.instruments import Instruments
 from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
+    from telemetry.reporting.of_model import OfModel
 
 
 _PAUSE_S = 1.0
@@ -40,12 +40,12 @@ class PlacementClient:
     """Calls the router, and notices when it does not react.
 
     Args:
-        router: Handle of the router deployment.
+        router: The router, for one model.
         timeout_s: Longest wait for its answer.
         instruments: Where fallbacks are counted.
     """
 
-    def __init__(self, router: DeploymentHandle, timeout_s: float, instruments: Instruments) -> None:
+    def __init__(self, router: OfModel, timeout_s: float, instruments: Instruments) -> None:
         self._router = router
         self._timeout_s = timeout_s
         self._instruments = instruments

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.http import placement_client
-from deployments.http.placement_client import PlacementClient
+from deployments.http.placing import placement_client
+from deployments.http.placing.placement_client import PlacementClient
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective

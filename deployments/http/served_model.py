@@ -1,0 +1,111 @@
+"""What an ingress has for each model that it serves: the way to its replicas, and its word to the monitor.
+
+Models share nothing here: one whose router's view, decode tier or policy is in trouble leaves the others
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ray import serve
+
+from decode_node.tier_calls import TierCalls
+from deployments.http.continuing.decode_tier import DecodeTier
+from deployments.http.continuing.stream_watch import StreamWatch
+from deployments.http.placing.placement_client import PlacementClient
+from deployments.monitor.actor import MonitorOptions, start_own_monitor
+from slo.monitor.messages import IngressSeen, Role
+from slo.outcomes import RequestEnded
+from telemetry.instruments import Instruments
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+from telemetry.reporting.of_model import OfModel
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model, as the ingress is told of it.
+
+    Attributes:
+        name: Of its replicas; requests may name it, or one of its adapters.
+        max_model_len: Longest prompt plus output, tokens.
+    """
+
+    name: str
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaysConfig:
+    """How the ingress goes to the replicas of every model.
+
+    Attributes:
+        router_timeout_s: Longest wait for the router's answer.
+        max_replacements: How often one request is placed again.
+        monitor: None means no SLO monitor.
+    """
+
+    router_timeout_s: float
+    max_replacements: int = 0
+    monitor: MonitorOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model, as the ingress serves it.
+
+    Attributes:
+        config: Which.
+        placement: Says where its requests go.
+        decode: Gets their answers.
+        monitor: Is told how they end; None for no monitor.
+    """
+
+    config: ModelConfig
+    placement: PlacementClient
+    decode: DecodeTier
+    monitor: MonitorClient | None
+
+    @classmethod
+    def started(
+        cls,
+        config: ModelConfig,
+        ways: WaysConfig,
+        router: DeploymentHandle,
+        replicas: DeploymentHandle,
+        instruments: Instruments,
+    ) -> ServedModel:
+        """It, with the monitor informed of it from now on, and started if there is none.
+
+        Args:
+            config: Which.
+            ways: How to go to its replicas.
+            router: The router of all models.
+            replicas: Its decode tier.
+            instruments: Where requests are counted.
+        """
+        placement = PlacementClient(OfModel(router, config.name), ways.router_timeout_s, instruments)
+        watch = StreamWatch(TierCalls(replicas).ask)
+        decode = DecodeTier(placement, watch, ways.max_replacements, instruments)
+        monitor = None
+        if ways.monitor is not None:
+            participant = Participant(
+                serve.get_replica_context().replica_id.unique_id,
+                Role.INGRESS,
+                IngressSeen,
+                settings=ways.monitor.settings[config.name],
+                model=config.name,
+            )
+            monitor = MonitorClient(participant, instruments, partial(start_own_monitor, ways.monitor))
+            monitor.start()
+        return cls(config, placement, decode, monitor)
+
+    def tell(self, ended: RequestEnded) -> None:
+        """Let the monitor know of a request that has ended."""
+        if self.monitor is not None:
+            self.monitor.note(ended)

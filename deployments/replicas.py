@@ -1,0 +1,198 @@
+"""Both tiers of replicas of one model, as Ray Serve is told of them.
+
+Owns what a replica is started with: its engine, its node, its number, hardware and environment.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Final
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.schema import LoggingConfig
+
+from decode_node.grammar_check import GrammarLimits
+from decode_node.server import DecodeNodeConfig, DecodeServer
+from deployments.autoscaling import TierAutoscaler
+from deployments.config.replicas import PoolConfig
+from deployments.config.settings import SlackServeConfig
+from deployments.engine_kwargs import engine_kwargs
+from deployments.local.cpu_plan import CorePlan
+from deployments.local.engine_start import cpu_environment
+from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
+from deployments.models.found import FoundModel
+from deployments.models.store import ResolvedModel
+from kv_transfer.connector import KVRole
+from prefill_node.engine_setup import EngineSetup, shares_of
+from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
+from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
+from slo.predict.measured_on import UNKNOWN
+from slo.preemption.types import PreemptionMode
+from slo.replacement import ReplacementRules
+
+NO_LIMIT: Final = 100_000
+"""Of calls that Serve lets a replica have at once."""
+_HEALTH_CHECK_S: Final = 2.0
+
+
+def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
+    """Both tiers of replicas of a model; the decode tier, which calls the other."""
+    prefill = build_llm_deployment(
+        _llm_config(model, KVRole.PREFILL),
+        name_prefix=PREFILL_PREFIX,
+        deployment_cls=PrefillServer,
+        bind_kwargs={"node": _prefill_node(model, cores), "router": router},
+    )
+    return build_llm_deployment(
+        _llm_config(model, KVRole.DECODE),
+        name_prefix=DECODE_PREFIX,
+        deployment_cls=DecodeServer,
+        bind_kwargs={
+            "node": _decode_node(model.config, cores),
+            "router": router,
+            "prefill_server": prefill,
+        },
+    )
+
+
+def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
+    config, profile = model.config, model.profile
+    predictor = None if profile is None else profile.predictor
+    handoff_s = config.handoff_ms / 1e3
+    if profile is not None and profile.predictor.handoff_s > 0:
+        handoff_s = profile.predictor.handoff_s
+    preemption = config.preemption
+    rules, fairness, tiers = preemption.rules(), config.fairness.rules(), config.tiers.tier_set()
+    setup = EngineSetup(
+        mode=preemption.mode.value,
+        order=preemption.order.value,
+        granularity=preemption.granularity,
+        compiled=preemption.compiled,
+        launch_ahead=preemption.launch_ahead,
+        vote_timeout_s=preemption.vote_timeout_s,
+        join_tokens=preemption.join_tokens,
+        limits=rules.limits,
+        shares=shares_of(tiers),
+        starvation_timeout_s=fairness.starvation_timeout_s,
+    )
+    weights = {tier: policy.weight for tier, policy in tiers.items()}
+    return PrefillNodeConfig(
+        predictor,
+        handoff_s,
+        config.warmup_tokens,
+        weights,
+        rules,
+        setup,
+        cores.prefill,
+        drain_s=config.prefill.drain_s,
+        max_ongoing_requests=config.prefill.max_ongoing_requests,
+        profiled=UNKNOWN if profile is None else profile.subject,
+        subject=model.subject,
+        is_monitored=config.monitor.enabled,
+        tracing=config.tracing.options(),
+    )
+
+
+def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
+    sheddable = [tier for tier, policy in config.tiers.tier_set().items() if policy.sheddable]
+    return DecodeNodeConfig(
+        config.prefill.fewest,
+        cores.decode,
+        replacement=ReplacementRules(config.router.max_replacements, frozenset(sheddable)),
+        max_ongoing_requests=config.decode.max_ongoing_requests,
+        local_prefills=config.degraded.at_once if config.degraded.local_prefill else 0,
+        router_timeout_s=config.router_timeout_s(),
+        is_monitored=config.monitor.enabled,
+        tracing=config.tracing.options(),
+        grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
+    )
+
+
+def _llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
+    config, found, is_prefill = model.config, model.resolved, role is KVRole.PREFILL
+    pool = config.prefill if is_prefill else config.decode
+    pinned = PinnedPrefill if is_prefill else PinnedDecode
+    return LLMConfig(
+        model_loading_config={"model_id": found.model_id, "model_source": found.source},
+        accelerator_type=pool.accelerator_type or config.accelerator_type,
+        engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,
+        runtime_env={"env_vars": _environment(config, found, role)},
+        callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
+        experimental_configs={
+            "stream_batching_interval_ms": 0,
+            "NIXL_SIDE_CHANNEL_PORT_BASE": (
+                config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port
+            ),
+        },
+        deployment_config={
+            **_size(model, pool, role),
+            "max_ongoing_requests": NO_LIMIT,
+            "request_router_config": RequestRouterConfig(request_router_class=pinned),
+            "logging_config": logging_of(config).model_dump(),
+            # Three failures in a row have Serve replace a replica, such as one whose engine has died.
+            "health_check_period_s": _HEALTH_CHECK_S,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "graceful_shutdown_timeout_s": pool.drain_s,
+            # Serve repeats the one selector for each bundle.
+            "placement_group_bundle_label_selector": [pool.node_labels] if pool.node_labels else None,
+        },
+        **_hardware(config, pool),
+    )
+
+
+def _size(model: FoundModel, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
+    """How many replicas there are, or who decides it."""
+    if pool.max_replicas is None:
+        return {"num_replicas": pool.replicas}
+    rules = model.config.autoscaling.rules(pool)
+    policy = {
+        "policy_function": f"{TierAutoscaler.__module__}.{TierAutoscaler.__qualname__}",
+        "policy_kwargs": {
+            "role": "prefill" if role is KVRole.PREFILL else "decode",
+            "model": model.name,
+            **dataclasses.asdict(rules),
+        },
+    }
+    return {
+        "autoscaling_config": {
+            "min_replicas": rules.min_replicas,
+            "initial_replicas": pool.replicas,
+            "max_replicas": rules.max_replicas,
+            # The policy has waited as long as it wants to.
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            "policy": policy,
+        }
+    }
+
+
+def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+    """What each worker takes, and whether all of a replica are on one node."""
+    on_cpu = config.accelerator == "cpu"
+    return {
+        "accelerator_config": {"kind": "cpu" if on_cpu else "gpu"},
+        "placement_group_config": {
+            "bundle_per_worker": {"CPU": 1} if on_cpu else {"GPU": pool.gpus_per_worker},
+            "strategy": "PACK" if pool.across_nodes else "STRICT_PACK",
+        },
+    }
+
+
+def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -> dict[str, str]:
+    """Environment of the replicas, and so of their engines."""
+    env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+    if Path(model.source).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    if config.accelerator == "cpu":
+        env |= cpu_environment(config.kv_cache_gib)
+    elif role is KVRole.PREFILL and config.preemption.mode is not PreemptionMode.OFF:
+        # A step can only be stopped and issued again with vLLM's first model runner.
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    return env
+
+
+def logging_of(config: SlackServeConfig) -> LoggingConfig:
+    """How a deployment logs."""
+    return LoggingConfig(encoding="JSON" if config.log_json else "TEXT", enable_access_log=False)

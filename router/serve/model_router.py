@@ -1,0 +1,232 @@
+"""What the router does for one model: its fleet, its admission and its word to the monitor.
+
+Owns the clock, the metrics and the log lines; decides nothing itself. Models share nothing but what a tenant
+may have of all of them together.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, assert_never
+
+from router.admission import Gate
+from router.core import RouterCore
+from router.fleet.decode_replica import DecodeView, KvLink
+from router.fleet.prefill_replica import PrefillView
+from router.fleet.view import RouterLimits
+from router.messages import JobEnded, LiveJobs, Placed, PlacementDecision, PlacementRequested
+from router.placement.registry import POLICIES
+from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.tenant_limits import TenantGates
+from slo.autoscaling.need import FleetDemand, PrefillDemand
+from slo.errors import Rejected
+from slo.monitor.messages import Role, RouterSeen
+from slo.monitor.policy import ClusterPolicy
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone, Report, unsound
+from slo.request import JobId
+from slo.tiers import Tier, TierSet
+from telemetry import catalogue, logs
+from telemetry.instruments import Instruments
+from telemetry.reporting import monitor_client
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+
+METRICS: Final = (
+    catalogue.PLACEMENTS,
+    catalogue.DECISION,
+    catalogue.SLACK_AT_DISPATCH,
+    catalogue.PROMPT_LENGTH_ERROR,
+    catalogue.BYTES_PER_TOKEN,
+    catalogue.FLEET_LOAD,
+    catalogue.FLEET_BACKLOG,
+    *monitor_client.METRICS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What the router is started with.
+
+    Attributes:
+        tiers: What each tier is promised.
+        placement: A key of `router.placement.registry.POLICIES`.
+        limits: How the router treats what it is told.
+        admission: When a model's fleet is under pressure, and what is done about it.
+        links: By model that is served, what its KV moves over; None for a handoff that does not depend on the
+            prompt's length.
+        find_monitor: Finds the application's SLO monitor, and starts it when there is none; None without one.
+    """
+
+    tiers: TierSet
+    placement: str
+    limits: RouterLimits
+    links: Mapping[str, KvLink | None]
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    find_monitor: Callable[[], Any] | None = None
+
+
+class ModelRouter:
+    """Places one model's requests, keeps the view of its fleet.
+
+    Args:
+        model: A key of the configuration's `links`.
+        config: Of the router.
+        tenants: What each tenant may have of all models together.
+        instruments: Have `METRICS`.
+    """
+
+    def __init__(
+        self, model: str, config: RouterConfig, tenants: TenantGates, instruments: Instruments
+    ) -> None:
+        draw = random.Random().random  # noqa: S311 - no secret
+        self._model = model
+        self._admission = AdmissionController(config.tiers, config.admission, tenants, draw)
+        self._tier_names = config.tiers.names
+        self._core = RouterCore(
+            config.tiers,
+            POLICIES[config.placement](random.Random().randrange),  # noqa: S311 - no secret
+            config.limits,
+            time.monotonic(),
+            config.links[model],
+            Gate(self._admission),
+        )
+        self._instruments = instruments
+        self._monitor: MonitorClient | None = None
+        if config.find_monitor is not None:
+            participant = Participant(_reporter(), Role.ROUTER, self._seen, self.follow, model=model)
+            self._monitor = MonitorClient(participant, instruments, config.find_monitor)
+
+    def place(self, request: PlacementRequested) -> PlacementDecision:
+        """See `SlackRouter.place`."""
+        started_s = time.monotonic()
+        if request.lost_replica is not None:
+            self._core.view.replica_gone(ReplicaGone(request.lost_replica))
+        decision = self._core.place(request, started_s)
+        self._instruments.observe(catalogue.DECISION, time.monotonic() - started_s)
+        self._show_load(request.objective.tier, started_s)
+        self._record(request.job_id, request.objective.tier, decision)
+        return decision
+
+    def _seen(self, events: tuple[tuple[Tier, PlacementDecision], ...]) -> RouterSeen:
+        placed, refused = Counter[tuple["Tier", str]](), Counter[tuple["Tier", str]]()
+        for tier, decision in events:
+            counts = placed if isinstance(decision, Placed) else refused
+            counts[tier, decision.reason.value] += 1
+        now_s = time.monotonic()
+        prefill = PrefillDemand(*self._admission.demand(now_s))
+        return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
+
+    def _show_load(self, tier: Tier, now_s: float) -> None:
+        model, backlog_s = self._model, self._admission.backlog_s(tier)
+        self._instruments.set(catalogue.FLEET_LOAD, self._admission.load(now_s), model=model)
+        self._instruments.set(catalogue.FLEET_BACKLOG, backlog_s, model=model, tier=tier)
+
+    def follow(self, policy: ClusterPolicy) -> None:
+        """Shed and reserve by the cluster's policy from now on."""
+        self._admission.follow(policy.shed, policy.reserved)
+
+    def job_ended(self, ended: JobEnded) -> None:
+        """See `SlackRouter.job_ended`."""
+        self._core.job_ended(ended, time.monotonic())
+
+    def not_for_prefill(self, job_id: JobId) -> None:
+        """See `SlackRouter.not_for_prefill`."""
+        self._core.not_for_prefill(job_id)
+
+    def reconcile(self, live: LiveJobs) -> None:
+        """See `SlackRouter.reconcile`."""
+        self._core.reconcile(live, time.monotonic())
+
+    def report(self, report: Report) -> None:
+        """See `SlackRouter.report`."""
+        if self._monitor is not None:
+            self._monitor.start()
+        if (why := unsound(report)) is not None:
+            # Its replica falls silent to the router, and is not used: better than decisions by such numbers.
+            logs.event("report_refused", level=logging.ERROR, replica=report.replica_id, why=why)
+            return
+        match report:
+            case PrefillReported():
+                for error in self._core.prefill_reported(report, time.monotonic()):
+                    self._instruments.observe(catalogue.PROMPT_LENGTH_ERROR, error, model=self._model)
+                if report.learned:
+                    self._instruments.set(
+                        catalogue.BYTES_PER_TOKEN,
+                        self._core.view.prompt_length.bytes_per_token,
+                        model=self._model,
+                    )
+            case DecodeReported():
+                self._core.view.decode_reported(report, time.monotonic())
+            case ReplicaGone():
+                self._core.view.replica_gone(report)
+            case _:
+                assert_never(report)
+
+    def _record(self, job_id: JobId, tier: Tier, decision: PlacementDecision) -> None:
+        match decision:
+            case Placed():
+                event = "request_placed"
+                self._instruments.count(
+                    catalogue.PLACEMENTS, model=self._model, tier=tier, reason=decision.reason.value
+                )
+                if decision.ttft_budget_s is not None and decision.predicted_ttft_s is not None:
+                    self._instruments.observe(
+                        catalogue.SLACK_AT_DISPATCH, decision.slack_s, model=self._model, tier=tier
+                    )
+            case Rejected():
+                event = "request_rejected"
+            case _:
+                assert_never(decision)
+        if self._monitor is not None:
+            self._monitor.note((tier, decision))
+        logs.event(event, job_id=job_id, model=self._model, tier=tier, **asdict(decision))
+
+    def fleet(self) -> dict[str, Any]:
+        """See `SlackRouter.fleet`."""
+        now_s = time.monotonic()
+        return {
+            "model": self._model,
+            "ready": self._core.is_ready(now_s),
+            "monitored": self._monitor is not None,
+            "tiers": list(self._tier_names),
+            "bytes_per_token": self._core.view.prompt_length.bytes_per_token,
+            "prompt_length_error": self._core.view.prompt_length.error,
+            "prefill": [_prefill_state(replica, now_s) for replica in self._core.view.prefill.values()],
+            "decode": [_decode_state(replica, now_s) for replica in self._core.view.decode.values()],
+        }
+
+
+def _reporter() -> str:
+    """A name of this router's own; the one that replaces it has another."""
+    return f"router-{uuid.uuid4().hex[:8]}"
+
+
+def _prefill_state(replica: PrefillView, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "outstanding": len(replica.jobs),
+        "outstanding_tokens": replica.outstanding_tokens,
+        "backlog_s": replica.backlog_s(now_s),
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
+        "per_token_s": replica.predictor.per_token_s,
+        "per_pair_s": replica.predictor.per_pair_s,
+        "fixed_s": replica.predictor.fixed_s,
+        "handoff_s": replica.predictor.handoff_s,
+    }
+
+
+def _decode_state(replica: DecodeView, now_s: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica_id,
+        "running": replica.running,
+        "kv_usage": replica.kv_usage,
+        "reported_s_ago": now_s - replica.reported_at_s,
+        "draining": replica.draining,
+    }

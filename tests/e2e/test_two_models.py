@@ -1,0 +1,201 @@
+"""One application with two models and an adapter: answers, objectives, metrics and overload apart."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import urllib.request
+
+import httpx
+import openai
+import pytest
+import torch
+from ports import free_port
+from safetensors.torch import load_file
+from serving import start
+from transformers import AutoModelForCausalLM
+from waiting import assert_soon
+
+from benchmarks.harness.tiny_models import build_tiny, build_tiny_adapter
+
+pytestmark = pytest.mark.e2e
+
+KEYS = {"acme": "key-of-acme", "metered": "key-of-metered"}
+NAMES = ("tiny", "small", "small-lora")
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, tiny_model):
+    """Where each model is, and the adapter."""
+    directory = tmp_path_factory.mktemp("two")
+    small = build_tiny(directory / "small", "llama", layers=2, context=1024, hidden=64)
+    return {
+        "tiny": tiny_model,
+        "small": small,
+        "small-lora": build_tiny_adapter(directory / "lora", small, 1),
+    }
+
+
+@pytest.fixture(scope="module")
+def monitor_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, places, monitor_port):
+    config = {
+        "model": str(places["tiny"]),
+        "model_name": "tiny",
+        "models": {
+            "small": {
+                "model": str(places["small"]),
+                "lora": {"adapters": {"small-lora": str(places["small-lora"])}},
+                "warmup_tokens": [32, 256],
+            }
+        },
+        "port": free_port(),
+        "kv_transfer": {
+            "prefill_port": random.randrange(24_000, 26_800),
+            "decode_port": random.randrange(28_000, 30_800),
+        },
+        "monitor": {"port": monitor_port},
+        "admission": {"max_backlog_s": 0.05},
+        "warmup_tokens": [32, 512],
+        "api_keys": [
+            {"tenant": "acme", "key": KEYS["acme"]},
+            {"tenant": "metered", "key": KEYS["metered"], "limits": {"max_concurrent": 1}},
+        ],
+    }
+    running = start(tmp_path_factory.mktemp("serve-two"), config, KEYS)
+    yield running
+    running.process.terminate()
+    running.process.wait(60)
+
+
+def reference(places, name, prompt):
+    """What transformers says greedily."""
+    base = name.removesuffix("-lora")
+    model = AutoModelForCausalLM.from_pretrained(places[base]).float().eval()
+    if base != name:
+        weights = load_file(places[name] / "adapter_model.safetensors")
+        for key in {key.rpartition(".lora_")[0] for key in weights}:
+            part = model.get_submodule(key.removeprefix("base_model.model."))
+            part.weight.data += weights[f"{key}.lora_B.weight"] @ weights[f"{key}.lora_A.weight"]
+    with torch.inference_mode():
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False
+        )
+    return ids[0, len(prompt) :].tolist()
+
+
+def ask(served, name, prompt, tenant="acme", **fields):
+    return served.client(tenant).completions.create(
+        model=name, prompt=prompt, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True} | fields
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_answers_with_its_own_weights(served, places, name):
+    prompt = random.Random(3).choices(range(200), k=300)
+    answer = ask(served, name, prompt, return_token_ids=True)
+    assert answer.model == name
+    assert answer.choices[0].token_ids == reference(places, name, prompt)
+
+
+def test_they_are_listed_with_their_lengths(served):
+    listed = {card.id: card.metadata for card in served.client().models.list()}
+    assert {name: listed[name]["max_request_context_length"] for name in NAMES} == {
+        "tiny": 4096,
+        "small": 1024,
+        "small-lora": 1024,
+    }
+    assert listed["small-lora"]["parent"] == "small"
+    with pytest.raises(openai.BadRequestError, match="1024"):
+        ask(served, "small", [1] * 2000)
+    assert ask(served, "tiny", [1] * 2000).usage.prompt_tokens == 2000
+
+
+def test_a_request_without_a_model_goes_to_the_first(served):
+    answer = httpx.post(
+        f"{served.url}/v1/completions",
+        json={"prompt": [1, 2, 3], "max_tokens": 1},
+        headers={"authorization": f"Bearer {KEYS['acme']}"},
+        timeout=60,
+    )
+    assert answer.json()["model"] == "tiny"
+
+
+def test_each_has_replicas_of_its_own(served):
+    answer = httpx.get(f"{served.url}/ready", headers={"authorization": f"Bearer {KEYS['acme']}"}).json()
+    assert {model: len(fleet["prefill"]) for model, fleet in answer["fleets"].items()} == {
+        "tiny": 1,
+        "small": 1,
+    }
+    replicas = {each["replica"] for fleet in answer["fleets"].values() for each in fleet["prefill"]}
+    assert len(replicas) == 2
+
+
+def top(served, *arguments):
+    command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
+    environment = os.environ | {"RAY_ADDRESS": served.ray_address(), "RAY_AUTH_MODE": "token"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+def test_top_shows_the_one_that_is_asked_for(served):
+    for name in ("tiny", "small"):
+        assert json.loads(top(served, "--json", "--model", name).stdout)["model"] == name
+    refused = top(served, "--json", "--model", "large")
+    assert refused.returncode == 1
+    assert "no model 'large'; give one of tiny, small" in refused.stdout + refused.stderr
+
+
+async def test_a_tenants_limit_is_one_for_all_models(served):
+    async with httpx.AsyncClient(
+        base_url=served.url, headers={"authorization": f"Bearer {KEYS['metered']}"}, timeout=60
+    ) as client:
+
+        async def status(model, tokens):
+            body = {"model": model, "prompt": [7] * 50, "max_tokens": tokens, "ignore_eos": True}
+            return (await client.post("/v1/completions", json=body)).status_code
+
+        long = asyncio.create_task(status("tiny", 900))
+        await asyncio.sleep(0.5)
+        assert await status("small", 1) == 429
+        assert await long == 200
+        assert await status("small", 1) == 200
+
+
+def judged(port, model, met):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    wanted = rf'slackserve_slo_judged_total{{met="{met}",model="{model}",objective="all",tier="\w+"}} (\S+)'
+    return sum(float(value) for value in re.findall(wanted, text))
+
+
+async def test_the_overload_of_one_is_not_the_others(served, monitor_port):
+    before = {name: judged(monitor_port, name, "no") for name in ("tiny", "small")}
+    async with httpx.AsyncClient(
+        base_url=served.url, headers={"authorization": f"Bearer {KEYS['acme']}"}, timeout=120
+    ) as client:
+
+        async def status(model, tokens):
+            prompt = random.choices(range(200), k=tokens)
+            body = {"model": model, "prompt": prompt, "max_tokens": 1, "stream": True}
+            headers = {"x-slo-tier": "standard"}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            return answer.status_code
+
+        crowd = [asyncio.create_task(status("small", 1000)) for _ in range(200)]
+        calm = [await status("tiny", 20) for _ in range(10)]
+        refused = [await each for each in crowd].count(429)
+    assert calm == [200] * 10
+    assert refused > 20
+    assert_soon(lambda: judged(monitor_port, "small", "no") >= before["small"] + refused, 20)
+    assert judged(monitor_port, "tiny", "no") == before["tiny"]
+    assert_soon(lambda: served.metric("slackserve_rejections_total", model="small") >= refused, 20)
+    assert served.metric("slackserve_rejections_total", model="tiny") == 0
+    assert served.metric("slackserve_requests_total", model="small-lora", outcome="finished") >= 1
