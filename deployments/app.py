@@ -23,12 +23,14 @@ from deployments.http.key_watch import KeyWatch
 from deployments.http.served_model import ModelConfig, WaysConfig
 from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.local.launcher import ROUTER_NAME
+from deployments.models.embedded import ModelStoreError
 from deployments.models.found import FoundModel
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from deployments.replicas import NO_LIMIT, logging_of, replicas
 from router.fleet.decode_replica import KvLink
 from router.serve.deployment import SlackRouter
-from router.serve.model_router import RouterConfig
+from router.serve.model_router import Route, RouterConfig
+from telemetry.reporting.of_model import in_names
 
 INGRESS_NAME = "Ingress"
 _SMALL_CPUS = 0.1
@@ -50,7 +52,7 @@ def build(config: SlackServeConfig) -> serve.Application:
     for each in configs[1:]:
         try:
             models.append(FoundModel.of(each))
-        except ConfigError as error:
+        except (ConfigError, ModelStoreError) as error:
             raise ConfigError(f"models.{each.model_name}: {error}") from None
     _check_names(models)
     keys = KeyWatch(config.key_source())
@@ -77,7 +79,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         },
         model_cards={name: _model_card(name, model) for model in models for name in model.names},
         config=IngressConfig(
-            tuple(ModelConfig(model.name, model.longest or _UNKNOWN_LENGTH) for model in models),
+            tuple(_told(model) for model in models),
             {name: model.name for model in models for name in model.names},
             config.tiers.tier_set(),
             config.limits,
@@ -88,12 +90,26 @@ def build(config: SlackServeConfig) -> serve.Application:
     )
 
 
+def _told(model: FoundModel) -> ModelConfig:
+    """What the ingress is told of a model."""
+    shows_usage = bool(model.config.decode.engine_kwargs.get("enable_force_include_usage"))
+    return ModelConfig(model.name, model.longest or _UNKNOWN_LENGTH, shows_usage)
+
+
 def _check_names(models: Sequence[FoundModel]) -> None:
-    """Make sure that each name means one model or adapter."""
+    """Make sure that each name means one model or adapter, and one deployment."""
     counts = Counter(name for model in models for name in model.names)
     if twice := [name for name, count in counts.items() if count > 1]:
         msg = f"models: {twice[0]!r} is the name of two models or adapters; give each a name of its own"
         raise ConfigError(msg)
+    parts: dict[str, str] = {}
+    for model in models:
+        if (other := parts.setdefault(in_names(model.name), model.name)) != model.name:
+            msg = (
+                f"models: {other!r} and {model.name!r} differ only in characters that are replaced in the "
+                "names of deployments; give one of them another name"
+            )
+            raise ConfigError(msg)
 
 
 def _monitor(config: SlackServeConfig, models: Sequence[FoundModel]) -> MonitorOptions | None:
@@ -126,8 +142,8 @@ def _router(
         RouterConfig(
             config.tiers.tier_set(),
             config.router.placement,
-            config.router.limits(config.degraded, config.kv_transfer.local_below),
-            {model.name: _link(model) for model in models},
+            config.router.limits(config.degraded),
+            {model.name: Route(_link(model), model.config.kv_transfer.local_below) for model in models},
             config.admission.rules(),
             None if monitor is None else partial(start_own_monitor, monitor),
         )

@@ -85,7 +85,7 @@ class TierAutoscaler:
             return None
         if self._role == "prefill":
             return partial(prefill_need, self._demand.prefill, running, start_s=self._scaler.rules.start_s)
-        return partial(_without_waiting, self._demand, running)
+        return partial(_without_waiting, self._demand)
 
     async def _ask(self, application: str) -> None:
         try:
@@ -99,6 +99,6 @@ class TierAutoscaler:
             logs.event("demand_unknown", level=logging.DEBUG, error=repr(error)[:300])
 
 
-def _without_waiting(demand: FleetDemand, running: int, _: float) -> Need:
+def _without_waiting(demand: FleetDemand, _: float) -> Need:
     """Decode's need does not depend on when another replica is up: nothing waits for it."""
-    return decode_need(demand.decode, running)
+    return decode_need(demand.decode)

@@ -79,7 +79,7 @@ def serve(
     """Serve a model on this machine until Ctrl-C."""
     settings = _settings(config, {"model": model, "host": host, "port": port})
     with preparation_progress(_console) as progress:
-        resolved = ModelStore().resolve(settings.model, progress)
+        resolved, *_ = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
     traces = settings.tracing.options()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.admission import Gate
-from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
 from router.messages import (
@@ -130,13 +130,14 @@ class RouterCore:
         """What there is to decode on the replicas that are used, what is on its way to them included."""
         replicas = self.view.usable_decode(now_s)
         objectives = [policy.tpot_s for policy in self._policies.values() if policy.tpot_s is not None]
-        requests = [replica.running + replica.placed_since_report for replica in replicas]
-        predicted = [replica.pace.tpot_s(has) for replica, has in zip(replicas, requests, strict=True) if has]
-        paces = [tpot_s for tpot_s in predicted if tpot_s is not None]
+        requests = sum(replica.running + replica.placed_since_report for replica in replicas)
+        pace = PaceModel.of_all(replica.pace for replica in replicas)
+        most = pace.most(min(objectives, default=math.inf))
         return DecodeDemand(
             math.fsum(replica.usage_with(0) for replica in replicas),
-            sum(requests),
-            max(paces) / min(objectives) if paces and objectives else 0.0,
+            requests,
+            # Where even one request alone is too slow, more replicas would mend nothing.
+            requests / most if most >= 1 else 0.0,
         )
 
     # What it decides.

@@ -24,7 +24,7 @@ from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
 from simulator.fleet.outcome import FleetRun
-from simulator.fleet.scaling import Elasticity, FleetSeen, Sizer
+from simulator.fleet.scaling import Elasticity, PrefillTierSeen
 from simulator.fleet.setup import FleetSetup
 from simulator.fleet.sizers import ByRequests, ByWork
 from simulator.study.goodput import Experiment
@@ -45,6 +45,7 @@ SIZES: Final = range(2, 8)
 CONSTANT: Final = (0.5, 1.0, 2.0, 3.0)
 SETTLED_S: Final = 600.0
 Load = Callable[[float], float]
+Sizer = Callable[[PrefillTierSeen, float], int]
 
 
 def step(at_s: float) -> float:
@@ -90,7 +91,7 @@ def rays(target_ongoing: float, upscale_delay_s: float, downscale_delay_s: float
     return ByRequests((1, MOST), target_ongoing, upscale_delay_s, downscale_delay_s)
 
 
-def _stay(replicas: int, _: FleetSeen, __: float) -> int:
+def _stay(replicas: int, _: PrefillTierSeen, __: float) -> int:
     return replicas
 
 

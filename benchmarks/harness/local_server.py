@@ -57,7 +57,7 @@ def serve_until_ready(
         RuntimeError: as `start_until`.
     """
     command = ["deployments.cli", "serve", "--port", str(port), *arguments]
-    url, env = f"http://127.0.0.1:{port}/ready", environment(*python_path, checkout)
+    url, env = f"http://127.0.0.1:{port}/ready?all", environment(*python_path, checkout)
     return start_until(lambda: (get_json(url) or {}).get("status") == "ready", command, log, env, checkout)
 
 

@@ -1,21 +1,33 @@
 """The section `models`: further models of one application, each with replicas of its own.
 
-What an entry leaves out is the deployment's own, but for what belongs to one model alone: its name, length,
-profile, adapters, and what is known of its KV.
+What an entry leaves out is the deployment's own, key by key, but for what belongs to one model alone: its
+name, length, profile, adapters, engine arguments, and what is known of its KV.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from deployments.config.lora import LoraConfig
 from deployments.config.replicas import KVTransferConfig, PoolConfig
 from slo.files.strict_yaml import Section
 from slo.objectives import MAX_OBJECTIVE_MS
 
-ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
-_PORTS_APART: Final = 100
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def _no_dashes(name: str) -> str:
+    if "--" in name:
+        raise ValueError("a model's name has no two dashes in a row, which stand for a slash elsewhere")
+    return name
+
+
+ModelName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"), AfterValidator(_no_dashes)
+]
+PORTS_APART: Final = 100
 """The side channels of a model begin so many ports after those of the one before it."""
 
 
@@ -23,13 +35,17 @@ class ModelSection(Section):
     """One further model."""
 
     model: Annotated[str, Field(min_length=1)] = Field(description="Hugging Face id or directory.")
-    prefill: PoolConfig | None = Field(None, description="By default as the deployment's.")
-    decode: PoolConfig | None = Field(None, description="By default as the deployment's.")
+    prefill: PoolConfig | None = Field(
+        None, description="What is left out is as the deployment's, but for engine_kwargs."
+    )
+    decode: PoolConfig | None = Field(
+        None, description="What is left out is as the deployment's, but for engine_kwargs."
+    )
     lora: LoraConfig = LoraConfig()
     kv_transfer: KVTransferConfig | None = Field(
         None,
-        description="By default as the deployment's, without its link; ports that are not named begin 100 "
-        "after those of the model before it.",
+        description="What is left out is as the deployment's, but for the link; ports that are not named "
+        "begin 100 after those of the model before it.",
     )
     accelerator_type: str | None = Field(None, description="By default as the deployment's.")
     dtype: str | None = Field(None, description="By default as the deployment's.")
@@ -49,20 +65,29 @@ class ModelSection(Section):
         None, min_length=2, description="By default as the deployment's."
     )
 
-    def instead_of(self, transfer: KVTransferConfig, place: int) -> dict[str, Any]:
+    def instead_of(self, deployment: Mapping[str, Any], place: int) -> dict[str, Any]:
         """What this model has instead of the deployment's own, by key.
 
         Args:
-            transfer: The deployment's.
+            deployment: The deployment's, by key.
             place: Among all models; the deployment's own is 0.
+
+        Raises:
+            ValidationError: A value is out of its range.
         """
         given = {key: getattr(self, key) for key in type(self).model_fields}
         own = {key: value for key, value in given.items() if value is not None}
         own |= {key: given[key] for key in ("profile", "max_model_len", "lora")}
-        named = self.kv_transfer or transfer.model_copy(update={"link": None})
-        ports = {
-            key: getattr(transfer, key) + place * _PORTS_APART
-            for key in ("prefill_port", "decode_port")
-            if self.kv_transfer is None or key not in self.kv_transfer.model_fields_set
-        }
-        return own | {"kv_transfer": named.model_copy(update=ports)}
+        for pool in ("prefill", "decode"):
+            own[pool] = _over(deployment[pool], {"engine_kwargs": {}}, given[pool])
+        transfer: KVTransferConfig = deployment["kv_transfer"]
+        apart = {key: getattr(transfer, key) + place * PORTS_APART for key in ("prefill_port", "decode_port")}
+        own["kv_transfer"] = _over(transfer, {"link": None, **apart}, given["kv_transfer"])
+        return own
+
+
+def _over(deployment: SectionT, one_models: Mapping[str, Any], given: SectionT | None) -> SectionT:
+    """A section of the deployment with what belongs to one model alone, and what is given, in its place."""
+    values = {key: getattr(deployment, key) for key in type(deployment).model_fields}
+    named = {} if given is None else {key: getattr(given, key) for key in given.model_fields_set}
+    return type(deployment).model_validate(values | dict(one_models) | named)

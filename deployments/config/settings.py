@@ -56,14 +56,13 @@ class RouterSection(Section):
         ),
     )
 
-    def limits(self, degraded: DegradedConfig, local_below: int = 0) -> RouterLimits:
+    def limits(self, degraded: DegradedConfig) -> RouterLimits:
         """The same in the router's vocabulary."""
         return RouterLimits(
             stale_after_s=self.stale_after_s,
             silent_after_s=self.silent_after_s,
             stretch=self.stretch,
             max_local_prefills=degraded.max_prompts if degraded.local_prefill else 0,
-            local_below_tokens=local_below,
         )
 
 
@@ -236,8 +235,8 @@ class SlackServeConfig(Section):
         mine["models"] = {}
         found = [self]
         for place, (name, section) in enumerate(self.models.items(), 1):
-            own = section.instead_of(self.kv_transfer, place) | {"model_name": name}
             try:
+                own = section.instead_of(mine, place) | {"model_name": name}
                 found.append(type(self).model_validate(mine | own))
             except ValidationError as error:
                 raise ValueError(explain(error, f"models.{name}")) from None

@@ -114,24 +114,24 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """200 once both tiers of every model are warm, 503 before.
+        """200 once both tiers of a model are warm, 503 before; with `?all` only once those of all models are.
 
-        The fleet is told to those who may send requests.
+        One model that is not ready takes no request from another. The fleet is told to those who may send
+        requests.
         """
         fleets = await asyncio.gather(*(served.placement.fleet() for served in self._models))
         heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
         if len(heard) < len(fleets):
             return JSONResponse({"status": "not ready", "reason": "the router does not answer"}, 503)
+        waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
         known: dict[str, Any] = {}
         if request.state.tenant is not None:
             known = {"fleet": fleets[0]} if len(fleets) == 1 else {"fleets": heard}
-        for model, fleet in heard.items():
-            if not fleet["ready"]:
-                missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
-                reason = f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"
-                if len(heard) > 1:
-                    reason = f"{model}: {reason}"
-                return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
+        if waiting and len(heard) > 1:
+            known["waiting"] = waiting
+        if waiting and ("all" in request.query_params or len(waiting) == len(heard)):
+            reason = ", ".join(waiting.values() if len(heard) == 1 else map(": ".join, waiting.items()))
+            return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
         return JSONResponse({"status": "ready", **known})
 
     async def chat(self, request: Request) -> Response:
@@ -292,7 +292,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if placement.counts_tokens and decision is not None:
             prompt_tokens = decision.tokens * placement.answers_per_prompt
             admitted = Usage(prompt_tokens, placement.output_tokens)
-        record.meter = TokenMeter(asked.body, admitted)
+        record.meter = TokenMeter(asked.body, admitted, shows_all=served.config.shows_usage)
         context = _context(record, placement, decision)
         if decision is None:
             record.placed(context.ttft_budget_s, None, objective.ttft_s)
@@ -368,6 +368,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 error=repr(error)[:2000],
             )
             raise _traced(http_errors.internal_error(record.request_id), record) from error
+
+
+def _missing(fleet: dict[str, Any]) -> str:
+    """What a model waits for that is not ready."""
+    missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
+    return f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"
 
 
 def _traced(error: HTTPError, record: RequestRecord) -> HTTPError:

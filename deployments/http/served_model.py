@@ -34,10 +34,12 @@ class ModelConfig:
     Attributes:
         name: Of its replicas; requests may name it, or one of its adapters.
         max_model_len: Longest prompt plus output, tokens.
+        shows_usage: Whether all its streams say their usage in each event, whoever asks.
     """
 
     name: str
     max_model_len: int
+    shows_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class ServedModel:
             instruments: Where requests are counted.
         """
         placement = PlacementClient(OfModel(router, config.name), ways.router_timeout_s, instruments)
+        placement.start()
         watch = StreamWatch(TierCalls(replicas).ask)
         decode = DecodeTier(placement, watch, ways.max_replacements, instruments)
         monitor = None

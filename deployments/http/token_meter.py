@@ -32,9 +32,10 @@ class TokenMeter:
     Args:
         body: A chat or text completion. A stream is told to say its usage.
         admitted: The most that it may take; None when nothing limits it.
+        shows_all: Whether the client sees all counts, whatever it asks for.
     """
 
-    def __init__(self, body: Any, admitted: Usage | None) -> None:
+    def __init__(self, body: Any, admitted: Usage | None, *, shows_all: bool = False) -> None:
         self._admitted = admitted
         self._answers_per_prompt = answers_per_prompt(body)
         self._answers_in_all = self._answers_per_prompt * prompts(body)
@@ -45,8 +46,8 @@ class TokenMeter:
         self._shows_totals = self._shows_counts = True
         if self._streams:
             asked = body.stream_options
-            self._shows_totals = asked is not None and bool(asked.include_usage)
-            self._shows_counts = self._shows_totals and bool(asked.continuous_usage_stats)
+            self._shows_totals = shows_all or (asked is not None and bool(asked.include_usage))
+            self._shows_counts = shows_all or (self._shows_totals and bool(asked.continuous_usage_stats))
             continuous = admitted is not None or self._shows_counts
             body.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=continuous)
 

@@ -188,7 +188,7 @@ class LocalDeployment:
 
     def _ready(self) -> tuple[bool, str]:
         tls = self._config.tls
-        answer = get_json(f"{self.url}/ready", trust=None if tls is None else tls.trust())
+        answer = get_json(f"{self.url}/ready?all", trust=None if tls is None else tls.trust())
         if answer is None:
             return False, "the port does not answer yet"
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
@@ -233,11 +233,13 @@ def check_no_labels(config: SlackServeConfig) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    given = {
-        "node_labels": config.node_labels,
-        "prefill.node_labels": config.prefill.node_labels,
-        "decode.node_labels": config.decode.node_labels,
-    }
+    given = {"node_labels": config.node_labels}
+    for name, each in zip(("", *config.models), config.of_each_model(), strict=True):
+        where = f"models.{name}." if name else ""
+        given |= {
+            f"{where}prefill.node_labels": each.prefill.node_labels,
+            f"{where}decode.node_labels": each.decode.node_labels,
+        }
     for key, labels in given.items():
         if labels:
             msg = (

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from telemetry.reporting.monitor_client import find_monitor
-from telemetry.reporting.of_model import OfModel
+from telemetry.reporting.of_model import OfModel, in_names
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -62,9 +62,13 @@ def connect(model: str | None = None) -> RunningDeployment:
     Raises:
         NotRunningError: when there is none, or none with that model.
     """
+    refused: NotRunningError | None = None
     applications = _applications("auto")
-    if (found := _deployment(applications, model)) is not None:
-        return found
+    try:
+        if (found := _deployment(applications, model)) is not None:
+            return found
+    except NotRunningError as error:
+        refused = error
     here = ray.get_runtime_context().gcs_address
     others = set() if os.environ.get("RAY_ADDRESS") else find_gcs_addresses() - {here}
     for address in sorted(others):
@@ -72,7 +76,7 @@ def connect(model: str | None = None) -> RunningDeployment:
         with suppress(NotRunningError):
             if (found := _deployment(_applications(address), model)) is not None:
                 return found
-    raise NotRunningError(
+    raise refused or NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"
     )
@@ -103,25 +107,31 @@ def _deployment(
     """The first of ours; of several models the one asked for, or the first that was configured.
 
     Raises:
-        NotRunningError: when it has no such model.
+        NotRunningError: when none of ours has such a model.
     """
+    there: list[str] = []
     for application, state in applications.items():
-        parts = [name for name in state.deployments if name.startswith(PREFILL_PREFIX)]
+        parts = [
+            name.removeprefix(PREFILL_PREFIX) for name in state.deployments if name.startswith(PREFILL_PREFIX)
+        ]
         if not parts:
             continue
         router = serve.get_deployment_handle(ROUTER_NAME, application)
-        models = _models(router) or [part.removeprefix(PREFILL_PREFIX) for part in parts]
+        models = _models(router) or parts
         name = model or models[0]
-        if name not in models:
-            raise NotRunningError(f"{application} has no model {model!r}; give one of {', '.join(models)}")
+        if name not in models and not (models is parts and in_names(name) in parts):
+            there += models
+            continue
         prefill, decode = (
-            serve.get_deployment_handle(prefix + _in_names(name), application)
+            serve.get_deployment_handle(prefix + in_names(name), application)
             for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
         )
         address = ray.get_runtime_context().gcs_address
         return RunningDeployment(
             name, address, OfModel(router, name), prefill, decode, partial(find_monitor, application)
         )
+    if there:
+        raise NotRunningError(f"{APP_NAME} serves no model {model!r} here; give one of {', '.join(there)}")
     return None
 
 
@@ -131,8 +141,3 @@ def _models(router: DeploymentHandle) -> list[str]:
         return list(router.models.remote().result(timeout_s=_TIMEOUT_S))
     except Exception:  # noqa: BLE001 - whatever ails it; who is asked later will see
         return []
-
-
-def _in_names(model: str) -> str:
-    """A model's id as Ray Serve LLM has it in the names of deployments."""
-    return model.replace("/", "--").replace(".", "_")

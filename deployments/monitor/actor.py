@@ -25,6 +25,7 @@ from slo.monitor.core import MonitorCore, MonitorState
 from slo.monitor.messages import MonitorAnswer, MonitorReport
 from slo.monitor.settings import MonitorSettings
 from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitor_prefix
+from telemetry.reporting.of_model import named
 
 LOOK_S: Final = 1.0
 ABANDONED_AFTER_S: Final = 60.0
@@ -79,7 +80,8 @@ class SloMonitor:
 
     async def state(self, model: str = "") -> dict[str, Any]:
         """What there is to know of a model, by default the first, as plain data for `slackserve top`."""
-        core = self._cores[model or next(iter(self._cores))]
+        if (core := named(self._cores, model)) is None:
+            raise ValueError(f"this monitor has no model {model!r}, but {', '.join(self._cores)}")
         return shown(core.state(time.monotonic()), self._exporter)
 
     async def _watch(self) -> None:

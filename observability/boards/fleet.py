@@ -106,7 +106,7 @@ BOARD: Final = Dashboard(
                     Unit.COUNT,
                     (worst(MONITOR_LOST, "deployment"), now(SUBSCRIBERS_BEHIND, "{{model}} behind")),
                 ),
-                Panel("Policy that is followed", Unit.COUNT, (worst(POLICY_APPLIED, "deployment"),)),
+                Panel("Policy that is followed", Unit.COUNT, (worst(POLICY_APPLIED, "deployment", "model"),)),
                 Panel(
                     "Events that were lost on the way to metrics",
                     Unit.COUNT,

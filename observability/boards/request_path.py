@@ -50,7 +50,7 @@ BOARD: Final = Dashboard(
                 Panel(
                     "From arrival to end, by tenant",
                     Unit.SECONDS,
-                    (now(SLO_LATENCY, "{{tenant}} {{tier}} p{{quantile}}", latency="e2e"),),
+                    (now(SLO_LATENCY, "{{model}} {{tenant}} {{tier}} p{{quantile}}", latency="e2e"),),
                 ),
             ),
         ),

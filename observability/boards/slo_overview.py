@@ -32,7 +32,10 @@ _ALLOWED: Final = f"(1 - max by (tier) ({exported(SLO_TARGET)}))"
 
 
 def _burn(window: str) -> Query:
-    return Query(f"{missed(window)}{_THESE} / on (tier) group_left () {_ALLOWED}", f"{{{{tier}}}} {window}")
+    return Query(
+        f"{missed(window)}{_THESE} / on (tier) group_left () {_ALLOWED}",
+        f"{{{{model}}}} {{{{tier}}}} {window}",
+    )
 
 
 BOARD: Final = Dashboard(
@@ -47,7 +50,7 @@ BOARD: Final = Dashboard(
                     "Attainment and target",
                     Unit.RATIO,
                     (
-                        Query(f"1 - {missed('5m')}{_THESE}", "{{tier}}"),
+                        Query(f"1 - {missed('5m')}{_THESE}", "{{model}} {{tier}}"),
                         now(SLO_TARGET, "{{model}} {{tier}} target"),
                     ),
                     meaning="The fraction of the requests of the last five minutes that met all objectives.",
@@ -96,9 +99,13 @@ BOARD: Final = Dashboard(
                 Panel("Requests by outcome", Unit.PER_SECOND, (per_second(REQUESTS, "outcome"),)),
                 Panel("Refusals by reason", Unit.COUNT, (in_window(REJECTIONS, "tier", "reason"),)),
                 Panel("Decisions of the router", Unit.PER_SECOND, (per_second(ROUTED, "tier", "decision"),)),
-                Panel("Requests by tenant", Unit.COUNT, (now(SLO_REQUESTS, "{{tenant}} {{tier}}"),)),
                 Panel(
-                    "Attainment by tenant", Unit.RATIO, (now(SLO_SERIES_ATTAINMENT, "{{tenant}} {{tier}}"),)
+                    "Requests by tenant", Unit.COUNT, (now(SLO_REQUESTS, "{{model}} {{tenant}} {{tier}}"),)
+                ),
+                Panel(
+                    "Attainment by tenant",
+                    Unit.RATIO,
+                    (now(SLO_SERIES_ATTAINMENT, "{{model}} {{tenant}} {{tier}}"),),
                 ),
             ),
         ),

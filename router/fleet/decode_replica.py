@@ -7,8 +7,8 @@ decided there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from slo.decode.headroom import DecodeLoad
@@ -26,6 +26,8 @@ _SENT_S: Final = 60.0
 """A request that has not reached its decode engine after so long is not reckoned with there."""
 _LEARNING_RATE: Final = 0.1
 _NO_SPREAD: Final = 1e-6
+_TELLING: Final = 0.5
+"""Numbers of requests that differ by so much of their mean say how much time is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,42 @@ class PaceModel:
         """Predicted time per output token with so many requests; None before the first report."""
         if self._weight == 0:
             return None
+        mean_running, mean_s, spread, common = self._moments()
+        guess = self._guess(mean_running, mean_s)
+        slope = guess if spread < _NO_SPREAD else max(0.0, common / spread)
+        return max(0.0, mean_s + slope * (running - mean_running))
+
+    @classmethod
+    def of_all(cls, models: Iterable[PaceModel]) -> PaceModel:
+        """What many replicas have learned that are alike, as one."""
+        known = list(models)
+        return cls(*(math.fsum(getattr(model, part.name) for model in known) for part in fields(cls)))
+
+    def most(self, tpot_s: float) -> float:
+        """How many requests may decode together at that time per output token; infinite when nobody knows.
+
+        Where those seen differ little in number, half of the time is taken to be theirs, rather than what the
+        little says.
+        """
+        if self._weight == 0:
+            return math.inf
+        mean_running, mean_s, spread, common = self._moments()
+        doubt = max(_NO_SPREAD, (_TELLING * mean_running) ** 2)
+        slope = (common + doubt * self._guess(mean_running, mean_s)) / (spread + doubt)
+        if slope <= 0:
+            return math.inf if mean_s <= tpot_s else 0.0
+        return max(0.0, mean_running + (tpot_s - mean_s) / slope)
+
+    def _moments(self) -> tuple[float, float, float, float]:
+        """The means of requests and time, the variance of the one, and the covariance of both."""
         mean_running, mean_s = self._running / self._weight, self._tpot_s / self._weight
         spread = self._running_squared / self._weight - mean_running**2
-        common = self._product / self._weight - mean_running * mean_s
-        slope = mean_s / max(1.0, mean_running) / 2 if spread < _NO_SPREAD else max(0.0, common / spread)
-        return max(0.0, mean_s + slope * (running - mean_running))
+        return mean_running, mean_s, spread, self._product / self._weight - mean_running * mean_s
+
+    @staticmethod
+    def _guess(mean_running: float, mean_s: float) -> float:
+        """How much longer it takes with one more, if half of the time is theirs."""
+        return mean_s / max(1.0, mean_running) / 2
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ from slo.replacement import Replaced, ReplacementDecision, ReplacementRequested
 from slo.reports import Report
 from slo.request import JobId
 from telemetry.instruments import Instruments
+from telemetry.reporting.of_model import named
 
 
 class SlackRouter:
@@ -25,13 +26,12 @@ class SlackRouter:
 
     def __init__(self, config: RouterConfig) -> None:
         tenants, instruments = TenantGates({}), Instruments(*METRICS)
-        self._models = {model: ModelRouter(model, config, tenants, instruments) for model in config.links}
+        self._models = {model: ModelRouter(model, config, tenants, instruments) for model in config.models}
 
     def _of(self, model: str) -> ModelRouter:
-        try:
-            return self._models[model]
-        except KeyError:
-            raise ValueError(f"this router has no model {model!r}, but {', '.join(self._models)}") from None
+        if (found := named(self._models, model)) is None:
+            raise ValueError(f"this router has no model {model!r}, but {', '.join(self._models)}")
+        return found
 
     async def place(self, request: PlacementRequested, *, model: str) -> PlacementDecision:
         """Decide on one request, and place nothing any more on a replica that was lost with it.
@@ -72,4 +72,4 @@ class SlackRouter:
 
         Without a model it is the first one's.
         """
-        return self._of(model or next(iter(self._models))).fleet()
+        return self._of(model).fleet()

@@ -11,8 +11,8 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, assert_never
 
 from router.admission import Gate
@@ -49,6 +49,19 @@ METRICS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """What is one model's own.
+
+    Attributes:
+        link: What its KV moves over; None for a handoff that does not depend on the prompt's length.
+        local_below_tokens: As `RouterLimits.local_below_tokens`.
+    """
+
+    link: KvLink | None = None
+    local_below_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """What the router is started with.
 
@@ -57,15 +70,14 @@ class RouterConfig:
         placement: A key of `router.placement.registry.POLICIES`.
         limits: How the router treats what it is told.
         admission: When a model's fleet is under pressure, and what is done about it.
-        links: By model that is served, what its KV moves over; None for a handoff that does not depend on the
-            prompt's length.
+        models: What is served, by name.
         find_monitor: Finds the application's SLO monitor, and starts it when there is none; None without one.
     """
 
     tiers: TierSet
     placement: str
     limits: RouterLimits
-    links: Mapping[str, KvLink | None]
+    models: Mapping[str, Route]
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     find_monitor: Callable[[], Any] | None = None
 
@@ -74,7 +86,7 @@ class ModelRouter:
     """Places one model's requests, keeps the view of its fleet.
 
     Args:
-        model: A key of the configuration's `links`.
+        model: A key of the configuration's `models`.
         config: Of the router.
         tenants: What each tenant may have of all models together.
         instruments: Have `METRICS`.
@@ -84,15 +96,16 @@ class ModelRouter:
         self, model: str, config: RouterConfig, tenants: TenantGates, instruments: Instruments
     ) -> None:
         draw = random.Random().random  # noqa: S311 - no secret
+        route = config.models[model]
         self._model = model
         self._admission = AdmissionController(config.tiers, config.admission, tenants, draw)
         self._tier_names = config.tiers.names
         self._core = RouterCore(
             config.tiers,
             POLICIES[config.placement](random.Random().randrange),  # noqa: S311 - no secret
-            config.limits,
+            replace(config.limits, local_below_tokens=route.local_below_tokens),
             time.monotonic(),
-            config.links[model],
+            route.link,
             Gate(self._admission),
         )
         self._instruments = instruments
@@ -108,7 +121,7 @@ class ModelRouter:
             self._core.view.replica_gone(ReplicaGone(request.lost_replica))
         decision = self._core.place(request, started_s)
         self._instruments.observe(catalogue.DECISION, time.monotonic() - started_s)
-        self._show_load(request.objective.tier, started_s)
+        self._show_load((request.objective.tier,), started_s)
         self._record(request.job_id, request.objective.tier, decision)
         return decision
 
@@ -121,10 +134,11 @@ class ModelRouter:
         prefill = PrefillDemand(*self._admission.demand(now_s))
         return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
 
-    def _show_load(self, tier: Tier, now_s: float) -> None:
-        model, backlog_s = self._model, self._admission.backlog_s(tier)
-        self._instruments.set(catalogue.FLEET_LOAD, self._admission.load(now_s), model=model)
-        self._instruments.set(catalogue.FLEET_BACKLOG, backlog_s, model=model, tier=tier)
+    def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:
+        self._instruments.set(catalogue.FLEET_LOAD, self._admission.load(now_s), model=self._model)
+        for tier in tiers:
+            backlog_s = self._admission.backlog_s(tier)
+            self._instruments.set(catalogue.FLEET_BACKLOG, backlog_s, model=self._model, tier=tier)
 
     def follow(self, policy: ClusterPolicy) -> None:
         """Shed and reserve by the cluster's policy from now on."""
@@ -162,6 +176,7 @@ class ModelRouter:
                     )
             case DecodeReported():
                 self._core.view.decode_reported(report, time.monotonic())
+                self._show_load(self._tier_names, time.monotonic())  # also of a model that nobody asks for
             case ReplicaGone():
                 self._core.view.replica_gone(report)
             case _:

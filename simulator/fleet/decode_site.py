@@ -36,6 +36,11 @@ class DecodeSite:
     Args:
         model: How fast and how large it is.
         link: What KV comes over.
+
+    Attributes:
+        ongoing: Requests that it has, those whose prefill still runs included.
+        is_draining: Whether it takes no more, and says so.
+        is_gone: Whether it has been ended.
     """
 
     def __init__(self, loop: EventLoop, replica_id: ReplicaId, model: DecodeModel, link: Link) -> None:
@@ -43,23 +48,36 @@ class DecodeSite:
         self.replica = VirtualDecodeReplica(loop, model)
         self._ingest = Ingest(loop, link)
         self._handovers: dict[str, _Handover] = {}
-        self._ongoing = 0
+        self.ongoing = 0
+        self.is_draining = False
+        self.is_gone = False
         self.reporter = VirtualReporter(loop, self.report)
 
     def report(self) -> DecodeReported:
         """How full it is; requests whose prefill still runs count as its own, as on a server."""
+        replica = self.replica
         return DecodeReported(
-            self.replica_id, self.replica.kv_usage, self._ongoing, self.replica.kv_tokens, self.replica.tpot_s
+            self.replica_id,
+            replica.kv_usage,
+            self.ongoing,
+            replica.kv_tokens,
+            replica.tpot_s,
+            draining=self.is_draining,
         )
+
+    def drain(self) -> None:
+        """Take no more, and say so."""
+        self.is_draining = True
+        self.reporter.changed()
 
     def began(self) -> None:
         """A request was placed here; its prefill comes first."""
-        self._ongoing += 1
+        self.ongoing += 1
         self.reporter.changed()
 
     def over(self) -> None:
         """One of its requests is over, or its prefill replica has failed."""
-        self._ongoing -= 1
+        self.ongoing -= 1
         self.reporter.changed()
 
     def take(

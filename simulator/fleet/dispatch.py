@@ -19,6 +19,7 @@ from router.placement.registry import POLICIES
 from simulator.fleet.setup import FleetSetup
 from simulator.replica.loop import EventLoop
 from simulator.workload.arrivals import Arrival
+from slo.autoscaling.need import DecodeDemand
 from slo.objectives import Objective
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
@@ -102,6 +103,10 @@ class Dispatch:
         """As `AdmissionController.demand`."""
         assert self._admission is not None
         return self._admission.demand(self._loop.now_s)
+
+    def decode_demand(self) -> DecodeDemand:
+        """As `RouterCore.decode_demand`."""
+        return self._core.decode_demand(self._loop.now_s)
 
     @staticmethod
     def _block(arrival: Arrival, prompt_bytes: int) -> int:

@@ -16,9 +16,10 @@ from router.messages import Placed
 from simulator.fleet.decode import Decoding
 from simulator.fleet.decode_site import DecodeSite
 from simulator.fleet.dispatch import Dispatch
+from simulator.fleet.elastic_tier import Crew, ElasticTier
 from simulator.fleet.outcome import FleetRun, Passage
 from simulator.fleet.prefill_site import PrefillSite, ReplicaLifetime
-from simulator.fleet.scaling import Elasticity, FleetSeen, Payroll
+from simulator.fleet.scaling import DecodeTierSeen, Elasticity, Payroll, PrefillTierSeen
 from simulator.fleet.setup import Failure, FleetSetup
 from simulator.replica.hardware import ReplicaModel
 from simulator.replica.job import Job
@@ -38,40 +39,42 @@ def simulate(
     arrivals: Sequence[Arrival],
     failures: Sequence[Failure] = (),
     *,
-    elasticity: Elasticity | None = None,
+    elasticity: Elasticity[PrefillTierSeen] | None = None,
+    decode_elasticity: Elasticity[DecodeTierSeen] | None = None,
     traced: bool = False,
 ) -> FleetRun:
     """Serve a stream until every request has ended; the same arguments give the same result.
 
     While no prefill replica lives, requests are refused. `elasticity` has the prefill tier grow and shrink
-    from the number of the setup, whose `admission` tells the demand. `traced` keeps each request's history.
+    from the number of the setup, whose `admission` tells the demand; `decode_elasticity` the decode tier.
+    `traced` keeps each request's history.
 
     Raises:
         ValueError: when a failure is of a replica that there is not.
     """
-    return _Fleet(setup, arrivals, elasticity, traced=traced).run(failures)
+    fleet = _Fleet(setup, arrivals, traced=traced)
+    fleet.scale(elasticity, decode_elasticity)
+    return fleet.run(failures)
 
 
 class _Fleet:
     """One simulation."""
 
-    def __init__(
-        self, setup: FleetSetup, arrivals: Sequence[Arrival], elasticity: Elasticity | None, *, traced: bool
-    ) -> None:
+    def __init__(self, setup: FleetSetup, arrivals: Sequence[Arrival], *, traced: bool) -> None:
         self._setup = setup
-        self._elasticity = elasticity
         self._payroll = Payroll(setup.weighted_tiers())
-        self._target = setup.prefill_replicas
-        self._starting = 0
-        self._sizes = [(0.0, self._target)]
+        self._decode_payroll = Payroll(setup.weighted_tiers())
+        self._prefill_tier: ElasticTier[PrefillTierSeen] | None = None
+        self._decode_tier: ElasticTier[DecodeTierSeen] | None = None
         self._traced = traced
         self._loop = EventLoop()
         self._passages = {str(arrival.number): Passage(arrival) for arrival in arrivals}
         self._left = len(arrivals)
         self._sites: dict[ReplicaId, PrefillSite] = {}
         self._places = [self._new_site(place) for place in range(setup.prefill_replicas)]
-        names = [ReplicaId(f"decode-{place}") for place in range(setup.decode_replicas)]
-        self._decode = {name: DecodeSite(self._loop, name, setup.decode, setup.link) for name in names}
+        self._decode: dict[ReplicaId, DecodeSite] = {}
+        for _ in range(setup.decode_replicas):
+            self._new_decode()
         informs = self._places[0].informs
         self._dispatch = Dispatch(self._loop, setup, informs=informs)
         if setup.length_sigma is not None:
@@ -83,10 +86,10 @@ class _Fleet:
             self._dispatch.hear(site.first_report(self._setup.hardware.predictor()))
             self._start_reports(site)
             self._payroll.hired(site.replica_id, 0.0)
-        answer_s = 2 * self._setup.delays.report_s
         for decode in self._decode.values():
             self._dispatch.hear(decode.report())
-            decode.reporter.start(self._dispatch.report, answer_s, self._is_over)
+            self._start_decode_reports(decode)
+            self._decode_payroll.hired(decode.replica_id, 0.0)
         for passage in self._passages.values():
             self._loop.call_at(passage.arrival.at_s, self._place, passage)
         for failure in failures:
@@ -96,16 +99,19 @@ class _Fleet:
                 )
             self._loop.call_at(failure.at_s, self._die, failure.replica)
             self._loop.call_at(failure.back_s, self._come_back, failure.replica)
-        if self._elasticity is not None:
-            self._loop.call_at(self._elasticity.every_s, self._resize, self._elasticity)
+        for tier in (self._prefill_tier, self._decode_tier):
+            if tier is not None:
+                tier.start()
         self._loop.run()
         return FleetRun(
             [*self._passages.values()],
             [site.replica for site in self._sites.values()],
             [site.replica for site in self._decode.values()],
             self._setup.prefill_replicas,
-            self._sizes if self._elasticity is not None else (),
+            () if self._prefill_tier is None else self._prefill_tier.sizes,
             self._payroll.total_s(self._loop.now_s),
+            () if self._decode_tier is None else self._decode_tier.sizes,
+            self._decode_payroll.total_s(self._loop.now_s),
         )
 
     def _is_over(self) -> bool:
@@ -248,7 +254,7 @@ class _Fleet:
         assert passage.outcome is None, "a request has ended twice"
         passage.outcome = outcome
         self._left -= 1
-        if self._elasticity is not None:
+        if self._prefill_tier is not None:
             self._payroll.judge(passage, self._loop.now_s)
 
     def _can_ever_hold(self, arrival: Arrival) -> bool:
@@ -312,39 +318,36 @@ class _Fleet:
 
     # Growing and shrinking.
 
-    def _resize(self, elasticity: Elasticity) -> None:
-        """Ask how many replicas there shall be, and see to it."""
-        now_s = self._loop.now_s
-        self._let_go()
-        if self._is_over():
-            return
-        staying = [site for site in self._places if site.is_alive and not site.is_draining]
+    def scale(
+        self, prefill: Elasticity[PrefillTierSeen] | None, decode: Elasticity[DecodeTierSeen] | None
+    ) -> None:
+        """Have tiers grow and shrink."""
+        if prefill is not None:
+            crew = Crew(self._staying, self._see, self._hire, self._let_go, self._is_over)
+            places = len(self._places)
+            self._prefill_tier = ElasticTier(self._loop, crew, self._payroll, prefill, places)
+        if decode is not None:
+            of_decode = Crew(
+                self._staying_decode, self._see_decode, self._hire_decode, self._let_go_decode, self._is_over
+            )
+            self._decode_tier = ElasticTier(
+                self._loop, of_decode, self._decode_payroll, decode, len(self._decode)
+            )
+
+    def _staying(self) -> list[PrefillSite]:
+        return [site for site in self._places if site.is_alive and not site.is_draining]
+
+    def _see(self, running: int, target: int) -> PrefillTierSeen:
         work, backlog_s = self._dispatch.demand()
         ongoing = sum(site.outstanding for site in self._places if site.is_alive)
-        at_risk = self._payroll.is_at_risk(now_s)
-        seen = FleetSeen(work, backlog_s, ongoing, len(staying), self._target, at_risk)
-        target = elasticity.sizer(seen, now_s)
-        if target != self._target:
-            self._target = target
-            self._sizes.append((now_s, target))
-        for _ in range(target - len(staying) - self._starting):
-            self._starting += 1
-            self._loop.call_at(now_s + elasticity.start_s, self._join, now_s)
-        for site in staying[max(target, 1) :]:
-            site.drain()
-        self._loop.call_at(now_s + elasticity.every_s, self._resize, elasticity)
+        at_risk = self._payroll.is_at_risk(self._loop.now_s)
+        return PrefillTierSeen(work, backlog_s, ongoing, running, target, at_risk)
 
-    def _join(self, ordered_s: float) -> None:
-        """A replica that was ordered is up; one that is not wanted any more was ended before that."""
-        self._starting -= 1
-        staying = sum(site.is_alive and not site.is_draining for site in self._places)
-        if staying >= self._target or self._is_over():
-            self._payroll.paid(self._loop.now_s - ordered_s)
-            return
+    def _hire(self) -> ReplicaId:
         site = self._new_site(len(self._places))
-        self._payroll.hired(site.replica_id, ordered_s)
         self._places.append(site)
         self._start_reports(site)
+        return site.replica_id
 
     def _let_go(self) -> None:
         """End the replicas that have drained."""
@@ -353,3 +356,32 @@ class _Fleet:
                 site.die()
                 self._notice(site)
                 self._payroll.left(site.replica_id, self._loop.now_s)
+
+    def _new_decode(self) -> DecodeSite:
+        name = ReplicaId(f"decode-{len(self._decode)}")
+        self._decode[name] = site = DecodeSite(self._loop, name, self._setup.decode, self._setup.link)
+        return site
+
+    def _start_decode_reports(self, site: DecodeSite) -> None:
+        answer_s = 2 * self._setup.delays.report_s
+        site.reporter.start(self._dispatch.report, answer_s, lambda: site.is_gone or self._is_over())
+
+    def _staying_decode(self) -> list[DecodeSite]:
+        return [site for site in self._decode.values() if not site.is_draining]
+
+    def _see_decode(self, running: int, target: int) -> DecodeTierSeen:
+        ongoing = sum(site.ongoing for site in self._decode.values())
+        return DecodeTierSeen(self._dispatch.decode_demand(), ongoing, running, target)
+
+    def _hire_decode(self) -> ReplicaId:
+        site = self._new_decode()
+        self._dispatch.hear(site.report())
+        self._start_decode_reports(site)
+        return site.replica_id
+
+    def _let_go_decode(self) -> None:
+        for site in self._decode.values():
+            if site.is_draining and not site.is_gone and site.ongoing == 0:
+                site.is_gone = True
+                self._dispatch.gone(site.replica_id)
+                self._decode_payroll.left(site.replica_id, self._loop.now_s)

@@ -51,6 +51,8 @@ class FleetRun:
         prefill_places: How many of them live at a time.
         sizes: If the tier is scaled, (time, prefill replicas ordered) whenever that changed.
         replica_s: Seconds of prefill replicas that were paid for, starting and draining ones included.
+        decode_sizes: As `sizes`, of the decode tier.
+        decode_replica_s: As `replica_s`, of the decode tier.
     """
 
     passages: Sequence[Passage]
@@ -59,6 +61,8 @@ class FleetRun:
     prefill_places: int
     sizes: Sequence[tuple[float, int]] = ()
     replica_s: float = math.nan
+    decode_sizes: Sequence[tuple[float, int]] = ()
+    decode_replica_s: float = math.nan
 
     @property
     def jobs(self) -> list[Job]:

@@ -1,13 +1,14 @@
-"""A prefill tier that grows and shrinks: who decides, on what, and what the replicas cost."""
+"""Tiers of replicas that grow and shrink: who decides, on what, and what the replicas cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeVar
 
 from simulator.fleet.outcome import Passage
+from slo.autoscaling.need import DecodeDemand
 from slo.monitor.attainment import RollingAttainment
 from slo.monitor.shedding import SteeringRules, TierBurn
 from slo.outcomes import Outcome, RequestEnded
@@ -18,8 +19,8 @@ _RULES: Final = SteeringRules()
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSeen:
-    """What there is to decide on.
+class PrefillTierSeen:
+    """What there is to decide on for prefill.
 
     Attributes:
         work: As `slo.autoscaling.need.PrefillDemand.work`.
@@ -38,27 +39,44 @@ class FleetSeen:
     at_risk: bool
 
 
-Sizer: TypeAlias = Callable[[FleetSeen, float], int]
-"""How many replicas there shall be from now on, by what is seen and the time."""
+@dataclass(frozen=True, slots=True)
+class DecodeTierSeen:
+    """What there is to decide on for decode.
+
+    Attributes:
+        demand: As the router tells it.
+        ongoing: Requests that the replicas have, those whose prefill still runs included.
+        running: Replicas that take requests.
+        target: How many there shall be until now.
+    """
+
+    demand: DecodeDemand
+    ongoing: int
+    running: int
+    target: int
+
+
+Seen = TypeVar("Seen", PrefillTierSeen, DecodeTierSeen)
 
 
 @dataclass(frozen=True, slots=True)
-class Elasticity:
+class Elasticity(Generic[Seen]):
     """How a tier is scaled.
 
     Attributes:
+        sizer: How many replicas there shall be from now on, by what is seen and the time.
         start_s: From the order of a replica until it takes requests.
         every_s: How often is asked.
     """
 
-    sizer: Sizer
+    sizer: Callable[[Seen, float], int]
     start_s: float = 60.0
     every_s: float = 1.0
 
 
 @dataclass(slots=True)
 class Payroll:
-    """The replicas' time, and how well it is used, as the monitor sees it."""
+    """A tier's replicas' time; of prefill also how well it is used, as the monitor sees it."""
 
     tiers: TierSet
     _attainment: RollingAttainment = field(default_factory=RollingAttainment)

@@ -1,4 +1,4 @@
-"""Who sizes a prefill tier: our rule, and Ray Serve's own."""
+"""Who sizes a tier of replicas: our rules, and Ray Serve's own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,36 @@ import math
 from collections import deque
 from functools import partial
 
-from simulator.fleet.scaling import FleetSeen
-from slo.autoscaling.need import PrefillDemand, prefill_need
+from simulator.fleet.scaling import DecodeTierSeen, PrefillTierSeen
+from slo.autoscaling.need import Need, PrefillDemand, decode_need, prefill_need
 from slo.autoscaling.scaler import Scaler, ScalingRules
 
 
 class ByWork:
-    """Ours: `slo.autoscaling`."""
+    """Ours of prefill: `slo.autoscaling`."""
 
     def __init__(self, rules: ScalingRules) -> None:
         self._scaler = Scaler(rules)
 
-    def __call__(self, seen: FleetSeen, now_s: float) -> int:
-        """See `simulator.fleet.scaling.Sizer`."""
+    def __call__(self, seen: PrefillTierSeen, now_s: float) -> int:
+        """See `simulator.fleet.scaling.Elasticity.sizer`."""
         demand = PrefillDemand(seen.work, seen.backlog_s, seen.at_risk)
         need = partial(prefill_need, demand, seen.running, start_s=self._scaler.rules.start_s)
+        return self._scaler.decide(need, seen.running, seen.target, now_s).target
+
+
+class ByMemoryAndPace:
+    """Ours of decode: `slo.autoscaling`."""
+
+    def __init__(self, rules: ScalingRules) -> None:
+        self._scaler = Scaler(rules)
+
+    def __call__(self, seen: DecodeTierSeen, now_s: float) -> int:
+        """See `simulator.fleet.scaling.Elasticity.sizer`."""
+
+        def need(_: float) -> Need:
+            return decode_need(seen.demand)
+
         return self._scaler.decide(need, seen.running, seen.target, now_s).target
 
 
@@ -53,8 +68,8 @@ class ByRequests:
         self._wants = 0
         self._since_s = 0.0
 
-    def __call__(self, seen: FleetSeen, now_s: float) -> int:
-        """See `simulator.fleet.scaling.Sizer`."""
+    def __call__(self, seen: PrefillTierSeen | DecodeTierSeen, now_s: float) -> int:
+        """See `simulator.fleet.scaling.Elasticity.sizer`."""
         self._seen.append((now_s, seen.ongoing))
         while self._seen[0][0] < now_s - self._look_back_s:
             self._seen.popleft()

@@ -59,7 +59,7 @@ def min_decode_replicas(
     """The fewest decode replicas that are enough if every prefill takes what it takes alone."""
     if setup.decode == INSTANT_DECODE:
         return 1
-    alone = replace(setup, arm=_ALONE, setting={}, prefill_replicas=1, placement="round_robin")
+    alone = replace(setup, arm=ALONE, setting={}, prefill_replicas=1, placement="round_robin")
 
     def is_enough(replicas: int) -> bool:
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
@@ -108,4 +108,5 @@ class _AloneReplica:
         self._prefilled(job)
 
 
-_ALONE: Final = Arm("alone", "Every prompt as if alone", _AloneReplica)
+ALONE: Final = Arm("alone", "Every prompt as if alone", _AloneReplica)
+"""For a fleet of which the decode tier alone is looked at."""

@@ -163,6 +163,7 @@ class AdmissionController:
         """
         if request.job_id in self._jobs:
             return None
+        self._forget_old(now_s)
         tier = request.tier
         if tier != SYSTEM:
             gate = self._tenants.of(request.tenant, request.limit)
@@ -181,7 +182,6 @@ class AdmissionController:
             for holder in (gate, own):
                 if holder is not None:
                     holder.began(request.usage, now_s)
-        self._forget_old(now_s)
         self._jobs[request.job_id] = _Job(
             tier,
             request.tenant,

@@ -54,8 +54,8 @@ class DecodeDemand:
     Attributes:
         memory: KV memory in use once what is on its way has arrived, in that of one replica.
         requests: How many the replicas have, or will by then.
-        pace: The predicted time per output token of the slowest, in the strictest objective's; 0 when nothing
-            decodes, or nothing is promised.
+        pace: Of how many replicas they take all of the time per output token that the strictest objective
+            leaves; 0 when nothing is promised, or more replicas would not mend it.
     """
 
     memory: float
@@ -112,12 +112,7 @@ def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: flo
     )
 
 
-def decode_need(seen: DecodeDemand, running: int) -> Need:
-    """Of decode: for its memory, and for its pace, which more replicas mend only where requests share one."""
-    shares = seen.requests > running
-    return Need(
-        seen.memory,
-        running * seen.pace if shares else 0.0,
-        ScaleReason.MEMORY,
-        ScaleReason.PACE,
-    )
+def decode_need(seen: DecodeDemand) -> Need:
+    """Of decode: for its memory, and for its pace."""
+    usual = ScaleReason.MEMORY if seen.memory >= seen.pace else ScaleReason.PACE
+    return Need(max(seen.memory, seen.pace), 0.0, usual, usual)

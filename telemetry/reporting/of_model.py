@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+Named = TypeVar("Named")
 
 
 class OfModel:
@@ -19,6 +22,24 @@ class OfModel:
 
     def __getattr__(self, name: str) -> _Method:  # noqa: D105 - see the class
         return _Method(getattr(self._handle, name), self._model)
+
+
+def named(models: Mapping[str, Named], name: str) -> Named | None:
+    """The one of `models` that has a name, or the first without a name; None for none.
+
+    A name may be as it is in names of deployments: who finds a deployment may know no other.
+    """
+    if not name:
+        return next(iter(models.values()), None)
+    found = models.get(name)
+    if found is None:
+        found = next((each for model, each in models.items() if in_names(model) == name), None)
+    return found
+
+
+def in_names(model: str) -> str:
+    """A model's name as Ray Serve LLM has it in the names of deployments."""
+    return model.replace("/", "--").replace(".", "_")
 
 
 class _Method:

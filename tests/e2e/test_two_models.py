@@ -11,6 +11,7 @@ import urllib.request
 
 import httpx
 import openai
+import psutil
 import pytest
 import torch
 from ports import free_port
@@ -150,7 +151,7 @@ def test_top_shows_the_one_that_is_asked_for(served):
         assert json.loads(top(served, "--json", "--model", name).stdout)["model"] == name
     refused = top(served, "--json", "--model", "large")
     assert refused.returncode == 1
-    assert "no model 'large'; give one of tiny, small" in refused.stdout + refused.stderr
+    assert "no model 'large' here; give one of tiny, small" in refused.stdout + refused.stderr
 
 
 async def test_a_tenants_limit_is_one_for_all_models(served):
@@ -199,3 +200,23 @@ async def test_the_overload_of_one_is_not_the_others(served, monitor_port):
     assert_soon(lambda: served.metric("slackserve_rejections_total", model="small") >= refused, 20)
     assert served.metric("slackserve_rejections_total", model="tiny") == 0
     assert served.metric("slackserve_requests_total", model="small-lora", outcome="finished") >= 1
+
+
+def test_one_that_is_down_takes_nothing_from_the_other(served):
+    def ready(query=""):
+        key = {"authorization": f"Bearer {KEYS['acme']}"}
+        return httpx.get(f"{served.url}/ready{query}", headers=key, timeout=10)
+
+    assert ready("?all").status_code == 200
+    (replica,) = [
+        process
+        for process in psutil.Process(served.process.pid).children(recursive=True)
+        if process.name().startswith("ray::ServeRepli") and "Decode:small" in "".join(process.cmdline())
+    ]
+    replica.kill()
+    assert_soon(lambda: ready("?all").status_code == 503, 30)
+    assert ready().status_code == 200
+    assert ready().json()["waiting"] == {"small": "no warm replica in: decode"}
+    assert ask(served, "tiny", [1] * 50).usage.completion_tokens == TOKENS
+    assert_soon(lambda: ready("?all").status_code == 200, 120)
+    assert ask(served, "small", [1] * 50).usage.completion_tokens == TOKENS

@@ -57,13 +57,20 @@ class PlacementClient:
         self._live: set[JobId] = set()
         self._reconciling: asyncio.Task[None] | None = None
 
-    async def place(self, request: PlacementRequested) -> PlacementDecision | None:
-        """The router's decision; None when it gives none and Serve shall choose the replicas."""
+    def start(self) -> None:
+        """Tell the router from now on which requests live, even while there are none; later calls do nothing.
+
+        What another ingress had asked for before it died ends only if somebody speaks. Needs a running loop.
+        """
         if self._reconciling is None:
             # Not in the context of the request that happens to come first: Serve cancels its calls with it.
             self._reconciling = asyncio.get_running_loop().create_task(
                 self._reconcile(), context=contextvars.Context()
             )
+
+    async def place(self, request: PlacementRequested) -> PlacementDecision | None:
+        """The router's decision; None when it gives none and Serve shall choose the replicas."""
+        self.start()
         self._asked += 1
         request = replace(request, asker=self._name, number=self._asked)
         self._live.add(request.job_id)

@@ -70,12 +70,20 @@ def test_what_cannot_work_is_refused_before_anything_starts(build, tiny, values,
             "'a' is the name of two models or adapters",
         ),
         ({}, {"model_name": "b"}, "'b' is the name of two models or adapters"),
+        ({"model": "/no/such"}, {}, "models.b: There is no directory /no/such"),
     ],
 )
 def test_what_cannot_work_of_a_further_model_is_refused_with_its_name(build, tiny, of_model, values, message):
     with pytest.raises(ConfigError) as caught:
         build(parse({"model": tiny, "models": {"b": {"model": tiny, **of_model}}, **values}))
     assert message in str(caught.value)
+
+
+@pytest.mark.slow
+def test_names_that_would_be_one_deployments_are_refused(build, tiny):
+    values = {"model": tiny, "model_name": "a.b", "models": {"a_b": {"model": tiny}}}
+    with pytest.raises(ConfigError, match=r"'a\.b' and 'a_b' differ only in characters that are replaced"):
+        build(parse(values))
 
 
 @pytest.mark.slow

@@ -414,7 +414,7 @@ def test_the_demand_on_decode_has_what_is_on_its_way_and_the_predicted_pace():
         router.view.decode_reported(DecodeReported(ReplicaId(name), 0.5, 10, 10_000, pace_s), 0.0)
     before = router.decode_demand(0.0)
     assert (before.memory, before.requests) == (pytest.approx(1.0), 20)
-    assert before.pace == pytest.approx(0.06 / 0.05)
+    assert before.pace == pytest.approx(2.0), "ten requests take 50 ms"
     router.place(request(1, 1000), 0.0)
     after = router.decode_demand(0.0)
     assert (after.memory, after.requests) == (pytest.approx(1.1), 21)

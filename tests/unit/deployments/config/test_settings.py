@@ -216,7 +216,6 @@ def test_every_limit_reaches_the_router():
     assert config.router.limits(config.degraded) == dataclasses.replace(limits, max_local_prefills=9)
     off = parse({"router": given, "degraded": {"local_prefill": False}})
     assert off.router.limits(off.degraded) == limits
-    assert off.router.limits(off.degraded, 64) == dataclasses.replace(limits, local_below_tokens=64)
 
 
 def test_prompts_that_decode_shall_compute_need_the_means():
@@ -224,17 +223,24 @@ def test_prompts_that_decode_shall_compute_need_the_means():
         parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})
 
 
-TWO = {"prefill": {"replicas": 3}, "kv_transfer": {"link": {"bytes_per_token": 1, "gigabytes_per_s": 1}}}
+TWO = {
+    "prefill": {"replicas": 3, "engine_kwargs": {"seed": 1}},
+    "decode": {"node_labels": {"pool": "a"}, "engine_kwargs": {"tool_call_parser": "hermes"}},
+    "kv_transfer": {"lease_s": 60, "link": {"bytes_per_token": 1, "gigabytes_per_s": 1}},
+}
 
 
 def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_one_models_own():
-    own = {"model": "b", "decode": {"replicas": 2}, "dtype": "half"}
+    own = {"model": "b", "decode": {"replicas": 2}, "dtype": "half", "kv_transfer": {"local_below": 32}}
     config = parse({"model": "a", "max_model_len": 4096, "models": {"coder": own}} | TWO)
     first, coder = config.of_each_model()
     assert first is config
     assert (coder.model, coder.model_name, coder.models) == ("b", "coder", {})
     assert (coder.prefill.replicas, coder.decode.replicas, coder.dtype) == (3, 2, "half")
+    assert coder.decode.node_labels == {"pool": "a"}
+    assert coder.prefill.engine_kwargs == coder.decode.engine_kwargs == {}, "arguments are of one model"
     assert (coder.max_model_len, coder.profile, coder.kv_transfer.link) == (None, None, None)
+    assert (coder.kv_transfer.lease_s, coder.kv_transfer.local_below) == (60, 32)
     assert coder.preemption == config.preemption
     transfer = config.kv_transfer
     assert coder.kv_transfer.prefill_port == transfer.prefill_port + 100
@@ -247,6 +253,11 @@ def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_o
         ({"models": {"b": {}}}, r"models\.b\.model"),
         ({"models": {"b": {"model": "b", "modell": 1}}}, "modell"),
         ({"models": {"a b": {"model": "b"}}}, "models"),
+        ({"models": {"a--b": {"model": "b"}}}, "two dashes"),
+        (
+            {"kv_transfer": {"decode_port": 65500}, "models": {"b": {"model": "b"}}},
+            r"(?s)models\.b.*decode_port.*65535",
+        ),
         (
             {"models": {"b": {"model": "b", "prefill": {"gpus_per_worker": 0.5}}}},
             r"(?s)models\.b.*gpus_per_worker goes with accelerator: cuda",

@@ -133,3 +133,9 @@ def test_who_asks_for_a_count_in_each_event_gets_it_where_nothing_is_limited():
     meter = TokenMeter(chat(stream=True, stream_options=options), None)
     assert "usage" in values(meter.read(chat_event(0, 3)))
     assert meter.output_tokens == 3
+
+
+def test_a_model_may_say_all_counts_to_everybody():
+    meter = TokenMeter(chat(stream=True), None, shows_all=True)
+    assert "usage" in values(meter.read(chat_event(0, 3)))
+    assert meter.read(totals(7, 3))

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
@@ -96,6 +98,24 @@ def test_the_pace_is_learned_as_a_line():
         pace.observe(running, 0.01 + 0.001 * running)
     assert pace.tpot_s(12) == pytest.approx(0.022)
     assert pace.tpot_s(32) == pytest.approx(0.042)
+
+
+def test_so_many_may_decode_together_at_a_pace():
+    fast, slow = PaceModel(), PaceModel()
+    assert fast.most(0.02) == math.inf, "nobody knows"
+    for running in (10, 20) * 20:
+        fast.observe(running, 0.01 + 0.0005 * running)
+        slow.observe(4 * running, 0.01 + 0.0005 * 4 * running)
+    both = PaceModel.of_all([fast, slow, PaceModel()])
+    assert both.most(0.03) == pytest.approx(40, rel=0.2)
+    assert both.most(0.005) == 0.0, "the weights alone take longer"
+
+
+def test_numbers_that_hardly_differ_say_little_of_what_a_request_takes():
+    pace = PaceModel()
+    for running, tpot_s in ((100, 0.020), (101, 0.019), (100, 0.021), (101, 0.022)) * 20:
+        pace.observe(running, tpot_s)
+    assert pace.most(0.030) == pytest.approx(200, rel=0.1), "half of the time is taken to be theirs"
 
 
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth():

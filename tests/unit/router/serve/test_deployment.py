@@ -1,13 +1,16 @@
 """One job's failure is its own; a replica that is lost is lost to all."""
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from router.fleet.view import RouterLimits
-from router.messages import JobEnded, Placed, PlacementRequested
+from router.messages import JobEnded, LiveJobs, Placed, PlacementRequested
+from router.serve import model_router
 from router.serve.deployment import SlackRouter
-from router.serve.model_router import RouterConfig
+from router.serve.model_router import Route, RouterConfig
 from slo.admission.tenant_limits import TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
@@ -19,7 +22,7 @@ from slo.tiers import DEFAULT_TIERS, STANDARD
 
 A, B, D = (ReplicaId(name) for name in "abd")
 PREDICTOR = PrefillPredictor(1e-4, 1e-3)
-TWO = RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"small": None, "large": None})
+TWO = RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"small": Route(), "large": Route()})
 
 
 def request(job, limit=None):
@@ -30,7 +33,7 @@ def request(job, limit=None):
 
 async def two_models():
     router = SlackRouter(TWO)
-    for model in TWO.links:
+    for model in TWO.models:
         await router.report(PrefillReported(f"p-{model}", PREDICTOR, (), None, 0.0), model=model)
         await router.report(DecodeReported(f"d-{model}", 0.0, 0), model=model)
     return router
@@ -38,26 +41,41 @@ async def two_models():
 
 async def test_a_model_has_a_fleet_of_its_own():
     router = await two_models()
-    for model in TWO.links:
+    for model in TWO.models:
         placed = await router.place(request(f"of-{model}"), model=model)
         assert (placed.prefill_replica, placed.decode_replica) == (f"p-{model}", f"d-{model}")
     await router.report(ReplicaGone(ReplicaId("p-small")), model="small")
     assert isinstance(await router.place(request("none"), model="small"), Rejected)
     assert isinstance(await router.place(request("some"), model="large"), Placed)
-    assert [(await router.fleet(model=model))["ready"] for model in TWO.links] == [False, True]
+    assert [(await router.fleet(model=model))["ready"] for model in TWO.models] == [False, True]
     with pytest.raises(ValueError, match="no model 'other', but small, large"):
         await router.place(request("lost"), model="other")
 
 
 async def test_a_tenants_limit_holds_over_all_models():
     router, limit = await two_models(), TenantLimit(max_concurrent=2)
-    first, second = [await router.place(request(model, limit), model=model) for model in TWO.links]
+    first, second = [await router.place(request(model, limit), model=model) for model in TWO.models]
     assert isinstance(first, Placed)
     assert isinstance(second, Placed)
     refused = await router.place(request("third", limit), model="small")
     assert refused.reason is RejectionReason.CONCURRENCY
     await router.job_ended(JobEnded(JobId("large")), model="large")
     assert isinstance(await router.place(request("fourth", limit), model="small"), Placed)
+
+
+async def test_requests_that_nobody_speaks_for_are_forgotten_though_their_model_is_quiet(monkeypatch):
+    limit = TenantLimit(max_concurrent=1)
+    router = await two_models()
+    lost = replace(request("lost", limit), asker="gone", number=1)
+    assert isinstance(await router.place(lost, model="small"), Placed)
+    assert isinstance(await router.place(request("next", limit), model="large"), Rejected)
+    began_s = time.monotonic()
+    await router.reconcile(LiveJobs("gone", 1, (lost.job_id,)), model="small")
+    for after_s in (1.0, 20.0, 40.0):
+        monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda s=began_s + after_s: s))
+        await router.reconcile(LiveJobs("here", 0, ()), model="small")
+    monkeypatch.undo()
+    assert isinstance(await router.place(request("again", limit), model="large"), Placed)
 
 
 async def test_one_models_backlog_is_not_the_others():
@@ -74,7 +92,7 @@ async def test_one_models_backlog_is_not_the_others():
 
 @pytest.mark.parametrize(("lost", "left"), [(None, {A, B}), (A, {B})])
 async def test_only_a_replica_that_is_lost_is_forgotten(lost, left):
-    router = SlackRouter(RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"m": None}))
+    router = SlackRouter(RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"m": Route()}))
     for name in (A, B):
         await router.report(PrefillReported(name, PREDICTOR, (), None, 0.0), model="m")
     await router.report(DecodeReported(D, 0.0, 0), model="m")

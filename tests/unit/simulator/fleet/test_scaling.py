@@ -7,7 +7,7 @@ import pytest
 from simulator.arms.arms import ARMS
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
-from simulator.fleet.scaling import Elasticity, FleetSeen
+from simulator.fleet.scaling import Elasticity, PrefillTierSeen
 from simulator.fleet.setup import FleetSetup
 from simulator.fleet.sizers import ByRequests, ByWork
 from simulator.study.goodput import Experiment
@@ -75,7 +75,7 @@ def test_a_replica_that_is_not_wanted_before_it_is_up_never_serves(capacity_rps)
 
 
 def seen(ongoing, target):
-    return FleetSeen(0.0, 0.0, ongoing, target, target, at_risk=False)
+    return PrefillTierSeen(0.0, 0.0, ongoing, target, target, at_risk=False)
 
 
 def test_rays_rule_waits_before_it_follows_the_requests():

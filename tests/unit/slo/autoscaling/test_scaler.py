@@ -112,12 +112,11 @@ def test_bounds_that_contradict_each_other_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("seen", "running", "expected"),
+    ("seen", "expected"),
     [
-        (DecodeDemand(1.5, 40), 2, Need(1.5, 0.0, ScaleReason.MEMORY, ScaleReason.PACE)),
-        (DecodeDemand(0.4, 40, pace=1.2), 2, Need(0.4, 2.4, ScaleReason.MEMORY, ScaleReason.PACE)),
-        (DecodeDemand(0.1, 2, pace=1.2), 2, Need(0.1, 0.0, ScaleReason.MEMORY, ScaleReason.PACE)),
+        (DecodeDemand(1.5, 40), Need(1.5, 0.0, ScaleReason.MEMORY, ScaleReason.MEMORY)),
+        (DecodeDemand(0.4, 40, pace=1.2), Need(1.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
     ],
 )
-def test_decode_needs_memory_and_pace_where_requests_share_a_replica(seen, running, expected):
-    assert decode_need(seen, running) == expected
+def test_decode_needs_what_its_memory_and_its_pace_need(seen, expected):
+    assert decode_need(seen) == expected

@@ -156,3 +156,15 @@ async def test_a_rejected_request_does_not_live():
     )
     await client.place(request())
     assert not client._live
+
+
+async def test_it_speaks_before_anybody_asks(monkeypatch):
+    """What another ingress had asked for ends by it."""
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
+    router = Router(answering(HERE))
+    router.reconcile = Method(answering(None))
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    client.start()
+    client.start()
+    await asyncio.sleep(0.07)
+    assert 1 <= router.reconcile.calls <= 4
