@@ -216,7 +216,9 @@ def test_one_that_is_down_takes_nothing_from_the_other(served):
     replica.kill()
     assert_soon(lambda: ready("?all").status_code == 503, 30)
     assert ready().status_code == 200
-    assert ready().json()["waiting"] == {"small": "no warm replica in: decode"}
+    (waiting,) = ready().json()["waiting"].items()
+    assert waiting[0] == "small"
+    assert waiting[1].startswith("no warm replica")
     assert ask(served, "tiny", [1] * 50).usage.completion_tokens == TOKENS
     assert_soon(lambda: ready("?all").status_code == 200, 120)
     assert ask(served, "small", [1] * 50).usage.completion_tokens == TOKENS
