@@ -117,7 +117,8 @@ def _top_tier(tiers: TierSet) -> Alert:
         f'{missed("1h")}{{tier="{tiers.top}"}} > {half:.6g}\n'
         f'and {judged("1h")}{{tier="{tiers.top}"}} >= {floor}',
         Severity.TICKET,
-        f"Less than {1.0 - half:.4g} of the requests of {tiers.top} have met their objectives for an hour.",
+        f"Less than {1.0 - half:.4g} of {tiers.top}'s requests to {{{{ $labels.model }}}} have met their "
+        "objectives for an hour.",
         for_="10m",
         tier=tiers.top,
     )
