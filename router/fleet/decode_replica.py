@@ -115,7 +115,10 @@ class PaceModel:
         slope = (common + doubt * self._guess(mean_running, mean_s)) / (spread + doubt)
         if slope <= 0:
             return math.inf if mean_s <= tpot_s else 0.0
-        return max(0.0, mean_running + (tpot_s - mean_s) / slope)
+        found = max(0.0, mean_running + (tpot_s - mean_s) / slope)
+        if spread < doubt and mean_running > 1 and mean_s > tpot_s:  # a guess does not say that none may
+            return max(found, mean_running * tpot_s / mean_s)
+        return found
 
     def _moments(self) -> tuple[float, float, float, float]:
         """The means of requests and time, the variance of the one, and the covariance of both."""
