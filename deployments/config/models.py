@@ -6,16 +6,14 @@ name, length, profile, adapters, engine arguments, and what is known of its KV.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from deployments.config.lora import LoraConfig
 from deployments.config.replicas import KVTransferConfig, PoolConfig
 from slo.files.strict_yaml import Section
 from slo.objectives import MAX_OBJECTIVE_MS
-
-SectionT = TypeVar("SectionT", bound=Section)
 
 
 def _no_dashes(name: str) -> str:
@@ -31,14 +29,22 @@ PORTS_APART: Final = 100
 """The side channels of a model begin so many ports after those of the one before it."""
 
 
+class PartOfPool(PoolConfig):
+    """What a further model says of one tier; whether its bounds fit is asked once the rest is known."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        return self
+
+
 class ModelSection(Section):
     """One further model."""
 
     model: Annotated[str, Field(min_length=1)] = Field(description="Hugging Face id or directory.")
-    prefill: PoolConfig | None = Field(
+    prefill: PartOfPool | None = Field(
         None, description="What is left out is as the deployment's, but for engine_kwargs."
     )
-    decode: PoolConfig | None = Field(
+    decode: PartOfPool | None = Field(
         None, description="What is left out is as the deployment's, but for engine_kwargs."
     )
     lora: LoraConfig = LoraConfig()
@@ -66,28 +72,28 @@ class ModelSection(Section):
     )
 
     def instead_of(self, deployment: Mapping[str, Any], place: int) -> dict[str, Any]:
-        """What this model has instead of the deployment's own, by key.
+        """What this model has instead of the deployment's own, by key; sections as keys and values.
 
         Args:
             deployment: The deployment's, by key.
             place: Among all models; the deployment's own is 0.
-
-        Raises:
-            ValidationError: A value is out of its range.
         """
         given = {key: getattr(self, key) for key in type(self).model_fields}
         own = {key: value for key, value in given.items() if value is not None}
         own |= {key: given[key] for key in ("profile", "max_model_len", "lora")}
+        one_models: dict[str, Any] = {"engine_kwargs": {}}
+        if self.accelerator_type is not None:
+            one_models["accelerator_type"] = None
         for pool in ("prefill", "decode"):
-            own[pool] = _over(deployment[pool], {"engine_kwargs": {}}, given[pool])
+            own[pool] = _over(deployment[pool], one_models, given[pool])
         transfer: KVTransferConfig = deployment["kv_transfer"]
         apart = {key: getattr(transfer, key) + place * PORTS_APART for key in ("prefill_port", "decode_port")}
         own["kv_transfer"] = _over(transfer, {"link": None, **apart}, given["kv_transfer"])
         return own
 
 
-def _over(deployment: SectionT, one_models: Mapping[str, Any], given: SectionT | None) -> SectionT:
+def _over(deployment: Section, one_models: Mapping[str, Any], given: Section | None) -> dict[str, Any]:
     """A section of the deployment with what belongs to one model alone, and what is given, in its place."""
     values = {key: getattr(deployment, key) for key in type(deployment).model_fields}
     named = {} if given is None else {key: getattr(given, key) for key in given.model_fields_set}
-    return type(deployment).model_validate(values | dict(one_models) | named)
+    return values | dict(one_models) | named

@@ -231,16 +231,24 @@ class SlackServeConfig(Section):
         Raises:
             ValueError: One of them cannot work.
         """
+        return tuple(self.by_section().values())
+
+    def by_section(self) -> dict[str, "SlackServeConfig"]:
+        """The same, by what stands before a key of theirs: nothing, or `models.coder.`.
+
+        Raises:
+            ValueError: One of them cannot work.
+        """
         mine: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
         mine["models"] = {}
-        found = [self]
+        found = {"": self}
         for place, (name, section) in enumerate(self.models.items(), 1):
+            own = section.instead_of(mine, place) | {"model_name": name}
             try:
-                own = section.instead_of(mine, place) | {"model_name": name}
-                found.append(type(self).model_validate(mine | own))
+                found[f"models.{name}."] = type(self).model_validate(mine | own)
             except ValidationError as error:
                 raise ValueError(explain(error, f"models.{name}")) from None
-        return tuple(found)
+        return found
 
     def router_timeout_s(self) -> float:
         """How long the router is waited for."""

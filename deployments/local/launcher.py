@@ -234,8 +234,7 @@ def check_no_labels(config: SlackServeConfig) -> None:
         ConfigError: naming the key.
     """
     given = {"node_labels": config.node_labels}
-    for name, each in zip(("", *config.models), config.of_each_model(), strict=True):
-        where = f"models.{name}." if name else ""
+    for where, each in config.by_section().items():
         given |= {
             f"{where}prefill.node_labels": each.prefill.node_labels,
             f"{where}decode.node_labels": each.decode.node_labels,
@@ -284,11 +283,10 @@ def check_ports_free(config: SlackServeConfig) -> None:
     wanted = [("port", config.host, config.port)]
     if config.grpc.port is not None:
         wanted.append(("grpc.port", "", config.grpc.port))
-    for name, each in zip(("", *config.models), config.of_each_model(), strict=True):
-        where = f"models.{name}.kv_transfer" if name else "kv_transfer"
+    for where, each in config.by_section().items():
         for key, first, pool in (
-            (f"{where}.prefill_port", each.kv_transfer.prefill_port, each.prefill),
-            (f"{where}.decode_port", each.kv_transfer.decode_port, each.decode),
+            (f"{where}kv_transfer.prefill_port", each.kv_transfer.prefill_port, each.prefill),
+            (f"{where}kv_transfer.decode_port", each.kv_transfer.decode_port, each.decode),
         ):
             wanted += [(key, "", first + worker) for worker in range(pool.most * pool.tensor_parallel_size)]
     keys: dict[int, str] = {}

@@ -179,7 +179,7 @@ class DecodeView:
             for job_id, sent in self.sent.items()
             if job_id not in there and now_s - sent[0] < _SENT_S
         }
-        if event.tpot_s is not None:
+        if event.tpot_s is not None and event.running > 0:  # what was before says nothing of none
             self.pace.observe(event.running, event.tpot_s)
 
     def placed(self, tokens: int, newcomer: Newcomer | None = None, now_s: float = 0.0) -> None:

@@ -6,6 +6,7 @@ Pure. Owns the predictions; when the number of replicas follows them is `slo.aut
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,10 @@ CATCH_UP_S: Final = 30.0
 """A backlog may take so long to be worked off, or as long as a replica takes to start, if that is longer."""
 _QUEUEING: Final = 0.35
 """Below this part of the fleet's time a missed objective is nothing that more replicas would mend."""
+
+_WAVES: Final = 2.0
+"""Standard deviations of the number that decode together, had all come independently of each other, for
+which there is room too."""
 
 
 class ScaleReason(enum.StrEnum):
@@ -113,6 +118,12 @@ def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: flo
 
 
 def decode_need(seen: DecodeDemand) -> Need:
-    """Of decode: for its memory, and for its pace."""
-    usual = ScaleReason.MEMORY if seen.memory >= seen.pace else ScaleReason.PACE
-    return Need(max(seen.memory, seen.pace), 0.0, usual, usual)
+    """Of decode: for its memory, and for its pace.
+
+    A wave costs every stream its pace, but finds memory that others leave. The room for waves is that of
+    square-root staffing (Halfin and Whitt, 1981): for few requests it is a larger part than for many.
+    """
+    waves = _WAVES / math.sqrt(max(1, seen.requests))
+    pace = seen.pace * (1 + waves)
+    usual = ScaleReason.MEMORY if seen.memory >= pace else ScaleReason.PACE
+    return Need(max(seen.memory, pace), 0.0, usual, usual)

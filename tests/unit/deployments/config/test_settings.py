@@ -247,6 +247,22 @@ def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_o
     assert coder.kv_transfer.decode_port == transfer.decode_port + 100
 
 
+def test_the_bounds_of_a_further_models_tier_are_checked_with_what_it_inherits():
+    own = {"model": "b", "prefill": {"min_replicas": 2}}
+    config = parse({"prefill": {"replicas": 3, "max_replicas": 4}, "models": {"coder": own}})
+    pool = config.of_each_model()[1].prefill
+    assert (pool.fewest, pool.replicas, pool.most) == (2, 3, 4)
+
+
+def test_a_further_models_accelerator_is_that_of_its_tiers_unless_they_say_otherwise():
+    own = {"model": "b", "accelerator_type": "H100", "decode": {"accelerator_type": "L4"}}
+    tiers = {"prefill": {"accelerator_type": "A100"}, "decode": {"accelerator_type": "A100"}}
+    config = parse({"accelerator": "cuda", "models": {"coder": own}} | tiers)
+    coder = config.of_each_model()[1]
+    assert (coder.accelerator_type, coder.prefill.accelerator_type) == ("H100", None)
+    assert coder.decode.accelerator_type == "L4"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -263,6 +279,10 @@ def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_o
             r"(?s)models\.b.*gpus_per_worker goes with accelerator: cuda",
         ),
         ({"models": {"b": {"model": "b", "kv_transfer": {"prefill_port": 20000}}}}, "they run into 20000"),
+        (
+            {"models": {"b": {"model": "b", "prefill": {"replicas": 3, "max_replicas": 2}}}},
+            r"models\.b: prefill: replicas, with which the tier starts, are 3",
+        ),
         ({"prefill": {"replicas": 101}, "models": {"b": {"model": "b"}}}, "need 101 in a row"),
     ],
 )

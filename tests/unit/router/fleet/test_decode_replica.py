@@ -118,5 +118,19 @@ def test_numbers_that_hardly_differ_say_little_of_what_a_request_takes():
     assert pace.most(0.030) == pytest.approx(200, rel=0.1), "half of the time is taken to be theirs"
 
 
+def test_replicas_that_are_all_too_slow_alike_may_decode_fewer_not_none():
+    pace = PaceModel()
+    for running, tpot_s in ((120, 0.059), (150, 0.070)) * 20:
+        pace.observe(running, tpot_s)
+    assert 50 <= pace.most(0.030) < 120
+
+
+def test_a_replica_that_decodes_nothing_says_nothing_of_the_pace():
+    known = replica("d", running=40, tpot_s=0.03)
+    for _ in range(20):
+        known.reported(DecodeReported(ReplicaId("d"), 0.0, 0, tpot_s=0.03), 1.0)
+    assert known.pace.tpot_s(40) == pytest.approx(0.03)
+
+
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
     assert LINK.transfer_s(1000) == pytest.approx(0.01 + 0.1)

@@ -115,7 +115,8 @@ def test_bounds_that_contradict_each_other_are_refused():
     ("seen", "expected"),
     [
         (DecodeDemand(1.5, 40), Need(1.5, 0.0, ScaleReason.MEMORY, ScaleReason.MEMORY)),
-        (DecodeDemand(0.4, 40, pace=1.2), Need(1.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
+        (DecodeDemand(0.4, 100, pace=1.0), Need(1.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
+        (DecodeDemand(0.0, 4, pace=0.1), Need(0.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
     ],
 )
 def test_decode_needs_what_its_memory_and_its_pace_need(seen, expected):

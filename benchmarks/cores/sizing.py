@@ -1,0 +1,170 @@
+"""What the two comparisons of sizing rules share: the loads, the counts, and who is compared with whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+from benchmarks.report import print_rows
+from simulator.fleet.sizers import ByRequests
+
+SEED: Final = 1
+MOST: Final = 8
+START_S: Final = 60.0
+TARGET: Final = 0.95
+DAY_S: Final = 2400.0
+SIZES: Final = range(2, 8)
+"""Of fixed fleets."""
+CONSTANT: Final = (0.5, 1.0, 2.0, 3.0)
+SETTLED_S: Final = 600.0
+RAY_DEFAULT: Final = (2.0, 30.0, 600.0)
+Load = Callable[[float], float]
+RaySetting = tuple[float, float, float]
+"""Requests per replica, and how long Ray's policy waits before it grows and shrinks, in seconds."""
+
+
+def step(at_s: float) -> float:
+    """Work that arrives per second: for half a replica, and six times as much for a quarter of an hour."""
+    begins_s, ends_s = 600, 1500
+    return 3.0 if begins_s <= at_s < ends_s else 0.5
+
+
+def day(at_s: float) -> float:
+    """A night and a day, from a half to four replicas' work."""
+    return 2.25 - 1.75 * math.cos(2 * math.pi * at_s / DAY_S)
+
+
+def constantly(load: float) -> Load:
+    """Always the same work."""
+    return partial(_same, load)
+
+
+LOADS: Final[Mapping[str, tuple[Load, float]]] = {"step": (step, 2400.0), "day": (day, DAY_S)}
+
+
+def most_of(load: Load, seconds: float) -> float:
+    """The most that a load asks for."""
+    return max(load(float(second)) for second in range(int(seconds)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What became of one way to size a tier.
+
+    Attributes:
+        attainment: Of all requests, those in time.
+        left_out: Of all requests, those refused (prefill), or for which there was no memory when they came
+            (decode).
+        per_replica_hour: Requests in time.
+        turns: How often the size went up after down, or down after up.
+    """
+
+    attainment: float
+    left_out: float
+    replica_hours: float
+    per_replica_hour: float
+    max_replicas: int
+    changes: int
+    turns: int
+
+
+def sized(in_time: Sequence[bool], left_out: float, sizes: Sequence[int], replica_s: float) -> Sizing:
+    """From whether each request was in time, and the sizes that the tier had in turn."""
+    moves = [after - before for before, after in pairwise(sizes)]
+    hours = replica_s / 3600
+    return Sizing(
+        sum(in_time) / len(in_time),
+        left_out,
+        hours,
+        sum(in_time) / hours,
+        max(sizes),
+        len(moves),
+        sum((one > 0) != (other > 0) for one, other in pairwise(moves)),
+    )
+
+
+def settled(sizes: Sequence[tuple[float, int]]) -> dict[str, int]:
+    """The fewest and the most replicas, from (time in seconds, size), once the tier has settled."""
+    before = [size for at_s, size in sizes if at_s <= SETTLED_S][-1]
+    late = [before, *(size for at_s, size in sizes if at_s > SETTLED_S)]
+    return {"low": min(late), "high": max(late)}
+
+
+def rays(setting: RaySetting) -> ByRequests:
+    """Ray's policy, with a setting."""
+    return ByRequests((1, MOST), *setting)
+
+
+def fixed(replicas: int) -> Callable[[object, float], int]:
+    """Always as many."""
+    return partial(_stay, replicas)
+
+
+def compare(
+    pool: ProcessPoolExecutor,
+    run: Callable[[str, Callable[[], Any], int], Sizing],
+    ours: Callable[[], Any],
+    ray_settings: Sequence[RaySetting],
+) -> dict[str, Any]:
+    """Every sizer under every varying load.
+
+    `run` takes the load's name, what makes the sizer, and the replicas at the begin.
+    """
+    found: dict[str, Any] = {}
+    for load in LOADS:
+        own = pool.submit(run, load, ours, 1)
+        ray: dict[Any, Future[Sizing]] = {
+            setting: pool.submit(run, load, partial(rays, setting), 1) for setting in ray_settings
+        }
+        fleets = {size: pool.submit(run, load, partial(fixed, size), size) for size in SIZES}
+        by_setting = {setting: future.result() for setting, future in ray.items()}
+        by_size = {size: future.result() for size, future in fleets.items()}
+        tuned, size = _best(by_setting), _best(by_size)
+        found[load] = {
+            "ours": asdict(own.result()),
+            "ray": asdict(by_setting[RAY_DEFAULT]),
+            "ray_tuned": {"setting": tuned, **asdict(by_setting[tuned])},
+            "fixed": {"replicas": size, **asdict(by_size[size])},
+            "all_ray": [{"setting": key, **asdict(value)} for key, value in by_setting.items()],
+            "all_fixed": [{"replicas": key, **asdict(value)} for key, value in by_size.items()],
+        }
+    return found
+
+
+def print_loads(loads: Mapping[str, Any]) -> None:
+    """A table for each load."""
+    for load, arms in loads.items():
+        rows = [
+            {
+                "arm": name,
+                "in time %": 100 * arms[name]["attainment"],
+                "left out %": 100 * arms[name]["left_out"],
+                "replica hours": arms[name]["replica_hours"],
+                "in time per replica hour": arms[name]["per_replica_hour"],
+                "most replicas": arms[name]["max_replicas"],
+                "turns": arms[name]["turns"],
+            }
+            for name in ("ours", "ray", "ray_tuned", "fixed")
+        ]
+        print_rows(load, rows)
+
+
+def _best(sizings: Mapping[Any, Sizing]) -> Any:
+    """Most in time per replica and hour, among those that reach the target if any does."""
+    reaching = {key: value for key, value in sizings.items() if value.attainment >= TARGET}
+    if not reaching:
+        return max(sizings, key=lambda key: sizings[key].attainment)
+    return max(reaching, key=lambda key: reaching[key].per_replica_hour)
+
+
+def _stay(replicas: int, _: object, __: float) -> int:
+    return replicas
+
+
+def _same(load: float, _: float) -> float:
+    return load
