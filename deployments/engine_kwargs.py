@@ -73,7 +73,10 @@ def engine_kwargs(
         "tensor_parallel_size": pool.tensor_parallel_size,
         "async_scheduling": False,
         "kv_transfer_config": kv_transfer_config(
-            role, config.accelerator if buffer_device == "auto" else buffer_device, config.kv_transfer.lease_s
+            role,
+            config.accelerator if buffer_device == "auto" else buffer_device,
+            config.kv_transfer.lease_s,
+            swap_bytes=config.pressure.swap_bytes(config.accelerator) if role is KVRole.DECODE else 0,
         ),
     }
     if (traces := config.tracing.options()) is not None:

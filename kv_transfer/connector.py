@@ -2,8 +2,9 @@
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
 early, and what is read after its end is not used, an engine ends with its replica, its side channel outlives
-what strangers send, models whose KV cache vLLM mixes up after a failed pull are refused, and on CPU the
-transfer leaves the engine its cores. The transfer itself is vLLM's.
+what strangers send, models whose KV cache vLLM mixes up after a failed pull are refused, a decode engine can
+move blocks to host memory and back, and on CPU the transfer leaves the engine its cores. The transfer itself
+is vLLM's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from vllm.platforms import current_platform
 from kv_transfer.leases import Pull, PullDeadlines
 from kv_transfer.nixl_agent import sleeping_progress_threads
 from kv_transfer.side_channel import probe, serve_handshakes
+from kv_transfer.swap.book import SwapBook, SwapStep, pool_blocks
+from kv_transfer.swap.host_blocks import HostBlocks, SwapSpeed
 from telemetry.pressure import PRESSURE_KEY
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+_SWAP_BYTES: Final = "slackserve_swap_bytes"
 _GRACE_S: Final = 10.0
 """How long a process whose parent has ended may take to stop its own children."""
 
@@ -75,13 +79,21 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
                 if current_platform.is_cpu():
                     made.enter_context(transfer_threads_apart())
             super().__init__(vllm_config, role, *args, **kwargs)
+        slots = swap_slots(vllm_config, self.kv_cache_config)
+        self.swaps: SwapBook | None = None
+        """On decode, where blocks may move to host memory."""
         if role is KVConnectorRole.WORKER:
+            self._swap_slots = slots
+            self._host_blocks: HostBlocks | None = None
+            self._swap_speed: SwapSpeed | None = None
             self._pulls: dict[str, Pull] = {}
             self._deadlines = PullDeadlines(self.connector_worker._lease_extension)  # noqa: SLF001 - vLLM's own
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
             if vllm_config.kv_transfer_config.kv_role == KVRole.DECODE:
                 refuse_several_groups(self.kv_cache_config)
+            if slots:
+                self.swaps = SwapBook(slots, vllm_config.cache_config.block_size)
             self.connector_scheduler._nixl_handshake_listener = serve_handshakes  # noqa: SLF001 - started by vLLM
 
     @classmethod
@@ -101,27 +113,74 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     ) -> tuple[int | None, bool]:
         """How many tokens to pull beyond those computed here, and whether between steps.
 
-        vLLM's connector pulls the prompt. A request that goes on from several generated tokens is prefilled
-        with all of them but the last, which the next step computes, and pulls them as well.
+        What is in host memory comes from there, within the step. vLLM's connector pulls the prompt. A request
+        that goes on from several generated tokens is prefilled with all of them but the last, which the next
+        step computes, and pulls them as well.
         """
+        if self.swaps is not None and (held := self.swaps.tokens_of(request.request_id)):
+            return max(0, held - num_computed_tokens), False
         params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and request.num_output_tokens > 1:
             ready = self.connector_scheduler._get_remote_prefill_token_count(request.num_tokens - 1)  # noqa: SLF001
             return max(0, ready - num_computed_tokens), ready > num_computed_tokens
         return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
 
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        """A request has got its blocks; what it has in host memory comes back into them."""
+        if self.swaps is not None and self.swaps.tokens_of(request.request_id):
+            self.swaps.give(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+            return
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """What the workers are to do for the step, with the blocks that move."""
+        step = super().build_connector_meta(scheduler_output)
+        if self.swaps is not None:
+            step.swaps = self.swaps.step()
+        return step
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take in what the workers say of a step."""
+        super().update_connector_output(connector_output)
+        said = connector_output.kv_connector_worker_meta
+        if self.swaps is not None and isinstance(said, SwapSpeed):
+            self.swaps.block_s = said.block_s
+
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """On prefill: tell decode when the lease of the blocks ends, on the clock that handshakes tell."""
+        if self.swaps is not None:
+            self.swaps.forget(request.request_id)
         is_leased, address = super().request_finished_all_groups(request, block_ids)
         if is_leased and address is not None:
             leases = self.connector_scheduler._reqs_need_send  # noqa: SLF001 - vLLM tells only other prefills
             address["remote_blocks_expiry_time"] = leases[request.request_id]
         return is_leased, address
 
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take note of the engine's KV caches, and make the host's pool."""
+        super().register_kv_caches(kv_caches)
+        if self._swap_slots:
+            self._host_blocks = HostBlocks(
+                kv_caches.values(), self.kv_cache_config.num_blocks, self._swap_slots
+            )
+            self._swap_speed = self._host_blocks.measure()
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Before blocks are written to: move those out whose request has lost them."""
+        if self._host_blocks is not None and (swaps := _swaps(kv_connector_metadata)) is not None:
+            self._host_blocks.take(swaps.out)
+
+    def build_connector_worker_meta(self) -> SwapSpeed | None:
+        """What the scheduler is told once: how long a block takes to host memory."""
+        speed, self._swap_speed = self._swap_speed, None
+        return speed
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Start the step's transfers, then put the leases back into the order of their expiry."""
+        if self._host_blocks is not None and (swaps := _swaps(self._connector_metadata)) is not None:
+            self._host_blocks.give(swaps.back)
         self._note_leases()
         super().start_load_kv(forward_context, **kwargs)
         worker = self.connector_worker
@@ -165,7 +224,23 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
         self.connector_scheduler._reqs_need_send[engine_request_id] = time.perf_counter()  # noqa: SLF001
 
 
-def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[str, Any]:
+def _swaps(step: Any) -> SwapStep | None:
+    return getattr(step, "swaps", None)
+
+
+def swap_slots(vllm_config: VllmConfig, kv_cache: KVCacheConfig) -> int:
+    """Blocks that the host's pool of each worker has room for; 0 where nothing is swapped."""
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    if _SWAP_BYTES not in extra:
+        return 0
+    block_bytes = sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // kv_cache.num_blocks
+    ranks = vllm_config.parallel_config.world_size
+    return pool_blocks(extra[_SWAP_BYTES], block_bytes, kv_cache.num_blocks, ranks)
+
+
+def kv_transfer_config(
+    role: KVRole, buffer_device: str, lease_s: int, *, swap_bytes: int | None = 0
+) -> dict[str, Any]:
     """The `kv_transfer_config` engine argument of one tier.
 
     Args:
@@ -173,7 +248,10 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
         buffer_device: Where NIXL reads and writes KV blocks, "cpu" or "cuda".
         lease_s: Seconds that finished prefill blocks wait for decode to pull them, lengthened by decode's
             heartbeats while the request queues there.
+        swap_bytes: Host memory of a decode replica for streams that lose theirs; None for as much as
+            `kv_transfer.swap.book.pool_blocks` takes, 0 for none.
     """
+    swap = {} if swap_bytes == 0 else {_SWAP_BYTES: swap_bytes}
     return {
         "kv_connector": NixlConnector.__name__,
         "kv_connector_module_path": __name__,
@@ -182,7 +260,7 @@ def kv_transfer_config(role: KVRole, buffer_device: str, lease_s: int) -> dict[s
         # Not `recompute`: that would run whole prompts among decode's tokens. The decode replica has the
         # prefill done again elsewhere.
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"kv_lease_duration": lease_s},
+        "kv_connector_extra_config": {"kv_lease_duration": lease_s, **swap},
     }
 
 

@@ -157,16 +157,26 @@ KV_USAGE: Final = _gauge(
 )
 STREAMS_PREEMPTED: Final = _counter(
     "slackserve_decode_preemptions", "requests",
-    "Streams whose KV memory a decode replica under pressure took, by why they could be chosen.",
-    "tier", "reason",
+    "Streams whose KV memory a decode replica under pressure took, by why they could be chosen and what "
+    "became of their KV.",
+    "tier", "reason", "by",
 )  # fmt: skip
 STREAM_RESTORE: Final = _histogram(
     "slackserve_decode_restore_seconds",
-    "From the loss of its KV memory until a stream has computed it again.", "tier",
+    "From the loss of its KV memory until a stream has its KV again.", "tier",
 )  # fmt: skip
 STREAM_RECOMPUTED: Final = _counter(
     "slackserve_decode_recomputed_tokens", "tokens",
     "Tokens that a decode replica computed again for streams whose KV memory it had taken.",
+)  # fmt: skip
+SWAPPED_BLOCKS: Final = _counter(
+    "slackserve_decode_swapped_blocks", "blocks",
+    "KV blocks that a decode replica under pressure moved to host memory, and back.",
+    "direction",
+)  # fmt: skip
+SWAP_USED: Final = _gauge(
+    "slackserve_decode_swap_ratio", "ratio",
+    "Part of a decode replica's host memory for KV blocks that is in use.",
 )  # fmt: skip
 STREAM_SKIPS: Final = _counter(
     "slackserve_decode_skipped_tokens", "tokens",

@@ -17,6 +17,8 @@ from telemetry.catalogue import (
     STREAM_RESTORE,
     STREAM_SKIPS,
     STREAMS_PREEMPTED,
+    SWAP_USED,
+    SWAPPED_BLOCKS,
 )
 from telemetry.instruments import Instruments
 
@@ -29,6 +31,8 @@ PRESSURE_METRICS: Final = (
     DECODE_RESERVE,
     STREAM_RESTORE,
     STREAM_SKIPS,
+    SWAPPED_BLOCKS,
+    SWAP_USED,
 )
 
 
@@ -36,19 +40,25 @@ class PressureFigures(msgspec.Struct):
     """What has happened since the figures before these.
 
     Attributes:
-        preempted: (tier, reason) of each stream whose memory was taken.
-        restored: (tier, seconds without memory) of each that has computed it again.
+        preempted: (tier, reason, what became of its KV) of each stream whose memory was taken.
+        restored: (tier, seconds without memory) of each that has its KV again.
         recomputed_tokens: Tokens that were computed again for that.
         skipped: Tokens that were left out of steps for the sake of others, one a stream and step.
+        swapped_out: Blocks that were moved to host memory.
+        swapped_back: And back.
+        swap_used: Part of the host's pool in use; None when nobody asked for it, or there is none.
         peak: The predicted peak, as a part of the pool; None when nobody asked for it.
         reserve: What is kept for the top tier, as a part of the pool.
         load: What the router is told of the memory.
     """
 
-    preempted: list[tuple[str, str]] = []
+    preempted: list[tuple[str, str, str]] = []
     restored: list[tuple[str, float]] = []
     recomputed_tokens: int = 0
     skipped: int = 0
+    swapped_out: int = 0
+    swapped_back: int = 0
+    swap_used: float | None = None
     peak: float | None = None
     reserve: float | None = None
     load: DecodeLoad | None = None
@@ -60,14 +70,19 @@ class PressureFigures(msgspec.Struct):
 
     def record(self, instruments: Instruments) -> None:
         """Count it."""
-        for tier, reason in self.preempted:
-            instruments.count(STREAMS_PREEMPTED, tier=tier, reason=reason)
+        for tier, reason, by in self.preempted:
+            instruments.count(STREAMS_PREEMPTED, tier=tier, reason=reason, by=by)
         for tier, seconds in self.restored:
             instruments.observe(STREAM_RESTORE, seconds, tier=tier)
         if self.recomputed_tokens:
             instruments.count(STREAM_RECOMPUTED, self.recomputed_tokens)
         if self.skipped:
             instruments.count(STREAM_SKIPS, self.skipped)
+        for direction, blocks in (("out", self.swapped_out), ("back", self.swapped_back)):
+            if blocks:
+                instruments.count(SWAPPED_BLOCKS, blocks, direction=direction)
+        if self.swap_used is not None:
+            instruments.set(SWAP_USED, self.swap_used)
         if self.peak is not None:
             instruments.set(DECODE_PEAK, self.peak)
         if self.reserve is not None:

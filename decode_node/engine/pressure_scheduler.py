@@ -22,6 +22,7 @@ from decode_node.engine.accounts import StreamAccount
 from decode_node.engine.setup import DecodeSetup
 from decode_node.engine.view import StreamView
 from decode_node.scheduler import CarryingScheduler
+from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.composition import Composer
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
@@ -29,7 +30,7 @@ from slo.decode.predicted_peak import predicted_peak
 from slo.decode.reserve import TopTierReserve
 from slo.decode.restore import STARVES_AFTER_S, restore_order
 from slo.decode.step_time import StepShape, StepTimes
-from slo.decode.victims import Stream, VictimReason, VictimRules
+from slo.decode.victims import HostRoom, Stream, TakenBy, VictimReason, VictimRules
 from slo.queue.ageing import Ageing
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
@@ -91,7 +92,8 @@ class PressureScheduler(CarryingScheduler):
         self._paced: set[str] = set()
         """Requests with a TPOT objective."""
         self._left_out = _NOBODY
-        self._reasons: dict[str, VictimReason] = {}
+        self._reasons: dict[str, tuple[VictimReason, TakenBy]] = {}
+        self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._threshold = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         self._shape: StepShape | None = None
         self._issued_s = self._ended_s = 0.0
@@ -156,6 +158,10 @@ class PressureScheduler(CarryingScheduler):
             self._published_s = self._ended_s
             self._figures.peak, self._figures.reserve = self._peak(), self._reserve.part(self._ended_s)
             self._figures.load = self._load(self._ended_s)
+            if self._swaps is not None:
+                self._figures.swap_used, moved = self._swaps.used, self._swaps.figures
+                self._figures.swapped_out, self._figures.swapped_back = moved.out, moved.back
+                self._swaps.figures = SwapFigures()
         if not self._figures.is_empty:
             nothing = self.connector.build_kv_connector_stats().data
             stats.kv_connector_stats = {
@@ -170,15 +176,34 @@ class PressureScheduler(CarryingScheduler):
         """Take a request's KV blocks as vLLM does, and count it."""
         name = request.request_id
         account, lost = self._accounts[name], request.num_computed_tokens
+        if name in self._reasons:
+            reason, by = self._reasons.pop(name)
+        else:
+            reason, by = VictimReason.VLLM, self._victim_rules(self._threshold).taken_by(lost)
+        if self._swaps is None or by is not TakenBy.SWAP or not self._swap_out(request):
+            by = TakenBy.RECOMPUTE
         super()._preempt_request(request, *args, **kwargs)
-        reason = self._reasons.pop(name, VictimReason.VLLM)
-        self._figures.preempted.append((account.tier, reason.value))
+        self._figures.preempted.append((account.tier, reason.value, by.value))
         self._lengths.preempted()
         account.lost_tokens = lost
         if account.parked_s is None:
             account.parked_s = time.monotonic()
         self._restoring.discard(name)
         self._parked.add(name)
+
+    def _swap_out(self, request: Request) -> bool:
+        """Have a running request's blocks moved to host memory before somebody else gets them."""
+        if self._swaps is None:
+            return False
+        blocks = [block.block_id for block in self._view.blocks(request)]
+        return self._swaps.take(request.request_id, blocks, request.num_computed_tokens)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget all KV, that in host memory too."""
+        is_reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        if self._swaps is not None:
+            self._swaps.forget_all()
+        return is_reset
 
     def _free_blocks(self, request: Request) -> None:
         name = request.request_id
@@ -211,9 +236,9 @@ class PressureScheduler(CarryingScheduler):
             streams = [view.stream(request, chunk, now_s) for request in self.running]
             if not (victims := rules.choose([*streams, *others], view.free_blocks)):
                 break  # vLLM's own rule is what is left; those that it takes first stand last
-            for name, reason in victims:
+            for name, reason, by in victims:
                 request = self.requests[name]
-                self._reasons[name] = reason
+                self._reasons[name] = reason, by
                 self.running.remove(request)
                 self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
         if not self._is_ample():
@@ -266,7 +291,13 @@ class PressureScheduler(CarryingScheduler):
         step_s = self._times.predict_s(StepShape(len(self.running), context))
         # Before any step was measured, a victim costs by its tokens.
         token_s = self._times.prompt_token_s or 1e-6
-        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk)
+        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk, self._host())
+
+    def _host(self) -> HostRoom | None:
+        """Where KV can wait, once the workers have said how fast it gets there."""
+        if self._swaps is None or self._swaps.block_s is None:
+            return None
+        return HostRoom(self._swaps.free_slots, self._swaps.block_s, self._view.block_tokens)
 
     def _chunk_tokens(self) -> int:
         """Tokens of a sequence that a step computes again: so many that the tightest pace bears it."""
@@ -296,18 +327,23 @@ class PressureScheduler(CarryingScheduler):
             fits = pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
             if is_top and newcomer.tokens <= min(reserve, free):  # within what is kept for it
                 fits, reserve = True, reserve - newcomer.tokens
-            if not fits or (restores and not parked.is_newcomer):
+            computes = not parked.is_newcomer and not self._is_swapped(request)
+            if not fits or (restores and computes):
                 break
             free -= newcomer.tokens
             if not is_top and not self._keeps_pace(request, parked.since_s, now_s):
                 break
-            restores = restores or not parked.is_newcomer
+            restores = restores or computes
             holdings.append(newcomer)
             pool = replace(pool, free_tokens=pool.free_tokens - newcomer.tokens)
             shown.append(request)
         if len(shown) == len(waiting) and not self._parked:
             return None
         return shown
+
+    def _is_swapped(self, request: Request) -> bool:
+        """Whether what a request has lost waits in host memory."""
+        return self._swaps is not None and self._swaps.tokens_of(request.request_id) > 0
 
     def _return_skipped(self) -> None:
         """Queue what vLLM has skipped for another reason than that its KV is on its way or has come."""
@@ -406,6 +442,8 @@ class PressureScheduler(CarryingScheduler):
         tokens = output.num_scheduled_tokens
         if not tokens or (self._times.is_known and self._steps % _LEARN_EVERY):
             return
+        if getattr(output.kv_connector_metadata, "swaps", None) is not None:
+            return  # blocks that move are no part of a step's own time
         streams = context = 0
         for name, new in tokens.items():
             request = self.requests[name]

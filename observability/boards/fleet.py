@@ -31,6 +31,8 @@ from telemetry.catalogue import (
     STREAMS_PREEMPTED,
     SUBSCRIBERS,
     SUBSCRIBERS_BEHIND,
+    SWAP_USED,
+    SWAPPED_BLOCKS,
     TTFT_PREDICTION_ERROR,
     TTFT_PREDICTION_RATIO,
 )
@@ -80,7 +82,7 @@ BOARD: Final = Dashboard(
                 Panel(
                     "Streams that lost their memory",
                     Unit.COUNT,
-                    (in_window(STREAMS_PREEMPTED, "tier", "reason"),),
+                    (in_window(STREAMS_PREEMPTED, "tier", "reason", "by"),),
                 ),
                 Panel("Until they had it again", Unit.SECONDS, quantiles(STREAM_RESTORE, "tier")),
                 Panel(
@@ -88,6 +90,12 @@ BOARD: Final = Dashboard(
                     Unit.COUNT,
                     (in_window(STREAM_RECOMPUTED), in_window(STREAM_SKIPS)),
                 ),
+                Panel(
+                    "KV blocks to host memory and back",
+                    Unit.COUNT,
+                    (in_window(SWAPPED_BLOCKS, "direction"),),
+                ),
+                Panel("Host memory for KV blocks in use", Unit.RATIO, (now(SWAP_USED, "{{replica}}"),)),
             ),
         ),
         PanelRow(

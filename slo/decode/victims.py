@@ -1,8 +1,9 @@
 """Whose KV memory is taken when a decode replica runs out of it.
 
-Who costs the least per block: what the others wait while the victim is computed again, and what the victim
-itself is late by; one without an objective is late by all that it is away. Owns who may be chosen, for whom,
-and in which order. What a victim costs is said in seconds times weight, as in `slo.preemption`.
+Who costs the least per block: what the others wait while the victim is computed again, or moved to host
+memory and back, and what the victim itself is late by; one without an objective is late by all that it is
+away. Owns who may be chosen, for whom, in which order, and what becomes of its KV. What a victim costs is
+said in seconds times weight, as in `slo.preemption`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 HORIZON_STEPS: Final = 20
@@ -36,6 +37,33 @@ class VictimReason(enum.StrEnum):
     """It is of the top tier, as is who needs the memory, and nobody else is left."""
     VLLM = "vllm"
     """The engine's own scheduler has chosen it: there was less memory than was known."""
+
+
+class TakenBy(enum.StrEnum):
+    """What becomes of a victim's KV; the values label metrics."""
+
+    RECOMPUTE = "recompute"
+    """It is computed again."""
+    SWAP = "swap"
+    """It waits in host memory."""
+
+
+class HostRoom(NamedTuple):
+    """Host memory for the KV of victims.
+
+    Attributes:
+        free_blocks: That are unused.
+        block_s: Seconds to move a block there, or back.
+        block_tokens: Of a block.
+    """
+
+    free_blocks: int
+    block_s: float
+    block_tokens: int
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-tokens // self.block_tokens)
 
 
 class Stream(NamedTuple):
@@ -67,10 +95,11 @@ class Stream(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """Somebody whose memory is taken, and why it may be."""
+    """Somebody whose memory is taken, why it may be, and what becomes of its KV."""
 
     request_id: str
     reason: VictimReason
+    by: TakenBy = TakenBy.RECOMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +111,37 @@ class VictimRules:
         token_s: Seconds to compute a token again.
         step_s: Seconds of a step without that.
         chunk_tokens: How many are computed again in one step.
+        host: Where KV can wait; None where there is nothing of the kind.
     """
 
     top_rank: int
     token_s: float
     step_s: float
     chunk_tokens: int
+    host: HostRoom | None = None
 
     def level(self, stream: Stream) -> int:
         """Its rank, one higher once it is immune."""
         return min(self.top_rank, stream.rank + (stream.preemptions >= IMMUNE_AFTER))
 
     def cost(self, stream: Stream, others_weight: float) -> float:
-        """What it costs, in seconds times weight, to compute a stream again beside others of that weight."""
-        stall_s = stream.tokens * self.token_s
-        away_s = stall_s + -(-stream.tokens // self.chunk_tokens) * self.step_s
+        """What it costs to take a stream's memory beside others of that weight, in seconds times weight."""
+        stall_s, steps = self.stall(stream.tokens, self.taken_by(stream.tokens))
         ahead_s = stream.credit_s if math.isfinite(stream.credit_s) else 0.0
-        late_s = max(0.0, away_s - ahead_s)
+        late_s = max(0.0, stall_s + steps * self.step_s - ahead_s)
         return float(stall_s * others_weight + stream.weight * _DEARER**stream.preemptions * late_s)
+
+    def stall(self, tokens: int, by: TakenBy) -> tuple[float, int]:
+        """Seconds for which all others stand still for so many tokens, and in how many steps."""
+        if by is TakenBy.SWAP and self.host is not None:
+            return 2 * self.host.blocks_of(tokens) * self.host.block_s, 1
+        return tokens * self.token_s, -(-tokens // self.chunk_tokens)
+
+    def taken_by(self, tokens: int) -> TakenBy:
+        """What becomes of the KV of so many tokens: whatever stalls the others for less time."""
+        if self.host is None or self.host.blocks_of(tokens) > self.host.free_blocks:
+            return TakenBy.RECOMPUTE
+        return min(TakenBy, key=lambda by: self.stall(tokens, by)[0])
 
     def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
         """Whose memory is taken before the next step; nobody while the next step has what it needs.
@@ -134,7 +176,18 @@ class VictimRules:
                     break
                 chosen.append((stream, reason))
                 missing -= stream.blocks + stream.more_blocks
-        return [Victim(stream.request_id, reason) for stream, reason in _needed(chosen, missing)]
+        return self._victims(_needed(chosen, missing))
+
+    def _victims(self, chosen: list[tuple[Stream, VictimReason]]) -> list[Victim]:
+        """Them, with host memory for the first ones."""
+        rules, victims = self, []
+        for stream, reason in chosen:
+            by = rules.taken_by(stream.tokens)
+            victims.append(Victim(stream.request_id, reason, by))
+            if by is TakenBy.SWAP and rules.host is not None:
+                left = rules.host.free_blocks - rules.host.blocks_of(stream.tokens)
+                rules = replace(rules, host=rules.host._replace(free_blocks=left))
+        return victims
 
     def _reason(self, stream: Stream, needed_for: int) -> VictimReason | None:
         """Why a stream may be chosen; None when it may not."""

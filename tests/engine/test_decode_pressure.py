@@ -1,128 +1,27 @@
 """A decode engine that runs out of memory answers what it would have answered with enough of it.
 
 Room for eleven blocks of 128 tokens. Every request is first run alone, then together with others that push
-each other out.
+each other out; their KV is computed again, or waits in host memory that has room for all of it or for little.
 """
 
 import pytest
+from decode_engine import BLOCK, OPTIONS, DecodeEngine, asked, check_same, swapping
 from engines import random_prompt
 
 from benchmarks.harness.offline_engine import stepped_engine
 from slo.decode.victims import VictimReason
-from slo.request import TIER_XARG, TPOT_XARG
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-BLOCK, ROOM = 128, 11
-CLOSE = 1e-3
-"""Where the two likeliest tokens are closer than this, either may be sampled."""
+
+HOST_BLOCKS = {"no host memory": None, "host memory": 64, "little host memory": 3}
 
 
-class DecodeEngine:
-    def __init__(self, llm):
-        self.llm = llm
-        self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self.preempted, self.answers = [], {}
-        take = self.scheduler._preempt_request
-
-        def counting(request, *args, **kwargs):
-            self.preempted.append(request.request_id.partition("-")[0])
-            take(request, *args, **kwargs)
-
-        self.scheduler._preempt_request = counting
-
-    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, **sampling):
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-
-        extra = {TIER_XARG: tier} | ({} if tpot_s is None else {TPOT_XARG: tpot_s})
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=2,
-            ignore_eos=True,
-            extra_args=extra,
-            **{"temperature": 0, **sampling},
-        )
-        self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), params)
-
-    def step(self):
-        for output in self.llm.llm_engine.step():
-            if output.finished:
-                assert output.request_id not in self.answers, "ended twice"
-                self.answers[output.request_id] = output.outputs[0]
-        manager = self.scheduler.kv_cache_manager
-        held = {
-            block.block_id
-            for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values()
-            for block in blocks
-        }
-        assert manager.block_pool.get_num_free_blocks() + len(held) == ROOM
-
-    def finish(self):
-        for _ in range(20_000):
-            if not self.llm.llm_engine.has_unfinished_requests():
-                break
-            self.step()
-        assert not self.scheduler.requests
-        for left in ("_accounts", "_parked", "_restoring", "_paced", "_untimed", "_reasons"):
-            assert not getattr(self.scheduler, left), left
-        assert self.scheduler.kv_cache_manager.usage == 0.0
-
-    def forget(self):
-        assert self.llm.reset_prefix_cache()
-        self.preempted.clear()
-        self.answers.clear()
-        # By prediction all are about to end: whoever fits is admitted, and they push each other out.
-        self.scheduler._lengths.remaining = lambda *_: 1
-
-    def alone(self, asked):
-        """What each is answered by itself."""
-        answers = {}
-        for name, arguments in asked.items():
-            self.forget()
-            self.add(name, *arguments[0], **arguments[1])
-            self.finish()
-            answers[name] = self.answers[name]
-        assert not self.preempted
-        return answers
-
-    def together(self, asked):
-        self.forget()
-        for name, arguments in asked.items():
-            self.add(name, *arguments[0], **arguments[1])
-        self.finish()
-        return dict(self.answers)
-
-
-@pytest.fixture(scope="module")
-def decode(models):
-    with stepped_engine(
-        models("llama"),
-        max_model_len=1024,
-        max_num_batched_tokens=1024,
-        long_prefill_token_threshold=128,
-        block_size=BLOCK,
-        num_gpu_blocks_override=ROOM + 1,
-        scheduler_cls="decode_node.engine.pressure_scheduler.PressureScheduler",
-        worker_cls="sampling.cpu.CarryingCPUWorker",
-    ) as llm:
+@pytest.fixture(scope="module", params=HOST_BLOCKS)
+def decode(request, models):
+    blocks = HOST_BLOCKS[request.param]
+    with stepped_engine(models("llama"), **OPTIONS, **({} if blocks is None else swapping(blocks))) as llm:
         yield DecodeEngine(llm)
-
-
-def asked(prompt, tokens, **options):
-    return (prompt, tokens), options
-
-
-def check_same(expected, found):
-    for name, answer in expected.items():
-        other = found[name]
-        assert len(other.token_ids) == len(answer.token_ids)
-        for at, (token, position) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
-            best = sorted((one.logprob for one in position.values()), reverse=True)
-            if best[0] - best[1] < CLOSE:
-                break  # from here on the two may differ
-            assert other.token_ids[at] == token, f"{name} at {at}"
-            assert other.logprobs[at][token].logprob == pytest.approx(position[token].logprob, abs=1e-4)
 
 
 def test_greedy_answers_are_the_same_around_the_boundary_of_a_block(decode):
@@ -150,6 +49,6 @@ def test_the_higher_tier_keeps_its_memory_and_all_answers_are_the_same(decode):
     found = decode.together(together)
     assert decode.preempted
     assert "top" not in decode.preempted
-    reasons = {reason for _, reason in decode.scheduler._figures.preempted[before:]}
+    reasons = {reason for _, reason, _ in decode.scheduler._figures.preempted[before:]}
     assert VictimReason.VLLM.value not in reasons
     check_same(expected, found)

@@ -187,6 +187,28 @@ def test_decode_has_a_scheduler_for_pressure_if_that_is_said_and_vllms_otherwise
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("accelerator", "swap_gib", "expected"),
+    [("cpu", None, {}), ("cpu", 0.5, 1 << 29), ("cuda", None, None), ("cuda", 0, {}), ("cuda", 2, 2 << 30)],
+)
+def test_decode_has_host_memory_for_kv_under_pressure(options, tiny, accelerator, swap_gib, expected):
+    pressure = {"enabled": True} | ({} if swap_gib is None else {"swap_gib": swap_gib})
+    found = options({"model": tiny, "accelerator": accelerator, "pressure": pressure})
+    extra = {
+        tier: found[tier][0].engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]
+        for tier in ("prefill", "decode")
+    }
+    given = {} if expected == {} else {"slackserve_swap_bytes": expected}
+    assert extra["decode"] == extra["prefill"] | given
+    assert "slackserve_swap_bytes" not in extra["prefill"]
+
+
+def test_host_memory_for_kv_that_nothing_would_use_is_refused():
+    with pytest.raises(ConfigError, match="pressure: swap_gib goes with enabled: true"):
+        parse({"pressure": {"swap_gib": 1}})
+
+
+@pytest.mark.slow
 def test_a_whole_gpu_has_its_memory_as_the_engine_likes(options, tiny):
     config, _ = options({"model": tiny, "accelerator": "cuda"})["decode"]
     assert "gpu_memory_utilization" not in config.engine_kwargs

@@ -33,13 +33,21 @@ def test_what_was_done_under_pressure_is_counted_as_it_came():
             counted.append((metric.name, value, labels))
 
     figures = PressureFigures(
-        preempted=[("background", "cost")], restored=[("background", 0.5)], recomputed_tokens=300, peak=0.9
+        preempted=[("background", "cost", "swap")],
+        restored=[("background", 0.5)],
+        recomputed_tokens=300,
+        swapped_out=7,
+        swap_used=0.25,
+        peak=0.9,
     )
     # As it arrives from another process.
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode({PRESSURE_KEY: figures}))
     tap = EngineTap("decode", Counting())
     tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=sent, num_waiting_reqs=0), None)
-    assert ("slackserve_decode_preemptions", 1.0, {"tier": "background", "reason": "cost"}) in counted
+    taken = {"tier": "background", "reason": "cost", "by": "swap"}
+    assert ("slackserve_decode_preemptions", 1.0, taken) in counted
+    assert ("slackserve_decode_swapped_blocks", 7, {"direction": "out"}) in counted
+    assert ("slackserve_decode_swap_ratio", 0.25, {}) in counted
     assert ("slackserve_decode_restore_seconds", 0.5, {"tier": "background"}) in counted
     assert ("slackserve_decode_recomputed_tokens", 300, {}) in counted
     assert ("slackserve_decode_predicted_peak_ratio", 0.9, {}) in counted

@@ -29,7 +29,7 @@ def stepped(tiny_model):
 
 
 def reasons(engine):
-    return [reason for _, reason in engine.scheduler._figures.preempted]
+    return [reason for _, reason, _ in engine.scheduler._figures.preempted]
 
 
 def knows_steps(engine, fixed_s=0.0, stream_s=0.0, prompt_s=0.0):
@@ -358,7 +358,7 @@ def test_what_it_does_and_what_it_holds_is_told_once(stepped):
     while not engine.preempted:
         engine.step()
     figures = told(engine)
-    assert figures.preempted == [(LOW, "cost")] * len(engine.preempted)
+    assert figures.preempted == [(LOW, "cost", "recompute")] * len(engine.preempted)
     load = figures.load
     assert load.pool_tokens == 24 * BLOCK
     assert set(load.streams) == {"a", "b", "c"}, "also those that wait for memory"

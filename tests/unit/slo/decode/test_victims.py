@@ -1,14 +1,29 @@
 """Whose memory is taken: only whose may be, no more than needed, the cheapest per block first."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode.victims import IMMUNE_AFTER, STABLE_TOKENS, Stream, VictimReason, VictimRules
+from slo.decode.victims import (
+    IMMUNE_AFTER,
+    STABLE_TOKENS,
+    HostRoom,
+    Stream,
+    TakenBy,
+    Victim,
+    VictimReason,
+    VictimRules,
+)
 
 TOP = 2
 RULES = VictimRules(top_rank=TOP, token_s=0.001, step_s=0.05, chunk_tokens=128)
 OLD = STABLE_TOKENS + 100
+
+
+def with_room(host):
+    return replace(RULES, host=host)
 
 
 def stream(  # noqa: PLR0913 - most have a default
@@ -107,7 +122,7 @@ def test_the_top_tier_yields_to_itself_alone_and_last():
     top, needs = stream("top", rank=TOP), stream("needs", rank=TOP, next_blocks=1, tokens=9999)
     dear = stream("dear", rank=1, blocks=1, tokens=4000, preempted=1)
     assert names(RULES.choose([top, needs, dear], 0)) == ["dear"]
-    assert RULES.choose([top, needs], 0) == [("top", VictimReason.TOP_TIER)]
+    assert RULES.choose([top, needs], 0) == [Victim("top", VictimReason.TOP_TIER)]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +135,8 @@ def test_the_top_tier_yields_to_itself_alone_and_last():
 def test_who_is_spared_goes_only_when_nobody_else_is_left(spared, reason):
     needs = stream("needs", rank=TOP, next_blocks=1, tokens=9999)
     protected, dear = stream("protected", **spared), stream("dear", tokens=5000, blocks=1)
-    assert RULES.choose([needs, protected, dear], 0) == [("dear", VictimReason.COST)]
-    assert RULES.choose([needs, protected], 0) == [("protected", reason)]
+    assert RULES.choose([needs, protected, dear], 0) == [Victim("dear", VictimReason.COST)]
+    assert RULES.choose([needs, protected], 0) == [Victim("protected", reason)]
 
 
 def test_memory_is_freed_for_twenty_steps_at_once():
@@ -134,3 +149,21 @@ def test_memory_is_freed_for_twenty_steps_at_once():
 
 def test_somebody_alone_is_left_alone():
     assert RULES.choose([stream("alone", next_blocks=3, more=3)], 0) == []
+
+
+def test_kv_waits_in_host_memory_where_that_stalls_others_for_less_time():
+    fast = with_room(HostRoom(free_blocks=100, block_s=0.001, block_tokens=16))
+    slow = with_room(HostRoom(free_blocks=100, block_s=0.01, block_tokens=16))
+    assert fast.taken_by(160) is TakenBy.SWAP
+    assert slow.taken_by(160) is TakenBy.RECOMPUTE, "0.2 s there and back, 0.16 s to compute"
+    assert RULES.taken_by(160) is TakenBy.RECOMPUTE
+    assert fast.cost(stream("a"), 1.0) < RULES.cost(stream("a"), 1.0) == slow.cost(stream("a"), 1.0)
+
+
+def test_host_memory_goes_to_the_first_of_several_victims_that_it_has_room_for():
+    rules = with_room(HostRoom(free_blocks=15, block_s=0.0001, block_tokens=16))
+    streams = [stream(name, next_blocks=1) for name in "abcd"] + [stream("top", TOP, next_blocks=30, more=30)]
+    victims = rules.choose(streams, 0)
+    assert [victim.by for victim in victims] == [TakenBy.SWAP] + [TakenBy.RECOMPUTE] * (len(victims) - 1)
+    assert len(victims) > 1
+    assert rules.taken_by(16 * 16) is TakenBy.RECOMPUTE
