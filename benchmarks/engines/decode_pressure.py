@@ -3,8 +3,8 @@
 A real engine on CPU with a tiny random model, whose steps this process takes one by one and times. Requests
 of three tiers come in bursts; what each will answer is drawn and known to no scheduler, each may have 1,024
 tokens. Arms take turns. The pool is a part of what an engine with ample memory holds at its fullest under
-such arrivals. vLLM's `max_num_seqs` is tuned for each pool with arrivals of their own, with and without
-priorities.
+such arrivals; host memory, in the arm that has it, is a quarter of the pool. vLLM's `max_num_seqs` is tuned
+for each pool with arrivals of their own, with and without priorities.
 
     python -m benchmarks.engines.decode_pressure [--seconds 25] [--rounds 2] [--pools 1,0.5]
 """
@@ -29,6 +29,7 @@ from typing import Any, Final
 from benchmarks.harness.offline_engine import in_own_process, stepped_engine
 from benchmarks.harness.tiny_models import build_tiny
 from benchmarks.report import print_rows, write
+from kv_transfer.connector import KVRole, kv_transfer_config
 
 BLOCK: Final = 32
 AMPLE_BLOCKS: Final = 4096
@@ -171,6 +172,7 @@ def run(model: str, arm: Arm, asked: list[Asked]) -> dict[str, Any]:
         "enable_prefix_caching": True,
         **arm.options,
     }
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"  # for the arm with our connector
     by_name = {one.name: one for one in asked}
     with stepped_engine(model, **options) as llm:
         engine = llm.llm_engine
@@ -265,6 +267,7 @@ def _gaps(token_s: list[float]) -> Iterator[float]:
 def arms(blocks: int, tuned: Mapping[str, int]) -> list[Arm]:
     """All that are compared on a pool."""
     ours = {"scheduler_cls": "decode_node.engine.pressure_scheduler.PressureScheduler"}
+    host = {"kv_transfer_config": kv_transfer_config(KVRole.DECODE, "cpu", 30, swap_bytes=None)}
     return [
         Arm("stock", blocks, {}),
         Arm("watermark 0.05", blocks, {"watermark": 0.05}),
@@ -276,6 +279,7 @@ def arms(blocks: int, tuned: Mapping[str, int]) -> list[Arm]:
             {"scheduling_policy": "priority", "max_num_seqs": tuned["priority"]},
         ),
         Arm("ours", blocks, ours),
+        Arm("ours, host memory", blocks, ours | host),
         Arm("ample memory", AMPLE_BLOCKS, {}),
         Arm("ours, ample memory", AMPLE_BLOCKS, ours),
     ]
