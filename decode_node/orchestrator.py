@@ -26,6 +26,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
 from decode_node.carrying import BoundReason, deliver_carried, why_bound, why_resampled
+from decode_node.leaving import LEFT, MAY_LEAVE_XARG, Generated, LeftError, may_leave
 from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from decode_node.progress import Progress
@@ -127,6 +128,8 @@ class _Run:
     Attributes:
         context: As of its latest attempt.
         replacements: How often it has been placed again.
+        budget_s: What it had when it came until its first token was due; None for no deadline.
+        may_leave: Whether the engine may let it go for lack of memory.
         carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
         progress: What the pieces of its stream stand for.
         refusal: What it is answered with instead.
@@ -136,6 +139,8 @@ class _Run:
     call: Call
     context: RequestContext
     replacements: int = 0
+    budget_s: float | None = None
+    may_leave: bool = False
     carried: Carried | None = None
     progress: Progress = field(default_factory=Progress)
     refusal: ErrorResponse | None = None
@@ -162,6 +167,7 @@ class Orchestrator:
         instruments: Where replacements and first tokens that are sampled again are counted.
         local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
             replica.
+        leaves: Whether the prefill tier computes the KV of streams again that lose it here.
     """
 
     replica: ReplicaId
@@ -173,6 +179,7 @@ class Orchestrator:
     rules: ReplacementRules
     instruments: Instruments
     local: LocalPrefills | None = None
+    leaves: bool = False
     _runs: dict[JobId, _Run] = field(default_factory=dict)
 
     @property
@@ -192,6 +199,7 @@ class Orchestrator:
             run.progress.bound = run.progress.bound or why_bound(config, params)
             if (lora := options.get("lora_request")) is not None:
                 run.adapter = Adapter(lora.lora_name, lora.lora_path)
+            run.may_leave = self.leaves and may_leave(config, params)
             resampled = why_resampled(config, params)
             if resampled is not None:
                 self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
@@ -215,7 +223,7 @@ class Orchestrator:
         A request that brings tokens along goes on from them; their events are left out.
         """
         xargs = call.request.vllm_xargs or {}
-        run = _Run(call, context)
+        run = _Run(call, context, budget_s=context.ttft_budget_s)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known = len(run.carried.token_ids)
@@ -306,6 +314,9 @@ class Orchestrator:
                         if params.output_kind is RequestOutputKind.DELTA:
                             run.progress.take(output.outputs[0])
                         yield output
+            except LeftError as left:
+                run.carried = left.carried
+                run.context = await self._place_left(run)
             except PrefillFailedError as failure:
                 run.context = run.context.after(time.monotonic() - started_s)
                 outcome = await self._place_again(run, failure)
@@ -317,7 +328,8 @@ class Orchestrator:
     async def _prefill(self, run: _Run, asked: PrefillRequest) -> Prefilled:
         """One attempt, on the replica that the run's context names; none for an answer that has ended."""
         context = run.context
-        if run.carried is not None and run.carried.finish_reason is not None:
+        is_over = run.carried is not None and run.carried.finish_reason is not None
+        if is_over or context.local_prefill == LocalReason.LEFT:
             return Prefilled(None, None, "")
         try:
             asking = replace(context, traceparent=run.call.spans.phase(PREFILL))
@@ -342,7 +354,10 @@ class Orchestrator:
         """What the engine here makes of a prefill; what has been carried is the first output of a stream."""
         params = params.clone()
         params.extra_args = {**(params.extra_args or {}), KV_PARAMS: prefilled.kv_transfer_params}
-        replica, carried = run.context.prefill_replica, run.carried
+        if run.may_leave:
+            params.extra_args[MAY_LEAVE_XARG] = True
+        generated = Generated(run.carried, params)
+        carried = run.carried
         needs_pull = prefilled.kv_transfer_params is not None
         if carried is not None:
             carried.put_in(params)
@@ -356,25 +371,42 @@ class Orchestrator:
                     yield output
                     if output.finished:
                         return
-                output = await self.watch.result(anext(outputs), replica, PULLED_S)
-                is_delta = params.output_kind is RequestOutputKind.DELTA
-                known = 0 if carried is None or is_delta else len(carried.token_ids)
-                has_pulled = len(output.outputs[0].token_ids) > known
-                if not has_pulled and output.outputs[0].finish_reason == "error":
-                    # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
-                    is_grammar = params.structured_outputs is not None
-                    cause = FailureCause.REQUEST_FAILED if is_grammar else FailureCause.PULL_FAILED
-                    raise PrefillFailedError(cause, replica)
+                output, has_pulled = await self._pulled(run, params, outputs, needs_pull=needs_pull)
                 needs_pull = needs_pull and not has_pulled
                 run.call.spans.phase(DECODE)
                 if carried is None or not is_stream:
                     run.call.spans.first_token()
-                yield output
-                async for output in outputs:
-                    yield output
+                async for one in _after(output, outputs):
+                    has_news, left = generated.take(one)
+                    if has_news:
+                        yield one
+                    if left is not None:
+                        raise left
         finally:
             if needs_pull:
                 self.tier.release(run.context)
+
+    async def _pulled(
+        self, run: _Run, params: SamplingParams, outputs: Outputs, *, needs_pull: bool
+    ) -> tuple[RequestOutput, bool]:
+        """The first output of the engine's own, and whether it shows that the KV cache has come.
+
+        Raises:
+            PrefillFailedError: It has not.
+        """
+        replica, carried = run.context.prefill_replica, run.carried
+        waits = anext(outputs)
+        output = await (self.watch.result(waits, replica, PULLED_S) if needs_pull else waits)
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        known = 0 if carried is None or is_delta else len(carried.token_ids)
+        completion = output.outputs[0]
+        has_pulled = len(completion.token_ids) > known or completion.stop_reason == LEFT
+        if not has_pulled and completion.finish_reason == "error":
+            # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
+            is_grammar = params.structured_outputs is not None
+            cause = FailureCause.REQUEST_FAILED if is_grammar else FailureCause.PULL_FAILED
+            raise PrefillFailedError(cause, replica)
+        return output, has_pulled
 
     async def _compute_here(
         self,
@@ -458,6 +490,41 @@ class Orchestrator:
         )
         return outcome
 
+    async def _place_left(self, run: _Run) -> RequestContext:
+        """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
+        carried = run.carried
+        context = replace(
+            run.context,
+            prefill_replica=None,
+            prompt_bytes=0,
+            cached_tokens=0,
+            attempt=run.context.attempt + 1,
+            explicit_deadline=False,
+            ttft_budget_s=run.budget_s,
+        )
+        asked = ReplacementRequested(
+            job_id=context.job_id,
+            tier=context.tier,
+            ttft_budget_s=context.ttft_budget_s,
+            explicit_deadline=False,
+            tokens=len(run.call.token_ids) + (0 if carried is None else len(carried.token_ids)),
+            decode_replica=self.replica,
+            failed_replicas=context.failed_replicas,
+            cause=FailureCause.LEFT,
+        )
+        outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
+        if outcome in {ReplacementOutcome.LOCAL, ReplacementOutcome.NO_REPLICA, ReplacementOutcome.DEADLINE}:
+            placed = replace(context, local_prefill=LocalReason.LEFT.value)
+        logs.event(
+            "stream_left",
+            request_id=context.request_id,
+            job_id=context.job_id,
+            tokens=asked.tokens,
+            outcome=outcome.value,
+            prefill_replica=placed.prefill_replica,
+        )
+        return placed
+
     async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
         """The router's answer; None when it gives none in time."""
         try:
@@ -470,6 +537,12 @@ class Orchestrator:
             logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
             return None
         return decision
+
+
+async def _after(first: RequestOutput, others: Outputs) -> Outputs:
+    yield first
+    async for output in others:
+        yield output
 
 
 def _objective(context: RequestContext) -> dict[str, Any]:

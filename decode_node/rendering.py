@@ -32,6 +32,8 @@ class LocalReason(enum.StrEnum):
     """None is running, and decode may do without."""
     CHEAPER_ON_DECODE = "cheaper_on_decode"
     """The router says so: the way through prefill would take longer."""
+    LEFT = "left"
+    """Decode had no memory for it, and no prefill replica computes it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class DecodeNodeConfig:
         local_prefills: How many prompts it computes at once itself while there is no prefill replica; 0 for
             none.
         grammars: What compiling a grammar may take.
+        leaves: Whether the prefill tier computes the KV of streams again that lose it here.
     """
 
     prefill_replicas: int
@@ -95,6 +96,7 @@ class DecodeNodeConfig:
     max_ongoing_requests: int = 4096
     local_prefills: int = 0
     grammars: GrammarLimits = DEFAULT_LIMITS
+    leaves: bool = False
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -141,6 +143,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             node.replacement,
             self._instruments,
             self._local if node.local_prefills else None,
+            node.leaves,
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.

@@ -29,6 +29,7 @@ class RequestSpans:
         self._context = trace.set_span_in_context(self._whole)
         self._phase: trace.Span = trace.INVALID_SPAN
         self._lost: SpanContext | None = None
+        self._has_first = False
 
     @property
     def traceparent(self) -> str:
@@ -54,8 +55,10 @@ class RequestSpans:
         return traceparent_of(self._phase)
 
     def first_token(self) -> None:
-        """The first piece of the answer is on its way to the client."""
-        self._whole.add_event("first_token")
+        """A first piece of the answer is on its way to the client; that of the first attempt counts."""
+        if not self._has_first:
+            self._has_first = True
+            self._whole.add_event("first_token")
 
     def end(self) -> None:
         """The request has ended here."""

@@ -107,6 +107,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         is_monitored=config.monitor.enabled,
         tracing=config.tracing.options(),
         grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
+        leaves=config.pressure.enabled and config.pressure.reprefill,
     )
 
 

@@ -67,7 +67,10 @@ class Carried(msgspec.Struct, frozen=True):
         ended = completion.finish_reason
         if ended == "length" and params.max_tokens != 1:
             ended = None  # ended for us only
-        logprobs = None if completion.logprobs is None else [_as_sampled(completion, params)]
+        logprobs = None
+        if completion.logprobs is not None:
+            (sampled,), (position,) = completion.token_ids, completion.logprobs
+            logprobs = [as_sampled(sampled, position, params)]
         return Carried(list(completion.token_ids), logprobs, ended, completion.stop_reason)
 
 
@@ -148,13 +151,12 @@ def _without_transfer(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _as_sampled(completion: Any, params: SamplingParams) -> TokenLogprobs:
+def as_sampled(sampled: int, position: Mapping[int, Any], params: SamplingParams) -> TokenLogprobs:
     """Undo what vLLM makes of its sampler's list: a dictionary, where the sampled token is in once.
 
     The sampled token comes first, with its rank; the top ones follow, by rank, with the sampled one again if
     it is among them.
     """
-    (sampled,), (position,) = completion.token_ids, completion.logprobs
     most = len(position) if params.logprobs == -1 else params.logprobs
     top = sorted((one.rank, token) for token, one in position.items() if one.rank <= most)
     ordered = [sampled, *(token for _, token in top)]

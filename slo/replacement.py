@@ -30,11 +30,13 @@ class FailureCause(enum.StrEnum):
     """Serve knows of no prefill replica that runs."""
     REQUEST_FAILED = "request_failed"
     """The replica answered with an error of its own, and goes on serving."""
+    LEFT = "left"
+    """Nothing has failed: decode had no memory for what it had pulled."""
 
     @property
     def is_replicas(self) -> bool:
         """Whether it says something about the replica, and not about one job alone."""
-        return self not in {FailureCause.SILENT, FailureCause.REQUEST_FAILED}
+        return self not in {FailureCause.SILENT, FailureCause.REQUEST_FAILED, FailureCause.LEFT}
 
 
 class ReplacementOutcome(enum.StrEnum):

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from decode_node.leaving import MAY_LEAVE_XARG
 from sampling.carried import Carried
 from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
 from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+class Away(NamedTuple):
+    """A request that has left, until it comes back.
+
+    Attributes:
+        preemptions: How often its memory was taken.
+        arrived_s: When it reached the engine first.
+        since_s: When it left.
+        tokens: Whose KV it lost.
+    """
+
+    preemptions: int
+    arrived_s: float
+    since_s: float
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -30,6 +47,9 @@ class StreamAccount:
         parked_s: When its memory was taken; None while it has it.
         lost_tokens: Tokens that it has to compute again for that.
         left_out_s: When it had its latest token, while steps leave it out; None otherwise.
+        may_leave: Whether the prefill tier can compute its KV again.
+        pulls: Whether its KV comes from there.
+        preemptions_before: How often its memory had been taken before it left.
     """
 
     job: JobId
@@ -43,6 +63,9 @@ class StreamAccount:
     parked_s: float | None = None
     lost_tokens: int = 0
     left_out_s: float | None = None
+    may_leave: bool = False
+    pulls: bool = False
+    preemptions_before: int = 0
 
     @staticmethod
     def of(request: Request, now_s: float) -> StreamAccount:
@@ -60,7 +83,14 @@ class StreamAccount:
             now_s if brought else None,
             brought,
             brought,
+            may_leave=bool(given.get(MAY_LEAVE_XARG)),
+            pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
         )
+
+    def is_back(self, away: Away) -> None:
+        """The request has left before; it is no newcomer."""
+        self.arrived_s, self.parked_s, self.lost_tokens = away.arrived_s, away.since_s, away.tokens
+        self.preemptions_before = away.preemptions
 
     def credit_s(self, emitted: int, now_s: float) -> float:
         """By how much a stream of so many tokens is ahead of its objective; infinite without one."""

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.v1.core.sched.request_queue import create_request_queue
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from decode_node.engine.accounts import StreamAccount
+from decode_node.engine.accounts import Away, StreamAccount
 from decode_node.engine.setup import DecodeSetup
 from decode_node.engine.view import StreamView
+from decode_node.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.composition import Composer
@@ -36,7 +38,6 @@ from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
@@ -46,6 +47,11 @@ _LEAST_CHUNK: Final = 16
 _PUBLISH_S: Final = 0.5
 """Gauges are published so often, events at once."""
 _LEARN_EVERY: Final = 4
+_LEAVES_FOR: Final = 4.0
+"""How many times as long a stream is away whose KV prefill computes, as computing it takes, at first."""
+_LEARNING_RATE: Final = 0.1
+_AWAY_S: Final = 600.0
+"""After so long one that has left does not come back: its client has gone."""
 _NOBODY: Final[frozenset[str]] = frozenset()
 
 
@@ -93,6 +99,10 @@ class PressureScheduler(CarryingScheduler):
         """Requests with a TPOT objective."""
         self._left_out = _NOBODY
         self._reasons: dict[str, tuple[VictimReason, TakenBy]] = {}
+        self._away: dict[str, Away] = {}
+        """Requests whose KV the prefill tier computes again, by job."""
+        self._left: list[Request] = []
+        self._leaves_for = _LEAVES_FOR
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._threshold = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         self._shape: StepShape | None = None
@@ -108,6 +118,9 @@ class PressureScheduler(CarryingScheduler):
                 self._untimed.add(request.request_id)
             if account.tpot_s is not None:
                 self._paced.add(request.request_id)
+            if (away := self._away.pop(account.job, None)) is not None:
+                account.is_back(away)
+                self._parked.add(request.request_id)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -136,6 +149,17 @@ class PressureScheduler(CarryingScheduler):
             scheduler_output, model_runner_output
         )
         self._ended_s = now_s
+        for request in self._left:
+            left = EngineCoreOutput(
+                request.request_id,
+                [],
+                finish_reason=request.get_finished_reason(),
+                stop_reason=LEFT,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(left)
+        self._left.clear()
         for name in [*self._untimed] if self._untimed else ():
             request = self.requests.get(name)
             if request is None or request.num_output_tokens:
@@ -179,7 +203,7 @@ class PressureScheduler(CarryingScheduler):
         if name in self._reasons:
             reason, by = self._reasons.pop(name)
         else:
-            reason, by = VictimReason.VLLM, self._victim_rules(self._threshold).taken_by(lost)
+            reason, by = VictimReason.VLLM, self._only_here(request)
         if self._swaps is None or by is not TakenBy.SWAP or not self._swap_out(request):
             by = TakenBy.RECOMPUTE
         super()._preempt_request(request, *args, **kwargs)
@@ -190,6 +214,25 @@ class PressureScheduler(CarryingScheduler):
             account.parked_s = time.monotonic()
         self._restoring.discard(name)
         self._parked.add(name)
+
+    def _only_here(self, request: Request) -> TakenBy:
+        """What becomes of the KV of a request that vLLM has chosen in the midst of a step."""
+        stream = self._view.stream(request, self._threshold, time.monotonic())
+        others_weight = sum([self._view.weight(other) for other in self.running])
+        rules = self._victim_rules(self._threshold)
+        return rules.taken_by(stream._replace(may_leave=False), others_weight)
+
+    def _let_go(self, request: Request, reason: VictimReason, now_s: float) -> None:
+        """End a running request here; it comes back once the prefill tier has computed its KV."""
+        account = self._accounts[request.request_id]
+        self._figures.preempted.append((account.tier, reason.value, TakenBy.REPREFILL.value))
+        self._lengths.preempted()
+        self._away = {job: away for job, away in self._away.items() if now_s - away.since_s < _AWAY_S}
+        self._away[account.job] = Away(
+            self._view.preemptions(request) + 1, account.arrived_s, now_s, request.num_computed_tokens
+        )
+        self._left.append(request)
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def _swap_out(self, request: Request) -> bool:
         """Have a running request's blocks moved to host memory before somebody else gets them."""
@@ -238,6 +281,9 @@ class PressureScheduler(CarryingScheduler):
                 break  # vLLM's own rule is what is left; those that it takes first stand last
             for name, reason, by in victims:
                 request = self.requests[name]
+                if by is TakenBy.REPREFILL:
+                    self._let_go(request, reason, now_s)
+                    continue
                 self._reasons[name] = reason, by
                 self.running.remove(request)
                 self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
@@ -284,14 +330,16 @@ class PressureScheduler(CarryingScheduler):
         return bool(self._view.free_blocks >= needed)
 
     def _ranked(self, request: Request) -> Stream:
-        return Stream(request.request_id, self._rank(request), 0.0, 0, 0, 0, 0, 0, request.num_preemptions)
+        return Stream(
+            request.request_id, self._rank(request), 0.0, 0, 0, 0, 0, 0, self._view.preemptions(request)
+        )
 
     def _victim_rules(self, chunk: int) -> VictimRules:
         context = sum([request.num_computed_tokens for request in self.running])
         step_s = self._times.predict_s(StepShape(len(self.running), context))
         # Before any step was measured, a victim costs by its tokens.
         token_s = self._times.prompt_token_s or 1e-6
-        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk, self._host())
+        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk, self._host(), self._leaves_for)
 
     def _host(self) -> HostRoom | None:
         """Where KV can wait, once the workers have said how fast it gets there."""
@@ -327,7 +375,7 @@ class PressureScheduler(CarryingScheduler):
             fits = pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
             if is_top and newcomer.tokens <= min(reserve, free):  # within what is kept for it
                 fits, reserve = True, reserve - newcomer.tokens
-            computes = not parked.is_newcomer and not self._is_swapped(request)
+            computes = not parked.is_newcomer and not self._comes_back(request)
             if not fits or (restores and computes):
                 break
             free -= newcomer.tokens
@@ -341,9 +389,10 @@ class PressureScheduler(CarryingScheduler):
             return None
         return shown
 
-    def _is_swapped(self, request: Request) -> bool:
-        """Whether what a request has lost waits in host memory."""
-        return self._swaps is not None and self._swaps.tokens_of(request.request_id) > 0
+    def _comes_back(self, request: Request) -> bool:
+        """Whether what a request has lost need not be computed here."""
+        is_swapped = self._swaps is not None and self._swaps.tokens_of(request.request_id) > 0
+        return is_swapped or self._accounts[request.request_id].pulls
 
     def _return_skipped(self) -> None:
         """Queue what vLLM has skipped for another reason than that its KV is on its way or has come."""
@@ -459,7 +508,11 @@ class PressureScheduler(CarryingScheduler):
         account = self._accounts[name]
         self._restoring.discard(name)
         if account.parked_s is not None:
-            self._figures.restored.append((account.tier, now_s - account.parked_s))
+            away_s, alone_s = now_s - account.parked_s, account.lost_tokens * self._times.prompt_token_s
+            self._figures.restored.append((account.tier, away_s))
+            if account.pulls and self._times.is_known and alone_s > 0:
+                self._leaves_for += _LEARNING_RATE * (away_s / alone_s - self._leaves_for)
+        account.pulls = False
         account.parked_s, account.lost_tokens = None, 0
 
     def _load(self, now_s: float) -> DecodeLoad:

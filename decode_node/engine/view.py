@@ -76,15 +76,25 @@ class StreamView:
         return Stream(
             request.request_id,
             self._tiers.rank(account.tier),
-            self._tiers[account.tier].weight if account.tier in self._tiers else 1.0,
+            self.weight(request),
             request.num_computed_tokens,
             sum([block.ref_cnt == 1 for block in blocks]),
             next_blocks,
             max(next_blocks, self.blocks_for(ahead) - len(blocks)),
             emitted - account.started_tokens,
-            request.num_preemptions,
+            self.preemptions(request),
             account.credit_s(emitted, now_s),
+            account.may_leave,
         )
+
+    def preemptions(self, request: Request) -> int:
+        """How often its memory was taken; vLLM counts none from before it left."""
+        return int(request.num_preemptions) + self._accounts[request.request_id].preemptions_before
+
+    def weight(self, request: Request) -> float:
+        """Of its tier."""
+        tier = self._accounts[request.request_id].tier
+        return self._tiers[tier].weight if tier in self._tiers else 1.0
 
     def waiting_to_run(self, request: Request) -> Stream:
         """A request whose KV has been pulled; it cannot be a victim before it runs."""
@@ -101,7 +111,7 @@ class StreamView:
             account.tier,
             since_s,
             account.parked_s is None,
-            request.num_preemptions,
+            self.preemptions(request),
             account.credit_s(request.num_output_tokens, since_s),
             request.num_tokens,
         )

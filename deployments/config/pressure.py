@@ -22,6 +22,12 @@ class PressureConfig(Section):
         "better use of it. What has no room there, or is computed sooner, is computed again.",
     )
 
+    reprefill: bool = Field(
+        default=True,
+        description="The prefill tier computes the KV of streams again that lose it, where that costs less "
+        "than computing it among other streams' tokens.",
+    )
+
     def swap_bytes(self, accelerator: str) -> int | None:
         """The same in bytes; None for as much as the engine's memory suggests."""
         if not self.enabled:

@@ -1,16 +1,16 @@
 """Whose KV memory is taken when a decode replica runs out of it.
 
-Who costs the least per block: what the others wait while the victim is computed again, or moved to host
-memory and back, and what the victim itself is late by; one without an objective is late by all that it is
-away. Owns who may be chosen, for whom, in which order, and what becomes of its KV. What a victim costs is
-said in seconds times weight, as in `slo.preemption`.
+Who costs the least per block: what the others wait while the victim is computed again here, or moved to host
+memory and back, what the prefill tier does for it, and what the victim itself is late by; one without an
+objective is late by all that it is away. Owns who may be chosen, for whom, in which order, and what becomes
+of its KV. What a victim costs is said in seconds times weight, as in `slo.preemption`.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -42,10 +42,12 @@ class VictimReason(enum.StrEnum):
 class TakenBy(enum.StrEnum):
     """What becomes of a victim's KV; the values label metrics."""
 
-    RECOMPUTE = "recompute"
-    """It is computed again."""
     SWAP = "swap"
     """It waits in host memory."""
+    REPREFILL = "reprefill"
+    """The prefill tier computes it again, and it is pulled from there."""
+    RECOMPUTE = "recompute"
+    """It is computed again here, among the others' tokens."""
 
 
 class HostRoom(NamedTuple):
@@ -80,6 +82,7 @@ class Stream(NamedTuple):
         since_start: Tokens that it has emitted since it started, or started again.
         preemptions: How often it was chosen.
         credit_s: By how much it is ahead of its TPOT objective; infinite without one.
+        may_leave: Whether the prefill tier can compute its KV again.
     """
 
     request_id: str
@@ -92,6 +95,7 @@ class Stream(NamedTuple):
     since_start: int
     preemptions: int = 0
     credit_s: float = float("inf")
+    may_leave: bool = False
 
 
 class Victim(NamedTuple):
@@ -100,6 +104,21 @@ class Victim(NamedTuple):
     request_id: str
     reason: VictimReason
     by: TakenBy = TakenBy.RECOMPUTE
+
+
+class _Way(NamedTuple):
+    """What may become of a victim's KV.
+
+    Attributes:
+        stall_s: For which all others stand still.
+        away_s: For which the victim itself emits nothing.
+        elsewhere_s: For which the prefill tier has nothing else to do.
+    """
+
+    by: TakenBy
+    stall_s: float
+    away_s: float
+    elsewhere_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,8 @@ class VictimRules:
         step_s: Seconds of a step without that.
         chunk_tokens: How many are computed again in one step.
         host: Where KV can wait; None where there is nothing of the kind.
+        leaves_for: How many times as long a stream is away whose KV the prefill tier computes, as it would
+            take to compute it here alone.
     """
 
     top_rank: int
@@ -119,6 +140,7 @@ class VictimRules:
     step_s: float
     chunk_tokens: int
     host: HostRoom | None = None
+    leaves_for: float = 1.0
 
     def level(self, stream: Stream) -> int:
         """Its rank, one higher once it is immune."""
@@ -126,22 +148,28 @@ class VictimRules:
 
     def cost(self, stream: Stream, others_weight: float) -> float:
         """What it costs to take a stream's memory beside others of that weight, in seconds times weight."""
-        stall_s, steps = self.stall(stream.tokens, self.taken_by(stream.tokens))
+        return min(self._cost(way, stream, others_weight) for way in self._ways(stream))
+
+    def taken_by(self, stream: Stream, others_weight: float) -> TakenBy:
+        """What becomes of its KV: whatever costs the least."""
+        return min(self._ways(stream), key=lambda way: self._cost(way, stream, others_weight)).by
+
+    def _ways(self, stream: Stream) -> Iterator[_Way]:
+        alone_s = stream.tokens * self.token_s
+        if self.host is not None and (blocks := self.host.blocks_of(stream.tokens)) <= self.host.free_blocks:
+            moved_s = 2 * blocks * self.host.block_s
+            yield _Way(TakenBy.SWAP, moved_s, moved_s + self.step_s)
+        if stream.may_leave:
+            yield _Way(TakenBy.REPREFILL, 0.0, self.leaves_for * alone_s, alone_s)
+        steps = -(-stream.tokens // self.chunk_tokens)
+        yield _Way(TakenBy.RECOMPUTE, alone_s, alone_s + steps * self.step_s)
+
+    @staticmethod
+    def _cost(way: _Way, stream: Stream, others_weight: float) -> float:
         ahead_s = stream.credit_s if math.isfinite(stream.credit_s) else 0.0
-        late_s = max(0.0, stall_s + steps * self.step_s - ahead_s)
-        return float(stall_s * others_weight + stream.weight * _DEARER**stream.preemptions * late_s)
-
-    def stall(self, tokens: int, by: TakenBy) -> tuple[float, int]:
-        """Seconds for which all others stand still for so many tokens, and in how many steps."""
-        if by is TakenBy.SWAP and self.host is not None:
-            return 2 * self.host.blocks_of(tokens) * self.host.block_s, 1
-        return tokens * self.token_s, -(-tokens // self.chunk_tokens)
-
-    def taken_by(self, tokens: int) -> TakenBy:
-        """What becomes of the KV of so many tokens: whatever stalls the others for less time."""
-        if self.host is None or self.host.blocks_of(tokens) > self.host.free_blocks:
-            return TakenBy.RECOMPUTE
-        return min(TakenBy, key=lambda by: self.stall(tokens, by)[0])
+        late_s = max(0.0, way.away_s - ahead_s)
+        own = way.elsewhere_s + _DEARER**stream.preemptions * late_s
+        return float(way.stall_s * others_weight + stream.weight * own)
 
     def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
         """Whose memory is taken before the next step; nobody while the next step has what it needs.
@@ -176,13 +204,13 @@ class VictimRules:
                     break
                 chosen.append((stream, reason))
                 missing -= stream.blocks + stream.more_blocks
-        return self._victims(_needed(chosen, missing))
+        return self._victims(_needed(chosen, missing), total)
 
-    def _victims(self, chosen: list[tuple[Stream, VictimReason]]) -> list[Victim]:
+    def _victims(self, chosen: list[tuple[Stream, VictimReason]], total: float) -> list[Victim]:
         """Them, with host memory for the first ones."""
         rules, victims = self, []
         for stream, reason in chosen:
-            by = rules.taken_by(stream.tokens)
+            by = rules.taken_by(stream, total - stream.weight)
             victims.append(Victim(stream.request_id, reason, by))
             if by is TakenBy.SWAP and rules.host is not None:
                 left = rules.host.free_blocks - rules.host.blocks_of(stream.tokens)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from engines import random_prompt
-from two_tiers import two_tiers
+from two_tiers import answer, two_tiers
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -60,22 +60,6 @@ def random_params(rng):
             given |= some
     kind = rng.choice([RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE])
     return SamplingParams(**given, output_kind=kind)
-
-
-async def answer(outputs, params):
-    """Token ids, text, why it ended, and log-probabilities, put together from what came."""
-    tokens, text, logprobs, pieces = [], "", [], 0
-    async for output in outputs:
-        (completion,) = output.outputs
-        pieces += 1
-        if params.output_kind is RequestOutputKind.DELTA:
-            tokens += completion.token_ids
-            text += completion.text
-            logprobs += completion.logprobs or []
-        else:
-            tokens, text = list(completion.token_ids), completion.text
-            logprobs = list(completion.logprobs or [])
-    return tokens, text, completion.finish_reason, completion.stop_reason, logprobs
 
 
 async def both(tiers, alone, prompt, params, name):

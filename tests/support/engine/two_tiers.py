@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 from ports import free_port
+from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.harness.offline_engine import async_engine
-from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.orchestrator import Call, Orchestrator, _Run
 from decode_node.prefill_health import PrefillWatch
 from decode_node.spans import RequestSpans
@@ -34,7 +35,7 @@ class Tiers:
         counted: What was counted, with its labels.
     """
 
-    def __init__(self, prefill, decode):
+    def __init__(self, prefill, decode, *, leaves=False):
         self.prefill_engine, self.engine = prefill, decode
         self.asked, self.released, self.counted = [], [], []
         self.failing = 0
@@ -46,7 +47,15 @@ class Tiers:
         rules = ReplacementRules(3, frozenset())
         here = SimpleNamespace(_engine_client=decode)
         self.orchestrator = Orchestrator(
-            ReplicaId("decode"), here, self, PrefillWatch(self._is_well), self, 1.0, rules, self
+            ReplicaId("decode"),
+            here,
+            self,
+            PrefillWatch(self._is_well),
+            self,
+            1.0,
+            rules,
+            self,
+            leaves=leaves,
         )
         self.orchestrator.stand_before(decode)
 
@@ -100,19 +109,19 @@ class Tiers:
 
 
 @contextmanager
-def two_tiers(model, lease_s=60, **options):
+def two_tiers(model, lease_s=60, pressed=None, **options):
     """Both, and a stock engine that does all by itself; that one computes a prompt at once.
 
-    On CPU a stock engine ends with a chunk of a prompt that has a seed.
+    On CPU a stock engine ends with a chunk of a prompt that has a seed. With `pressed`, which are arguments of
+    its engine, decode acts when memory runs short, and prefill computes the KV of streams that have lost it.
     """
+    own = {"scheduler_cls": SCHEDULER if pressed is None else PRESSURE_SCHEDULER, **(pressed or {})}
     with (
         _engine(model, KVRole.PREFILL, lease_s, setup=EngineSetup(mode="resume"), **options) as prefill,
-        _engine(
-            model, KVRole.DECODE, lease_s, scheduler_cls=SCHEDULER, worker_cls=WORKERS["cpu"], **options
-        ) as decode,
+        _engine(model, KVRole.DECODE, lease_s, **{"worker_cls": WORKERS["cpu"], **options, **own}) as decode,
         async_engine(model, **options | {"max_num_batched_tokens": options["max_model_len"]}) as (alone, _),
     ):
-        yield Tiers(prefill, decode), alone
+        yield Tiers(prefill, decode, leaves=pressed is not None), alone
 
 
 @contextmanager
@@ -124,3 +133,19 @@ def _engine(model, role, lease_s, **options):
         _,
     ):
         yield engine
+
+
+async def answer(outputs, params):
+    """Token ids, text, why it ended, and log-probabilities, put together from what came."""
+    tokens, text, logprobs, pieces = [], "", [], 0
+    async for output in outputs:
+        (completion,) = output.outputs
+        pieces += 1
+        if params.output_kind is RequestOutputKind.DELTA:
+            tokens += completion.token_ids
+            text += completion.text
+            logprobs += completion.logprobs or []
+        else:
+            tokens, text = list(completion.token_ids), completion.text
+            logprobs = list(completion.logprobs or [])
+    return tokens, text, completion.finish_reason, completion.stop_reason, logprobs

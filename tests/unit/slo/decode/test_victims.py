@@ -151,13 +151,23 @@ def test_somebody_alone_is_left_alone():
     assert RULES.choose([stream("alone", next_blocks=3, more=3)], 0) == []
 
 
-def test_kv_waits_in_host_memory_where_that_stalls_others_for_less_time():
+def test_kv_waits_in_host_memory_where_that_costs_less():
     fast = with_room(HostRoom(free_blocks=100, block_s=0.001, block_tokens=16))
-    slow = with_room(HostRoom(free_blocks=100, block_s=0.01, block_tokens=16))
-    assert fast.taken_by(160) is TakenBy.SWAP
-    assert slow.taken_by(160) is TakenBy.RECOMPUTE, "0.2 s there and back, 0.16 s to compute"
-    assert RULES.taken_by(160) is TakenBy.RECOMPUTE
-    assert fast.cost(stream("a"), 1.0) < RULES.cost(stream("a"), 1.0) == slow.cost(stream("a"), 1.0)
+    slow = with_room(HostRoom(free_blocks=100, block_s=0.02, block_tokens=16))
+    one = stream("a")
+    assert fast.taken_by(one, 3.0) is TakenBy.SWAP
+    assert slow.taken_by(one, 3.0) is TakenBy.RECOMPUTE, "0.4 s there and back, 0.16 s to compute"
+    assert RULES.taken_by(one, 3.0) is TakenBy.RECOMPUTE
+    assert fast.cost(one, 3.0) < RULES.cost(one, 3.0) == slow.cost(one, 3.0)
+
+
+def test_the_prefill_tier_computes_it_where_the_others_would_wait_for_longer():
+    rules = replace(RULES, leaves_for=4.0)
+    leaves = stream("a", tokens=1600)._replace(may_leave=True)
+    assert rules.taken_by(leaves, 8.0) is TakenBy.REPREFILL
+    assert rules.taken_by(leaves, 0.5) is TakenBy.RECOMPUTE, "hardly anybody waits"
+    assert rules.taken_by(stream("a", tokens=1600), 8.0) is TakenBy.RECOMPUTE
+    assert replace(rules, host=HostRoom(200, 0.0001, 16)).taken_by(leaves, 8.0) is TakenBy.SWAP
 
 
 def test_host_memory_goes_to_the_first_of_several_victims_that_it_has_room_for():
@@ -166,4 +176,4 @@ def test_host_memory_goes_to_the_first_of_several_victims_that_it_has_room_for()
     victims = rules.choose(streams, 0)
     assert [victim.by for victim in victims] == [TakenBy.SWAP] + [TakenBy.RECOMPUTE] * (len(victims) - 1)
     assert len(victims) > 1
-    assert rules.taken_by(16 * 16) is TakenBy.RECOMPUTE
+    assert rules.taken_by(stream("large", tokens=16 * 16), 1.0) is TakenBy.RECOMPUTE

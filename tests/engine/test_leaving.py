@@ -1,0 +1,135 @@
+"""Streams that lose their memory on decode go on from KV that prefill has computed; nobody notices."""
+
+import asyncio
+
+import pytest
+from engines import random_prompt
+from two_tiers import answer, two_tiers
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from decode_node.leaving import LEFT
+
+pytestmark = pytest.mark.long
+
+BLOCKS = 60
+"""Of 32 tokens: room for five of these answers at their ends."""
+DELTA, WHOLE = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.0, "presence_penalty": 1.0, "repetition_penalty": 1.2},
+]
+
+
+@pytest.fixture(scope="module")
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def engines(models, loop):
+    async def enter():
+        return manager.__enter__()
+
+    manager = two_tiers(
+        models("llama"),
+        max_model_len=1024,
+        max_num_batched_tokens=256,
+        block_size=32,
+        pressed={"num_gpu_blocks_override": BLOCKS + 1},
+    )
+    yield loop.run(enter())
+    manager.__exit__(None, None, None)
+
+
+def short():
+    return SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, output_kind=WHOLE)
+
+
+def params(number, **more):
+    given = {**SAMPLING[number % len(SAMPLING)], **more}
+    kind = DELTA if number % 3 else WHOLE
+    return SamplingParams(max_tokens=250, ignore_eos=True, output_kind=kind, **given)
+
+
+async def until(is_so):
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 - of lists that know no events
+            await asyncio.sleep(0.01)
+
+
+async def all_at_once(tiers, asked):
+    """Their answers, after short ones: long ones are not expected, and too many are admitted."""
+    for number in range(4):
+        early = [(random_prompt(20, seed=100 * number + one), short()) for one in range(8)]
+        await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in early])
+    before = len(tiers.asked)
+    answers = await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in asked])
+    return answers, len(tiers.asked) - before - len(asked)
+
+
+def test_answers_are_those_of_an_engine_with_enough_memory(engines, loop):
+    tiers, alone = engines
+    asked = [(random_prompt(90 + 5 * number, seed=number), params(number)) for number in range(12)]
+    answers, left = loop.run(all_at_once(tiers, asked))
+    assert left > 0, "nobody has left"
+    again = [request for request in tiers.asked if len(request.token_ids) > 150]
+    assert len(again) == left, "prompt and answer are computed again"
+    for number, ((prompt, how), actual) in enumerate(zip(asked, answers, strict=True)):
+        tokens = {"type": "token", "prompt_token_ids": prompt}
+        expected = loop.run(answer(alone.generate(tokens, how, f"alone-{number}"), how))
+        assert actual[:4] == expected[:4], f"request {number}"
+        if how.logprobs:
+            check_logprobs(actual[4], expected[4])
+    assert not tiers.released, "all that was prefilled was pulled"
+
+
+def check_logprobs(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.keys() == other.keys()
+        for token, found in one.items():
+            assert found.logprob == pytest.approx(other[token].logprob, abs=1e-4)
+            assert found.rank == other[token].rank
+
+
+def test_what_cannot_be_carried_stays(engines, loop):
+    tiers, _ = engines
+    asked = [(random_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
+    answers, left = loop.run(all_at_once(tiers, asked))
+    assert left == 0
+    assert [len(tokens) for tokens, *_ in answers] == [250] * 10
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
+    tiers, _ = engines
+
+    async def leaves_with_it():
+        waiting = asyncio.Event()
+
+        async def wait():
+            waiting.set()
+            await asyncio.sleep(0.2)
+
+        asked = [(random_prompt(100, seed=number), params(3 * number + 1)) for number in range(10)]
+        for number in range(4):
+            early = [(random_prompt(20, seed=100 * number + one), short()) for one in range(8)]
+            await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in early])
+        before = len(tiers.asked)
+        streams = [asyncio.create_task(answer(tiers.generate(prompt, how), how)) for prompt, how in asked]
+        await until(lambda: len(tiers.asked) == before + len(asked))
+        tiers.before_pull = wait  # of the first that has left
+        await asyncio.wait_for(waiting.wait(), 60)
+        for stream in streams:
+            stream.cancel()
+        return await asyncio.gather(*streams, return_exceptions=True)
+
+    ended = loop.run(leaves_with_it())
+    assert all(isinstance(one, asyncio.CancelledError) or one for one in ended)
+    after = [(random_prompt(300, seed=number), short()) for number in range(5)]
+    answers, _ = loop.run(all_at_once(tiers, after))
+    assert [len(tokens) for tokens, *_ in answers] == [4] * 5
+    assert all(stop_reason != LEFT for *_, stop_reason, _ in answers)
