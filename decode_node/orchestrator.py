@@ -3,35 +3,35 @@
 Stands between vLLM's OpenAI layer and its engine, so that the layer sends one answer to the client, whatever
 happens below it. Owns the order of the steps and the retries: until its KV cache is here, a request whose
 prefill replica fails is placed on another one, within `slo.replacement`'s rules; the first token that prefill
-has sampled goes to the client at once, and is carried to every later attempt. How a prefill replica is called
-is `decode_node.prefill_tier`'s; noticing that it has failed is `decode_node.prefill_health`'s; whose first
-token is carried is `decode_node.carrying`'s.
+has sampled goes to the client at once, and is carried to every later attempt; a request that leaves the
+engine for lack of memory is prefilled again with what has been generated. How a prefill replica is called is
+`decode_node.prefill_tier`'s; noticing that it has failed is `decode_node.prefill_health`'s; where the next
+attempt goes is `decode_node.requests.placing`'s; whose first token is carried is `decode_node.carrying`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
-from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ErrorResponse
-from vllm.exceptions import GenerationError, VLLMServerError
+from vllm.exceptions import VLLMServerError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
 from decode_node.carrying import BoundReason, deliver_carried, why_bound, why_resampled
-from decode_node.leaving import LEFT, MAY_LEAVE_XARG, Generated, LeftError, may_leave
 from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
-from decode_node.progress import Progress
 from decode_node.rendering import LocalReason
-from decode_node.spans import DECODE, HANDOFF, PREFILL, RequestSpans
+from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG, Generated, LeftError, may_leave
+from decode_node.requests.placing import Placing
+from decode_node.requests.progress import Progress
+from decode_node.requests.underway import Call, Underway
+from decode_node.spans import DECODE, HANDOFF, PREFILL
 from sampling.carried import (
     CARRIED_XARG,
     KV_PARAMS,
@@ -42,14 +42,10 @@ from sampling.carried import (
     first_token,
     nothing_but_kv,
 )
-from slo.errors import EvictionReason, Rejected, RejectionReason
+from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import (
     FailureCause,
-    Replaced,
-    ReplacementDecision,
     ReplacementOutcome,
-    ReplacementRequested,
-    ReplacementRules,
 )
 from slo.request import (
     ENGINE_DIED,
@@ -61,12 +57,10 @@ from slo.request import (
     ReplicaId,
     RequestContext,
 )
-from telemetry import logs
-from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
+from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS
 from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
     from vllm.outputs import RequestOutput
 
     from decode_node.prefill_tier import PrefillTier
@@ -97,62 +91,6 @@ _NOT_REPLACED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A request as it came.
-
-    Attributes:
-        request: A chat or a completion request; it is not changed.
-        info: What else came with it over HTTP.
-        is_chat: Which of the two it is.
-        token_ids: Its prompt; empty when that is not prefilled elsewhere.
-        spans: Where its phases are noted.
-        prompt: What vLLM's renderer has made of it; None for what is still to be rendered.
-    """
-
-    request: Any
-    info: Any
-    is_chat: bool
-    token_ids: list[int]
-    spans: RequestSpans
-    prompt: Any = None
-
-
-class _RefusedError(GenerationError):  # type: ignore[misc] # vLLM ships no types for it
-    """Ends vLLM's part in a request that is answered with `_Run.refusal`."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A request that is under way.
-
-    Attributes:
-        context: As of its latest attempt.
-        replacements: How often it has been placed again.
-        budget_s: What it had when it came until its first token was due; None for no deadline.
-        may_leave: Whether the engine may let it go for lack of memory.
-        carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
-        progress: What the pieces of its stream stand for.
-        refusal: What it is answered with instead.
-        adapter: The LoRA adapter that answers; None for the model itself.
-    """
-
-    call: Call
-    context: RequestContext
-    replacements: int = 0
-    budget_s: float | None = None
-    may_leave: bool = False
-    carried: Carried | None = None
-    progress: Progress = field(default_factory=Progress)
-    refusal: ErrorResponse | None = None
-    adapter: Adapter | None = None
-
-    def refuse(self, response: ErrorResponse) -> _RefusedError:
-        """Answer with this; the exception is for vLLM."""
-        self.refusal = response
-        return _RefusedError(response.error.message)
-
-
-@dataclass(frozen=True, slots=True)
 class Orchestrator:
     """Takes requests from prefill to decode.
 
@@ -161,10 +99,8 @@ class Orchestrator:
         engine: Its started engine.
         tier: Who prefills.
         watch: Notices that a prefill replica has failed.
-        router: Says where a prefill goes that has to be placed again.
-        router_timeout_s: Longest wait for that.
-        rules: When a failed prefill is not placed again.
-        instruments: Where replacements and first tokens that are sampled again are counted.
+        placing: Says where a prefill goes that has to be done again.
+        instruments: Where first tokens that are sampled again and prompts that are computed here are counted.
         local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
             replica.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
@@ -174,13 +110,11 @@ class Orchestrator:
     engine: Any
     tier: PrefillTier
     watch: PrefillWatch
-    router: DeploymentHandle
-    router_timeout_s: float
-    rules: ReplacementRules
+    placing: Placing
     instruments: Instruments
     local: LocalPrefills | None = None
     leaves: bool = False
-    _runs: dict[JobId, _Run] = field(default_factory=dict)
+    _runs: dict[JobId, Underway] = field(default_factory=dict)
 
     @property
     def is_dead(self) -> bool:
@@ -223,7 +157,7 @@ class Orchestrator:
         A request that brings tokens along goes on from them; their events are left out.
         """
         xargs = call.request.vllm_xargs or {}
-        run = _Run(call, context, budget_s=context.ttft_budget_s)
+        run = Underway(call, context, budget_s=context.ttft_budget_s)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known = len(run.carried.token_ids)
@@ -241,14 +175,14 @@ class Orchestrator:
 
     async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
-        run = _Run(call, context, progress=Progress(bound=bound))
+        run = Underway(call, context, progress=Progress(bound=bound))
         given = {**(call.request.vllm_xargs or {}), **_objective(context)}
         request = call.request.model_copy(update={"vllm_xargs": given})
         async with aclosing(self._answer(request, run)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _answer(self, request: Any, run: _Run) -> AsyncGenerator[Any, None]:
+    async def _answer(self, request: Any, run: Underway) -> AsyncGenerator[Any, None]:
         """What vLLM's OpenAI layer makes of `request`, which is the run's call's or has been made of it."""
         answer = self.engine.chat if run.call.is_chat else self.engine.completions
         try:
@@ -282,7 +216,7 @@ class Orchestrator:
 
     async def _generate(
         self,
-        run: _Run,
+        run: Underway,
         prompt: Any,
         params: SamplingParams,
         decode: Callable[[SamplingParams], Outputs],
@@ -316,16 +250,16 @@ class Orchestrator:
                         yield output
             except LeftError as left:
                 run.carried = left.carried
-                run.context = await self._place_left(run)
+                run.context = await self.placing.left(run)
             except PrefillFailedError as failure:
                 run.context = run.context.after(time.monotonic() - started_s)
-                outcome = await self._place_again(run, failure)
+                outcome = await self.placing.again(run, failure)
                 if outcome in _NOT_REPLACED:
                     raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
             else:
                 return
 
-    async def _prefill(self, run: _Run, asked: PrefillRequest) -> Prefilled:
+    async def _prefill(self, run: Underway, asked: PrefillRequest) -> Prefilled:
         """One attempt, on the replica that the run's context names; none for an answer that has ended."""
         context = run.context
         is_over = run.carried is not None and run.carried.finish_reason is not None
@@ -346,7 +280,7 @@ class Orchestrator:
 
     async def _decode(
         self,
-        run: _Run,
+        run: Underway,
         params: SamplingParams,
         prefilled: Prefilled,
         decode: Callable[[SamplingParams], Outputs],
@@ -387,7 +321,7 @@ class Orchestrator:
                 self.tier.release(run.context)
 
     async def _pulled(
-        self, run: _Run, params: SamplingParams, outputs: Outputs, *, needs_pull: bool
+        self, run: Underway, params: SamplingParams, outputs: Outputs, *, needs_pull: bool
     ) -> tuple[RequestOutput, bool]:
         """The first output of the engine's own, and whether it shows that the KV cache has come.
 
@@ -410,7 +344,7 @@ class Orchestrator:
 
     async def _compute_here(
         self,
-        run: _Run,
+        run: Underway,
         params: SamplingParams,
         decode: Callable[[SamplingParams], Outputs],
         local: LocalPrefills,
@@ -437,107 +371,6 @@ class Orchestrator:
                         run.call.spans.first_token()
                         yield output
 
-    async def _place_again(self, run: _Run, failure: PrefillFailedError) -> ReplacementOutcome:
-        """Ask for another place, and have the run's context name it."""
-        context, call = run.context, run.call
-        failed = context.failed_replicas
-        if failure.replica is not None:
-            failed = (*failed, failure.replica)
-        context = replace(
-            context,
-            failed_replicas=failed,
-            prefill_replica=None,
-            prompt_bytes=0,
-            cached_tokens=0,
-            attempt=context.attempt + 1,
-            # Nothing is left of a deadline for the first token once there is one.
-            explicit_deadline=context.explicit_deadline and run.carried is None,
-        )
-        outcome = self.rules.refusal(context, run.replacements)
-        if outcome is None:
-            asked = ReplacementRequested(
-                job_id=context.job_id,
-                tier=context.tier,
-                ttft_budget_s=context.ttft_budget_s,
-                explicit_deadline=context.explicit_deadline,
-                tokens=len(call.token_ids),
-                decode_replica=self.replica,
-                failed_replicas=failed,
-                cause=failure.cause,
-                lost_replica=failure.replica if failure.cause.is_replicas else None,
-            )
-            started_s = time.monotonic()
-            outcome, context = _by(await self._ask_router(asked), context, failure.cause)
-            if outcome is ReplacementOutcome.NO_REPLICA and self.local is not None:
-                outcome = ReplacementOutcome.LOCAL
-            is_local = outcome is ReplacementOutcome.LOCAL
-            context = replace(context, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
-            context = context.after(time.monotonic() - started_s)
-            if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
-                outcome = ReplacementOutcome.SERVE
-            run.replacements += 1
-        run.context = context
-        self.instruments.count(REPLACEMENTS, cause=failure.cause.value, outcome=outcome.value)
-        logs.event(
-            "prefill_failed",
-            level=logging.WARNING,
-            request_id=context.request_id,
-            job_id=context.job_id,
-            replica=failure.replica,
-            cause=str(failure),
-            outcome=outcome.value,
-            prefill_replica=context.prefill_replica,
-        )
-        return outcome
-
-    async def _place_left(self, run: _Run) -> RequestContext:
-        """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
-        carried = run.carried
-        context = replace(
-            run.context,
-            prefill_replica=None,
-            prompt_bytes=0,
-            cached_tokens=0,
-            attempt=run.context.attempt + 1,
-            explicit_deadline=False,
-            ttft_budget_s=run.budget_s,
-        )
-        asked = ReplacementRequested(
-            job_id=context.job_id,
-            tier=context.tier,
-            ttft_budget_s=context.ttft_budget_s,
-            explicit_deadline=False,
-            tokens=len(run.call.token_ids) + (0 if carried is None else len(carried.token_ids)),
-            decode_replica=self.replica,
-            failed_replicas=context.failed_replicas,
-            cause=FailureCause.LEFT,
-        )
-        outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
-        if outcome in {ReplacementOutcome.LOCAL, ReplacementOutcome.NO_REPLICA, ReplacementOutcome.DEADLINE}:
-            placed = replace(context, local_prefill=LocalReason.LEFT.value)
-        logs.event(
-            "stream_left",
-            request_id=context.request_id,
-            job_id=context.job_id,
-            tokens=asked.tokens,
-            outcome=outcome.value,
-            prefill_replica=placed.prefill_replica,
-        )
-        return placed
-
-    async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
-        """The router's answer; None when it gives none in time."""
-        try:
-            decision: ReplacementDecision = await asyncio.wait_for(
-                self.router.replace.remote(request), self.router_timeout_s
-            )
-        except TaskCancelledError:  # the client is gone
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
-            logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
-            return None
-        return decision
-
 
 async def _after(first: RequestOutput, others: Outputs) -> Outputs:
     yield first
@@ -551,31 +384,10 @@ def _objective(context: RequestContext) -> dict[str, Any]:
     return given if context.tpot_s is None else {**given, TPOT_XARG: context.tpot_s}
 
 
-def _prefill_of(run: _Run, prompt: Any, params: SamplingParams, *, samples: bool) -> PrefillRequest:
+def _prefill_of(run: Underway, prompt: Any, params: SamplingParams, *, samples: bool) -> PrefillRequest:
     """What to ask the prefill tier for: the KV cache of all but the token that decode computes next."""
     token_ids = prompt["prompt_token_ids"]
     if run.carried is not None:
         token_ids = [*token_ids, *run.carried.token_ids[:-1]]
     how = first_token(params) if samples else nothing_but_kv()
     return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter)
-
-
-def _by(
-    decision: ReplacementDecision | None, context: RequestContext, cause: FailureCause
-) -> tuple[ReplacementOutcome, RequestContext]:
-    match decision:
-        case Replaced(prefill_replica=None):
-            return ReplacementOutcome.LOCAL, context
-        case Replaced():
-            placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
-            return ReplacementOutcome.ROUTER, placed
-        case Rejected(reason=RejectionReason.DEADLINE_INFEASIBLE):
-            return ReplacementOutcome.DEADLINE, context
-        case Rejected(reason=RejectionReason.NO_REPLICA):
-            return ReplacementOutcome.NO_REPLICA, context
-        case Rejected() | None:  # it was admitted before; no other reason counts now
-            if cause is FailureCause.NO_REPLICA:
-                return ReplacementOutcome.NO_REPLICA, context
-            return ReplacementOutcome.SERVE, context
-        case _:
-            assert_never(decision)

@@ -25,10 +25,12 @@ from decode_node.answers import error_response
 from decode_node.grammar_check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
 from decode_node.local_prefills import LocalPrefills
-from decode_node.orchestrator import Call, Orchestrator
+from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
+from decode_node.requests.placing import Placing
+from decode_node.requests.underway import Call
 from decode_node.spans import DECODE, TOKENISE, RequestSpans
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
@@ -138,9 +140,14 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self.engine,
             self._tier,
             PrefillWatch(self._tier.ask),
-            self._router,
-            node.router_timeout_s,
-            node.replacement,
+            Placing(
+                self._replica_id,
+                self._router,
+                node.router_timeout_s,
+                node.replacement,
+                self._instruments,
+                may_compute_here=node.local_prefills > 0,
+            ),
             self._instruments,
             self._local if node.local_prefills else None,
             node.leaves,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from decode_node.leaving import MAY_LEAVE_XARG
+from decode_node.requests.leaving import MAY_LEAVE_XARG
 from sampling.carried import Carried
 from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
 from slo.tiers import SYSTEM, Tier

@@ -22,7 +22,7 @@ from vllm.v1.request import RequestStatus
 from decode_node.engine.accounts import Away, StreamAccount
 from decode_node.engine.setup import DecodeSetup
 from decode_node.engine.view import StreamView
-from decode_node.leaving import LEFT
+from decode_node.requests.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.composition import Composer

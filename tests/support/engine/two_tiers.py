@@ -12,8 +12,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.harness.offline_engine import async_engine
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
-from decode_node.orchestrator import Call, Orchestrator, _Run
+from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
+from decode_node.requests.placing import Placing
+from decode_node.requests.underway import Call, Underway
 from decode_node.spans import RequestSpans
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine.scheduler import RELEASE_PREFIX
@@ -51,9 +53,7 @@ class Tiers:
             here,
             self,
             PrefillWatch(self._is_well),
-            self,
-            1.0,
-            rules,
+            Placing(ReplicaId("decode"), self, 1.0, rules, self),
             self,
             leaves=leaves,
         )
@@ -65,7 +65,7 @@ class Tiers:
         job = JobId(f"job-{self._jobs}")
         context = RequestContext(job, job, PREMIUM, None, prefill_replica=ReplicaId("prefill"))
         call = Call(SimpleNamespace(), None, is_chat=False, token_ids=prompt, spans=RequestSpans(""))
-        self.orchestrator._runs[job] = _Run(call, context, carried=carried)
+        self.orchestrator._runs[job] = Underway(call, context, carried=carried)
         params = params.clone()
         params.extra_args = {**(params.extra_args or {}), JOB_XARG: job}
         tokens = {"type": "token", "prompt_token_ids": prompt}
@@ -112,8 +112,8 @@ class Tiers:
 def two_tiers(model, lease_s=60, pressed=None, **options):
     """Both, and a stock engine that does all by itself; that one computes a prompt at once.
 
-    On CPU a stock engine ends with a chunk of a prompt that has a seed. With `pressed`, which are arguments of
-    its engine, decode acts when memory runs short, and prefill computes the KV of streams that have lost it.
+    On CPU a stock engine ends with a chunk of a prompt that has a seed. With `pressed`, arguments of its
+    engine, decode acts when memory runs short, and prefill computes the KV of streams that have lost it.
     """
     own = {"scheduler_cls": SCHEDULER if pressed is None else PRESSURE_SCHEDULER, **(pressed or {})}
     with (

@@ -16,8 +16,10 @@ from vllm.sampling_params import RequestOutputKind
 from decode_node.answers import Piece
 from decode_node.carrying import SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
-from decode_node.orchestrator import Call, Orchestrator
+from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.requests.placing import Placing
+from decode_node.requests.underway import Call
 from decode_node.spans import RequestSpans
 from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
 from slo.errors import Rejected, RejectionReason
@@ -202,7 +204,8 @@ async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None,
     watch = PrefillWatch(ask or nothing_wrong, 0.01, 0.05)
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
-    orchestrator = Orchestrator(D, steps, steps, watch, steps, 1.0, rules, counts, local)
+    placing = Placing(D, steps, 1.0, rules, counts, local is not None)
+    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local)
     orchestrator.stand_before(steps._engine_client)
     call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
     async with aclosing(orchestrator.run(call, context(**given))) as pieces:

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from decode_node.answers import End, Piece
-from decode_node.progress import Progress
+from decode_node.requests.progress import Progress
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 USAGE = 'data: {"choices":[],"usage":{}}'

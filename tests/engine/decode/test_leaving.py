@@ -8,7 +8,7 @@ from two_tiers import answer, two_tiers
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from decode_node.leaving import LEFT
+from decode_node.requests.leaving import LEFT
 
 pytestmark = pytest.mark.long
 

@@ -1,0 +1,177 @@
+"""Where a prompt is prefilled again: its replica has failed, or decode has lost its KV for lack of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, assert_never
+
+from ray.exceptions import TaskCancelledError
+
+from decode_node.rendering import LocalReason
+from slo.errors import Rejected, RejectionReason
+from slo.replacement import (
+    FailureCause,
+    Replaced,
+    ReplacementDecision,
+    ReplacementOutcome,
+    ReplacementRequested,
+    ReplacementRules,
+)
+from telemetry import logs
+from telemetry.catalogue import REPLACEMENTS
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from decode_node.prefill_health import PrefillFailedError
+    from decode_node.requests.underway import Underway
+    from slo.request import ReplicaId, RequestContext
+    from telemetry.instruments import Instruments
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Asks the router for another place.
+
+    Attributes:
+        replica: Who decodes, and asks.
+        router: Says where.
+        timeout_s: Longest wait for that.
+        rules: When a failed prefill is not placed again.
+        instruments: Where it is counted.
+        may_compute_here: Whether decode computes a prompt itself when there is no prefill replica.
+    """
+
+    replica: ReplicaId
+    router: DeploymentHandle
+    timeout_s: float
+    rules: ReplacementRules
+    instruments: Instruments
+    may_compute_here: bool = False
+
+    async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
+        """Ask for another place, and have the run's context name it."""
+        context, call = run.context, run.call
+        failed = context.failed_replicas
+        if failure.replica is not None:
+            failed = (*failed, failure.replica)
+        context = replace(
+            context,
+            failed_replicas=failed,
+            prefill_replica=None,
+            prompt_bytes=0,
+            cached_tokens=0,
+            attempt=context.attempt + 1,
+            # Nothing is left of a deadline for the first token once there is one.
+            explicit_deadline=context.explicit_deadline and run.carried is None,
+        )
+        outcome = self.rules.refusal(context, run.replacements)
+        if outcome is None:
+            asked = ReplacementRequested(
+                job_id=context.job_id,
+                tier=context.tier,
+                ttft_budget_s=context.ttft_budget_s,
+                explicit_deadline=context.explicit_deadline,
+                tokens=len(call.token_ids),
+                decode_replica=self.replica,
+                failed_replicas=failed,
+                cause=failure.cause,
+                lost_replica=failure.replica if failure.cause.is_replicas else None,
+            )
+            started_s = time.monotonic()
+            outcome, context = _by(await self._ask_router(asked), context, failure.cause)
+            if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
+                outcome = ReplacementOutcome.LOCAL
+            is_local = outcome is ReplacementOutcome.LOCAL
+            context = replace(context, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
+            context = context.after(time.monotonic() - started_s)
+            if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
+                outcome = ReplacementOutcome.SERVE
+            run.replacements += 1
+        run.context = context
+        self.instruments.count(REPLACEMENTS, cause=failure.cause.value, outcome=outcome.value)
+        logs.event(
+            "prefill_failed",
+            level=logging.WARNING,
+            request_id=context.request_id,
+            job_id=context.job_id,
+            replica=failure.replica,
+            cause=str(failure),
+            outcome=outcome.value,
+            prefill_replica=context.prefill_replica,
+        )
+        return outcome
+
+    async def left(self, run: Underway) -> RequestContext:
+        """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
+        carried = run.carried
+        context = replace(
+            run.context,
+            prefill_replica=None,
+            prompt_bytes=0,
+            cached_tokens=0,
+            attempt=run.context.attempt + 1,
+            explicit_deadline=False,
+            ttft_budget_s=run.budget_s,
+        )
+        asked = ReplacementRequested(
+            job_id=context.job_id,
+            tier=context.tier,
+            ttft_budget_s=context.ttft_budget_s,
+            explicit_deadline=False,
+            tokens=len(run.call.token_ids) + (0 if carried is None else len(carried.token_ids)),
+            decode_replica=self.replica,
+            failed_replicas=context.failed_replicas,
+            cause=FailureCause.LEFT,
+        )
+        outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
+        if outcome not in {ReplacementOutcome.ROUTER, ReplacementOutcome.SERVE}:
+            outcome = ReplacementOutcome.LOCAL
+            placed = replace(context, local_prefill=LocalReason.LEFT.value)
+        self.instruments.count(REPLACEMENTS, cause=asked.cause.value, outcome=outcome.value)
+        logs.event(
+            "stream_left",
+            request_id=context.request_id,
+            job_id=context.job_id,
+            tokens=asked.tokens,
+            outcome=outcome.value,
+            prefill_replica=placed.prefill_replica,
+        )
+        return placed
+
+    async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
+        """The router's answer; None when it gives none in time."""
+        try:
+            decision: ReplacementDecision = await asyncio.wait_for(
+                self.router.replace.remote(request), self.timeout_s
+            )
+        except TaskCancelledError:  # the client is gone
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
+            logs.event("replacement_without_router", job_id=request.job_id, error=repr(error)[:300])
+            return None
+        return decision
+
+
+def _by(
+    decision: ReplacementDecision | None, context: RequestContext, cause: FailureCause
+) -> tuple[ReplacementOutcome, RequestContext]:
+    match decision:
+        case Replaced(prefill_replica=None):
+            return ReplacementOutcome.LOCAL, context
+        case Replaced():
+            placed = replace(context, prefill_replica=decision.prefill_replica, handoff_s=decision.handoff_s)
+            return ReplacementOutcome.ROUTER, placed
+        case Rejected(reason=RejectionReason.DEADLINE_INFEASIBLE):
+            return ReplacementOutcome.DEADLINE, context
+        case Rejected(reason=RejectionReason.NO_REPLICA):
+            return ReplacementOutcome.NO_REPLICA, context
+        case Rejected() | None:  # it was admitted before; no other reason counts now
+            if cause is FailureCause.NO_REPLICA:
+                return ReplacementOutcome.NO_REPLICA, context
+            return ReplacementOutcome.SERVE, context
+        case _:
+            assert_never(decision)

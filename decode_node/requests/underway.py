@@ -1,0 +1,73 @@
+"""A request on a decode replica: as it came, and what has become of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import GenerationError
+
+from decode_node.requests.progress import Progress
+
+if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ErrorResponse
+
+    from decode_node.spans import RequestSpans
+    from sampling.carried import Adapter, Carried
+    from slo.request import RequestContext
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it came.
+
+    Attributes:
+        request: A chat or a completion request; it is not changed.
+        info: What else came with it over HTTP.
+        is_chat: Which of the two it is.
+        token_ids: Its prompt; empty when that is not prefilled elsewhere.
+        spans: Where its phases are noted.
+        prompt: What vLLM's renderer has made of it; None for what is still to be rendered.
+    """
+
+    request: Any
+    info: Any
+    is_chat: bool
+    token_ids: list[int]
+    spans: RequestSpans
+    prompt: Any = None
+
+
+class RefusedError(GenerationError):  # type: ignore[misc] # vLLM ships no types for it
+    """Ends vLLM's part in a request that is answered with `Underway.refusal`."""
+
+
+@dataclass(slots=True)
+class Underway:
+    """A request that is under way.
+
+    Attributes:
+        context: As of its latest attempt.
+        replacements: How often it has been placed again.
+        budget_s: What it had when it came until its first token was due; None for no deadline.
+        may_leave: Whether the engine may let it go for lack of memory.
+        carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
+        progress: What the pieces of its stream stand for.
+        refusal: What it is answered with instead.
+        adapter: The LoRA adapter that answers; None for the model itself.
+    """
+
+    call: Call
+    context: RequestContext
+    replacements: int = 0
+    budget_s: float | None = None
+    may_leave: bool = False
+    carried: Carried | None = None
+    progress: Progress = field(default_factory=Progress)
+    refusal: ErrorResponse | None = None
+    adapter: Adapter | None = None
+
+    def refuse(self, response: ErrorResponse) -> RefusedError:
+        """Answer with this; the exception is for vLLM."""
+        self.refusal = response
+        return RefusedError(response.error.message)
