@@ -6,7 +6,7 @@ tokens. Arms take turns. The pool is a part of what an engine with ample memory 
 such arrivals; host memory, in the arm that has it, is a quarter of the pool. vLLM's `max_num_seqs` is tuned
 for each pool with arrivals of their own, with and without priorities.
 
-    python -m benchmarks.engines.decode_pressure [--seconds 25] [--rounds 2] [--pools 1,0.5]
+    python -m benchmarks.engines.decode_pressure [--seconds 25] [--rounds 2] [--pools 1,0.5] [--output NAME]
 """
 
 from __future__ import annotations
@@ -309,6 +309,7 @@ def main() -> None:
     )
     parser.add_argument("--pools", default="1,0.5", help="Parts of what is held at the fullest.")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--output", default="decode_pressure", help="Name of the result.")
     given = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     tuning, rounds, totals = [], [], Counter()
@@ -342,7 +343,7 @@ def main() -> None:
         "rounds": rounds,
         "means": rows,
     }
-    print(write("engines/decode_pressure", results))
+    print(write(f"engines/{given.output}", results))
 
 
 def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:

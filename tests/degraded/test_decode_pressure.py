@@ -19,8 +19,21 @@ BLOCKS = 24
 TPOT_MS = 400
 
 
+WAYS = {
+    "swap": {"swap_gib": 0.25, "reprefill": False},
+    "reprefill": {},
+    "recompute": {"reprefill": False},
+}
+"""What `pressure` says for each of what may become of a victim's KV."""
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return request.param
+
+
 @pytest.fixture
-def deployment(tmp_path):
+def deployment(tmp_path, way):
     ports = random.randrange(24_000, 31_000)
     config = {
         "model": str(build_tiny_llama(tmp_path / "tiny")),
@@ -29,7 +42,7 @@ def deployment(tmp_path):
         "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
         "max_model_len": 2048,
         "warmup_tokens": [32, 512],
-        "pressure": {"enabled": True},
+        "pressure": {"enabled": True, **WAYS[way]},
         "decode": {"engine_kwargs": {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 2048}},
         "monitor": {"port": 0, "shed": False},
         "admission": {"calm_s": 600},
@@ -67,7 +80,7 @@ async def answer(client, tier, max_tokens, prompt=200):
     return tokens, times
 
 
-async def test_background_streams_make_way_for_premium_ones(deployment, capsys):
+async def test_background_streams_make_way_for_premium_ones(deployment, way, capsys):
     client = openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key=KEY, max_retries=0, timeout=300)
     # Short answers first: the long ones are not expected, and too many of them are admitted.
     for _ in range(4):
@@ -94,11 +107,23 @@ async def test_background_streams_make_way_for_premium_ones(deployment, capsys):
     taken = deployment.metric("slackserve_decode_preemptions_total")
     restored = deployment.metric("slackserve_decode_restore_seconds_count")
     with capsys.disabled():
-        print(f"\n{taken:.0f} streams lost memory, premium TPOT {max(tpots_ms):.0f} ms")  # noqa: T201 - measured
+        print(f"\n{way}: {taken:.0f} lost memory, premium TPOT {max(tpots_ms):.0f} ms")  # noqa: T201 - measured
     assert taken > 0, "memory was never short"
     assert deployment.metric("slackserve_decode_preemptions_total", tier="premium") == 0
     assert deployment.metric("slackserve_decode_preemptions_total", reason="vllm") == 0
     assert restored == taken
-    assert deployment.metric("slackserve_decode_recomputed_tokens_total") > 0
+    by = {one: deployment.metric("slackserve_decode_preemptions_total", by=one) for one in WAYS}
+    assert by == {one: taken if one == way else 0 for one in WAYS}
+    out, back = [
+        deployment.metric("slackserve_decode_swapped_blocks_total", direction=direction)
+        for direction in ("out", "back")
+    ]
+    recomputed = deployment.metric("slackserve_decode_recomputed_tokens_total")
+    again = deployment.metric("slackserve_replacements_total", cause="left", outcome="router")
+    assert (out >= back > 0, recomputed > 0, again == taken) == (
+        way == "swap",
+        way == "recompute",
+        way == "reprefill",
+    )
     assert max(tpots_ms) <= TPOT_MS
     assert "request_failed" not in deployment.log.read_text()
