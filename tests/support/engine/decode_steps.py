@@ -59,6 +59,7 @@ class Stepped:
         self.scheduler = scheduler
         self.tokens: dict[str, list[int]] = {}
         self.finished: list[str] = []
+        self.why: dict[str, int | str | None] = {}
         self.preempted: list[str] = []
         self.outputs = []
         init_none_hash(sha256)
@@ -71,11 +72,11 @@ class Stepped:
 
         scheduler._preempt_request = counting
 
-    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, tenant="", tokens=None):
+    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, tenant="", tokens=None, **more):
         """A request; its prompt is a length, of tokens that no other prompt has, or the tokens."""
         first = 1000 * (len(self.tokens) + 1)
         ids = list(range(first, first + prompt)) if tokens is None else tokens
-        extra = {TIER_XARG: tier, TENANT_XARG: tenant}
+        extra = {TIER_XARG: tier, TENANT_XARG: tenant, **more}
         if tpot_s is not None:
             extra[TPOT_XARG] = tpot_s
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
@@ -106,6 +107,7 @@ class Stepped:
                 self.tokens[one.request_id] += one.new_token_ids
                 if one.finished:
                     self.finished.append(one.request_id)
+                    self.why[one.request_id] = one.stop_reason
         return output
 
     def finish(self, within=20_000):

@@ -14,10 +14,11 @@ from vllm.exceptions import GenerationError
 from vllm.sampling_params import RequestOutputKind
 
 from decode_node.answers import Piece
-from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.requests.placing import Placing
 from decode_node.requests.underway import Call
 from decode_node.spans import RequestSpans
@@ -44,6 +45,7 @@ FIRST, SECOND, THIRD = 1, 2, 3
 ANSWER = [FIRST, SECOND, THIRD]
 STREAMED = ["data: 1", "data: 2", "data: 3", "data: [DONE]"]
 FAILED = "the connector could not pull"
+LEAVES = "the engine had no memory for it"
 PROMPT = list(range(100))
 
 
@@ -60,10 +62,10 @@ def refusal(code=400):
     return ErrorResponse(error={"message": "too long", "type": "BadRequestError", "code": code})
 
 
-def output(tokens, *, finished=False, error=False):
+def output(tokens, *, finished=False, error=False, why=None):
     reason = "error" if error else "length" if finished else None
     return SimpleNamespace(
-        outputs=[SimpleNamespace(token_ids=tokens, finish_reason=reason, stop_reason=None)],
+        outputs=[SimpleNamespace(token_ids=tokens, finish_reason=reason, stop_reason=why, logprobs=None)],
         finished=finished or error,
     )
 
@@ -81,7 +83,7 @@ class Play:
     the second and third tokens, after the first where that is carried; None is a pull without end.
     """
 
-    def __init__(self, plays, places=(), *, serve=B, ended=False):
+    def __init__(self, plays, places=(), *, serve=B, ended=False, scheduler=SCHEDULER):
         self.plays = plays
         self.places = list(places)
         self.serve = serve
@@ -91,7 +93,7 @@ class Play:
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
         config = SimpleNamespace(
-            scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
+            scheduler_config=SimpleNamespace(scheduler_cls=scheduler, stream_interval=1),
             parallel_config=SimpleNamespace(worker_cls=WORKERS["cpu"]),
             model_config=SimpleNamespace(enable_return_routed_experts=False),
             speculative_config=None,
@@ -139,7 +141,7 @@ class Play:
         if request.stream:
             yield "data: [DONE]"
 
-    async def generate(self, prompt, params, request_id, **options):
+    async def generate(self, prompt, params, request_id, **options):  # noqa: C901 - one play
         """vLLM's engine."""
         carried = self.begins(params)
         is_stream = params.output_kind is RequestOutputKind.DELTA
@@ -159,6 +161,10 @@ class Play:
                 raise one
             if one is FAILED:
                 yield output([] if is_stream else whole, error=True)
+                return
+            if isinstance(one, tuple):  # tokens that nobody has taken yet come with the word that it leaves
+                (_, more) = one
+                yield output(more if is_stream else [*whole, *more], error=True, why=LEFT)
                 return
             whole += one
             if is_stream:
@@ -197,7 +203,7 @@ def context(**given):
     return RequestContext(JobId("job"), "request", **values)
 
 
-async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None, **given):
+async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, **given):
     async def nothing_wrong(_):
         return None
 
@@ -205,7 +211,7 @@ async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None,
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
-    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local)
+    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves=leaves)
     orchestrator.stand_before(steps._engine_client)
     call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
     async with aclosing(orchestrator.run(call, context(**given))) as pieces:
@@ -470,3 +476,67 @@ async def test_a_client_that_leaves_releases_the_prefill(where):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps.released == [(A, "job")]
+
+
+LEAVING = pytest.mark.parametrize("more", [[], [SECOND]], ids=["alone", "with a token"])
+
+
+@LEAVING
+@pytest.mark.parametrize(("request_", "answer"), [(Request(), STREAMED), (WHOLE, [ANSWER])], ids=str)
+async def test_one_that_leaves_the_engine_goes_on_after_its_last_token(request_, answer, more):
+    counts = Counts()
+    plays = {A: [[SECOND], (LEAVES, [])] if not more else [(LEAVES, more)], B: ANSWER}
+    steps = Play(plays, [Replaced(B, 0.2)], scheduler=PRESSURE_SCHEDULER)
+    assert await serve(steps, counts, request=request_, leaves=True, ttft_budget_s=2.0) == answer
+    assert steps.prompts == [PROMPT, [*PROMPT, FIRST]], "all but the token that is computed next"
+    assert steps.carried == [FIRST, SECOND]
+    (asked,) = steps.asked
+    assert (asked.cause, asked.failed_replicas, asked.lost_replica) == (FailureCause.LEFT, (), None)
+    assert (asked.tokens, asked.ttft_budget_s, asked.explicit_deadline) == (102, 2.0, False)
+    assert [one.attempt_id for one in steps.contexts] == ["job", "job#1"]
+    assert steps.pulls == [{"at": A}, {"at": B}]
+    assert steps.released == [], "it had been pulled"
+    assert counts == {("left", "router"): 1}
+
+
+async def test_leaving_is_no_failure_and_may_happen_more_often_than_one_is_placed_again():
+    leaves = [(LEAVES, [])]
+    steps = Play({A: leaves, B: leaves, C: leaves}, [Replaced(B, 0.1), Replaced(C, 0.1), Replaced(D, 0.1)])
+    steps.plays[D] = ANSWER
+    assert await serve(steps, limit=1, leaves=True) == STREAMED
+
+
+@pytest.mark.parametrize("place", [Rejected(RejectionReason.NO_REPLICA, 1.0), Replaced(None, 0.0)])
+@pytest.mark.parametrize("local", [None, LocalPrefills(1)], ids=["may not", "may"])
+async def test_one_that_leaves_and_that_nobody_takes_is_computed_here(place, local):
+    counts = Counts()
+    steps = Play({A: [(LEAVES, [])]}, [place])
+    steps.at_home = ANSWER
+    serving = serve(steps, counts, leaves=True, local=local)
+    if local is None:
+        steps.plays[A] = [(LEAVES, [])]
+        begins, seen = steps.begins, []
+
+        def then_computes(params):
+            carried = begins(params)
+            seen.append(carried)
+            if len(seen) > 1:
+                steps.at = ANSWER
+            return carried
+
+        steps.begins = then_computes
+    assert await serving == STREAMED
+    assert steps.pulls[-1] is None
+    assert steps.prompts == [PROMPT], "no prefill replica was asked"
+    assert counts["left", "local"] == 1
+
+
+async def test_only_what_can_be_carried_may_leave():
+    for asked, scheduler, leaves, expected in (
+        (Request(), PRESSURE_SCHEDULER, True, True),
+        (Request(), PRESSURE_SCHEDULER, False, False),
+        (Request(), SCHEDULER, True, False),
+    ):
+        steps = Play({A: ANSWER}, scheduler=scheduler)
+        await serve(steps, request=asked, leaves=leaves)
+        assert bool(steps.given[0].get(MAY_LEAVE_XARG)) is expected

@@ -9,10 +9,12 @@ from vllm.v1.request import RequestStatus
 
 from decode_node.engine.pressure_scheduler import PressureScheduler
 from decode_node.engine.setup import DecodeSetup
+from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import NixlConnector
 from slo.decode.step_time import StepShape
 from slo.decode.victims import VictimReason
+from slo.request import JOB_XARG
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 pytestmark = pytest.mark.slow
@@ -370,3 +372,59 @@ def test_what_it_does_and_what_it_holds_is_told_once(stepped):
     figures = told(engine)
     assert len(figures.restored) == len(engine.preempted)
     assert figures.load.streams == {}, "an engine at rest holds nothing for anybody"
+
+
+def leaves(engine, job):
+    """A low stream that may leave, beside others that would wait for long if it was computed again here."""
+    knows_steps(engine, fixed_s=0.001, prompt_s=0.001)
+    expects(engine, 1)
+    engine.add("low", 100, 300, tier=LOW, **{MAY_LEAVE_XARG: True, JOB_XARG: job})
+    for number in range(3):
+        engine.add(f"top{number}", 100, 250, tier=TOP)
+    while "low" not in engine.finished:
+        engine.step()
+
+
+def test_one_that_leaves_ends_with_the_word_for_it_and_frees_its_memory(stepped):
+    engine = stepped(50)
+    leaves(engine, "job")
+    assert engine.why["low"] == LEFT
+    assert not engine.preempted
+    assert engine.scheduler._figures.preempted == [(LOW, "cost", "reprefill")]
+    assert "low" not in engine.scheduler.requests
+    engine.check_blocks()
+    engine.finish()
+
+
+def test_one_that_comes_back_is_no_newcomer_and_has_been_through_it_before(stepped):
+    engine = stepped(50)
+    leaves(engine, "job")
+    emitted = len(engine.tokens["low"])
+    engine.add("new", 40, 5, tier=LOW)
+    back = engine.add("back", 100 + emitted, 300 - emitted, tier=LOW, **{JOB_XARG: "job"})
+    view = engine.scheduler._view
+    assert view.preemptions(back) == 1
+    assert back.num_preemptions == 0, "by which vLLM tells a request that its workers know"
+    assert not view.parked(back).is_newcomer
+    assert view.parked(back).preemptions == 1
+    assert not engine.scheduler._away
+    engine.finish()
+    assert len(engine.tokens["back"]) == 300 - emitted
+    assert LOW in [tier for tier, _ in engine.scheduler._figures.restored]
+
+
+def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
+    monkeypatch.setattr("decode_node.engine.pressure_scheduler._AWAY_S", 0.0)
+    engine = stepped(50)
+    leaves(engine, "first")
+    assert list(engine.scheduler._away) == ["first"]
+    engine.finish()
+    engine.finished.clear()
+    engine.tokens.pop("low")
+    leaves_again = {MAY_LEAVE_XARG: True, JOB_XARG: "second"}
+    engine.add("low", 100, 300, tier=LOW, **leaves_again)
+    for number in range(3, 6):
+        engine.add(f"top{number}", 100, 250, tier=TOP)
+    while "low" not in engine.finished:
+        engine.step()
+    assert list(engine.scheduler._away) == ["second"]
