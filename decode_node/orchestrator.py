@@ -27,7 +27,7 @@ from decode_node.carrying import BoundReason, deliver_carried, why_bound, why_re
 from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from decode_node.rendering import LocalReason
-from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG, Generated, LeftError, may_leave
+from decode_node.requests.leaving import MAY_LEAVE_XARG, Generated, LeftError, has_left, may_leave
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
 from decode_node.requests.underway import Call, Underway
@@ -236,7 +236,8 @@ class Orchestrator:
             started_s = time.monotonic()
             samples = carries and run.carried is None
             try:
-                if run.context.local_prefill and self.local is not None:
+                is_local = run.context.local_prefill not in {"", LocalReason.LEFT}
+                if is_local and self.local is not None:
                     answer = self._compute_here(run, params, decode, self.local)
                 else:
                     prefilled = await self._prefill(run, _prefill_of(run, prompt, params, samples=samples))
@@ -249,21 +250,35 @@ class Orchestrator:
                             run.progress.take(output.outputs[0])
                         yield output
             except LeftError as left:
-                run.carried = left.carried
+                run.carried, run.has_left = left.carried, True
                 run.context = await self.placing.left(run)
             except PrefillFailedError as failure:
                 run.context = run.context.after(time.monotonic() - started_s)
-                outcome = await self.placing.again(run, failure)
-                if outcome in _NOT_REPLACED:
-                    raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
+                await self._go_on_after(run, failure)
             else:
                 return
+
+    async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
+        """Give the run another place after a failure, or refuse it.
+
+        Raises:
+            RefusedError: There is none for it.
+        """
+        outcome = await self.placing.again(run, failure)
+        if outcome not in _NOT_REPLACED:
+            return
+        if not run.has_left:
+            raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
+        # Decode has had it before, and can do without prefill.
+        run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
 
     async def _prefill(self, run: Underway, asked: PrefillRequest) -> Prefilled:
         """One attempt, on the replica that the run's context names; none for an answer that has ended."""
         context = run.context
-        is_over = run.carried is not None and run.carried.finish_reason is not None
-        if is_over or context.local_prefill == LocalReason.LEFT:
+        if run.carried is not None and run.carried.finish_reason is not None:
+            return Prefilled(None, None, "")
+        if context.local_prefill == LocalReason.LEFT:
+            self.instruments.count(LOCAL_PREFILLS, reason=context.local_prefill)
             return Prefilled(None, None, "")
         try:
             asking = replace(context, traceparent=run.call.spans.phase(PREFILL))
@@ -273,6 +288,9 @@ class Orchestrator:
             self.tier.release(context)
             raise
         if isinstance(prefilled, ErrorResponse):
+            if run.has_left:
+                run.context = replace(context, local_prefill=LocalReason.LEFT.value)
+                return await self._prefill(run, asked)
             raise run.refuse(prefilled)
         run.call.spans.phase(HANDOFF)
         run.context = replace(context, prefill_replica=ReplicaId(prefilled.replica))
@@ -334,7 +352,7 @@ class Orchestrator:
         is_delta = params.output_kind is RequestOutputKind.DELTA
         known = 0 if carried is None or is_delta else len(carried.token_ids)
         completion = output.outputs[0]
-        has_pulled = len(completion.token_ids) > known or completion.stop_reason == LEFT
+        has_pulled = len(completion.token_ids) > known or has_left(completion)
         if not has_pulled and completion.finish_reason == "error":
             # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
             is_grammar = params.structured_outputs is not None

@@ -229,9 +229,12 @@ def _swaps(step: Any) -> SwapStep | None:
 
 
 def swap_slots(vllm_config: VllmConfig, kv_cache: KVCacheConfig) -> int:
-    """Blocks that the host's pool of each worker has room for; 0 where nothing is swapped."""
+    """Blocks that the host's pool of each worker has room for; 0 where nothing is swapped.
+
+    Nor is anything where vLLM zeroes blocks, which its second model runner does before they could be read.
+    """
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-    if _SWAP_BYTES not in extra:
+    if _SWAP_BYTES not in extra or kv_cache.needs_kv_cache_zeroing:
         return 0
     block_bytes = sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // kv_cache.num_blocks
     ranks = vllm_config.parallel_config.world_size

@@ -14,7 +14,7 @@ from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.protocol import Message
-from slo.replacement import ReplacementRequested
+from slo.replacement import FailureCause, ReplacementRequested
 from slo.request import JobId, ReplicaId
 from slo.tiers import Tier
 
@@ -72,7 +72,10 @@ class PlacementRequested(Message):
 
     @classmethod
     def again(cls, request: ReplacementRequested) -> PlacementRequested:
-        """A failed prefill with what is left of its budget, bound to its decode replica."""
+        """A failed prefill with what is left of its budget, bound to its decode replica.
+
+        One that decode has lost the KV of has begun to answer: it is not refused for being late.
+        """
         return cls(
             job_id=request.job_id,
             objective=Objective(request.tier, request.ttft_budget_s, None),
@@ -82,6 +85,7 @@ class PlacementRequested(Message):
             failed_replicas=request.failed_replicas,
             decode_replica=request.decode_replica,
             is_admitted=True,
+            however_late=request.cause is FailureCause.LEFT,
             lost_replica=request.lost_replica,
         )
 

@@ -23,12 +23,16 @@ class Away(NamedTuple):
         arrived_s: When it reached the engine first.
         since_s: When it left.
         tokens: Whose KV it lost.
+        first_s: When its first token was there.
+        first_tokens: How many tokens it had then.
     """
 
     preemptions: int
     arrived_s: float
     since_s: float
     tokens: int
+    first_s: float | None
+    first_tokens: int
 
 
 @dataclass(slots=True)
@@ -90,7 +94,13 @@ class StreamAccount:
     def is_back(self, away: Away) -> None:
         """The request has left before; it is no newcomer."""
         self.arrived_s, self.parked_s, self.lost_tokens = away.arrived_s, away.since_s, away.tokens
+        self.first_s, self.first_tokens = away.first_s, away.first_tokens
         self.preemptions_before = away.preemptions
+
+    def leaves(self, preemptions: int, tokens: int, now_s: float) -> Away:
+        """What is to be remembered of the request until it comes back."""
+        since_s = now_s if self.parked_s is None else self.parked_s
+        return Away(preemptions, self.arrived_s, since_s, tokens, self.first_s, self.first_tokens)
 
     def credit_s(self, emitted: int, now_s: float) -> float:
         """By how much a stream of so many tokens is ahead of its objective; infinite without one."""

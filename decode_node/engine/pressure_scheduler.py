@@ -50,6 +50,10 @@ _LEARN_EVERY: Final = 4
 _LEAVES_FOR: Final = 4.0
 """How many times as long a stream is away whose KV prefill computes, as computing it takes, at first."""
 _LEARNING_RATE: Final = 0.1
+_AT_MOST: Final = 4.0
+"""So many times what was learned before, one alone may teach: a slow client keeps its stream away too."""
+_FORGETTING_RATE: Final = 0.01
+"""Of what was learned, with each victim that stays: after a bad hour nobody would leave any more."""
 _AWAY_S: Final = 600.0
 """After so long one that has left does not come back: its client has gone."""
 _NOBODY: Final[frozenset[str]] = frozenset()
@@ -209,7 +213,7 @@ class PressureScheduler(CarryingScheduler):
         super()._preempt_request(request, *args, **kwargs)
         self._figures.preempted.append((account.tier, reason.value, by.value))
         self._lengths.preempted()
-        account.lost_tokens = lost
+        account.lost_tokens, account.pulls = lost, False
         if account.parked_s is None:
             account.parked_s = time.monotonic()
         self._restoring.discard(name)
@@ -228,9 +232,8 @@ class PressureScheduler(CarryingScheduler):
         self._figures.preempted.append((account.tier, reason.value, TakenBy.REPREFILL.value))
         self._lengths.preempted()
         self._away = {job: away for job, away in self._away.items() if now_s - away.since_s < _AWAY_S}
-        self._away[account.job] = Away(
-            self._view.preemptions(request) + 1, account.arrived_s, now_s, request.num_computed_tokens
-        )
+        preemptions = self._view.preemptions(request) + 1
+        self._away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
         self._left.append(request)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
@@ -251,12 +254,17 @@ class PressureScheduler(CarryingScheduler):
     def _free_blocks(self, request: Request) -> None:
         name = request.request_id
         super()._free_blocks(request)
-        if name in self._restoring and request.status != RequestStatus.FINISHED_ABORTED:
+        has_ended = request.status in {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
+        if name in self._restoring and has_ended:
             self._restored(request, time.monotonic())
         account = self._accounts.pop(name)
+        if name in self._parked and account.pulls and request.status == RequestStatus.FINISHED_ERROR:
+            # What it was to pull has failed; it will try again.
+            away = account.leaves(account.preemptions_before, account.lost_tokens, time.monotonic())
+            self._away[account.job] = away
         for names in (self._parked, self._restoring, self._untimed, self._paced):
             names.discard(name)
-        if request.status in {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}:
+        if has_ended:
             self._lengths.ended(account.tier, account.tenant, request.num_output_tokens)
 
     def _relieve(self, now_s: float) -> None:
@@ -284,6 +292,7 @@ class PressureScheduler(CarryingScheduler):
                 if by is TakenBy.REPREFILL:
                     self._let_go(request, reason, now_s)
                     continue
+                self._leaves_for += _FORGETTING_RATE * (_LEAVES_FOR - self._leaves_for)
                 self._reasons[name] = reason, by
                 self.running.remove(request)
                 self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
@@ -511,7 +520,8 @@ class PressureScheduler(CarryingScheduler):
             away_s, alone_s = now_s - account.parked_s, account.lost_tokens * self._times.prompt_token_s
             self._figures.restored.append((account.tier, away_s))
             if account.pulls and self._times.is_known and alone_s > 0:
-                self._leaves_for += _LEARNING_RATE * (away_s / alone_s - self._leaves_for)
+                times = min(away_s / alone_s, _AT_MOST * self._leaves_for)
+                self._leaves_for += _LEARNING_RATE * (times - self._leaves_for)
         account.pulls = False
         account.parked_s, account.lost_tokens = None, 0
 

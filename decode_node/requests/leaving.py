@@ -34,7 +34,8 @@ class LeftError(Exception):
 def may_leave(config: VllmConfig, params: SamplingParams) -> bool:
     """Whether a request can leave: all that its engine knows of it can be carried.
 
-    Text that a stop string might begin in is held back by the engine's process, and is not.
+    Text that a stop string might begin in is held back by the engine's process, and is not. With a seed,
+    vLLM's first model runner draws once for each carried token, which others would wait for.
     """
     return (
         config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER
@@ -42,9 +43,15 @@ def may_leave(config: VllmConfig, params: SamplingParams) -> bool:
         and params.output_kind in {RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY}
         and params.n == 1
         and not params.stop
+        and (params.seed is None or config.use_v2_model_runner)
         and params.prompt_logprobs is None
         and why_bound(config, params) is None
     )
+
+
+def has_left(completion: Any) -> bool:
+    """Whether an output says that its request has left; a client's stop string does not."""
+    return bool(completion.finish_reason == "error" and completion.stop_reason == LEFT)
 
 
 class Generated:
@@ -65,7 +72,7 @@ class Generated:
         completion = output.outputs[0]
         if self._is_delta:
             self._token_ids += completion.token_ids
-        if completion.stop_reason != LEFT:
+        if not has_left(completion):
             return True, None
         if not self._is_delta:  # the output has all of it
             return False, LeftError(_all_of(completion, self._params))

@@ -114,6 +114,7 @@ class Placing:
             prompt_bytes=0,
             cached_tokens=0,
             attempt=run.context.attempt + 1,
+            local_prefill="",
             explicit_deadline=False,
             ttft_budget_s=run.budget_s,
         )

@@ -7,7 +7,7 @@ it, and what comes back is there before the step reads it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from kv_transfer.swap.book import Move, SwapStep, runs
 
 _MEASURED_BLOCKS: Final = 64
 _MEASUREMENTS: Final = 3
+_AT_ONCE: Final = 64
 
 
 class NoHostMemoryError(RuntimeError):
@@ -96,31 +97,26 @@ class HostBlocks:
         self.give(step.back)
 
     def take(self, moves: Sequence[Move]) -> None:
-        """Copy blocks to their slots."""
-        if not moves:
-            return
-        stretches = runs(moves)
-        for layer in self._layers:
-            blocks = layer.engine.index_select(0, self._indices(moves, layer))
-            at = 0
-            for first, number in stretches:
-                layer.host[first : first + number].copy_(blocks[at : at + number], non_blocking=True)
-                at += number
+        """Copy blocks to their slots; they are there when this returns, and the blocks can be written to."""
+        for some in _batches(moves):
+            for layer in self._layers:
+                blocks, at = layer.engine.index_select(0, _indices(some, layer)), 0
+                for first, number in runs(some):
+                    layer.host[first : first + number].copy_(blocks[at : at + number], non_blocking=True)
+                    at += number
+        if moves:
+            self._wait()
 
     def give(self, moves: Sequence[Move]) -> None:
         """Copy slots to their blocks."""
-        if not moves:
-            return
-        stretches = runs(moves)
-        for layer in self._layers:
-            blocks = torch.empty(
-                (len(moves), *layer.engine.shape[1:]), dtype=layer.engine.dtype, device=layer.engine.device
-            )
-            at = 0
-            for first, number in stretches:
-                blocks[at : at + number].copy_(layer.host[first : first + number], non_blocking=True)
-                at += number
-            layer.engine.index_copy_(0, self._indices(moves, layer), blocks)
+        for some in _batches(moves):
+            for layer in self._layers:
+                shape = (len(some), *layer.engine.shape[1:])
+                blocks, at = torch.empty(shape, dtype=layer.engine.dtype, device=layer.engine.device), 0
+                for first, number in runs(some):
+                    blocks[at : at + number].copy_(layer.host[first : first + number], non_blocking=True)
+                    at += number
+                layer.engine.index_copy_(0, _indices(some, layer), blocks)
 
     def measure(self) -> SwapSpeed:
         """Move blocks out and back, which changes none; the best of several times."""
@@ -139,8 +135,14 @@ class HostBlocks:
     def _wait(self) -> None:
         device = self._layers[0].engine.device
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
 
-    @staticmethod
-    def _indices(moves: Sequence[Move], layer: _Layer) -> torch.Tensor:
-        return torch.tensor([move.block for move in moves], device=layer.engine.device)
+
+def _batches(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+    """So few at once that what is copied between takes little of the engine's memory."""
+    for first in range(0, len(moves), _AT_ONCE):
+        yield moves[first : first + _AT_ONCE]
+
+
+def _indices(moves: Sequence[Move], layer: _Layer) -> torch.Tensor:
+    return torch.tensor([move.block for move in moves], device=layer.engine.device)

@@ -76,8 +76,10 @@ def test_answers_are_those_of_an_engine_with_enough_memory(engines, loop):
     asked = [(random_prompt(90 + 5 * number, seed=number), params(number)) for number in range(12)]
     answers, left = loop.run(all_at_once(tiers, asked))
     assert left > 0, "nobody has left"
-    again = [request for request in tiers.asked if len(request.token_ids) > 150]
-    assert len(again) == left, "prompt and answer are computed again"
+    prompts = [prompt for prompt, _ in asked]
+    again = [one.token_ids for one in tiers.asked[-left - len(asked) :] if one.token_ids not in prompts]
+    assert len(again) == left
+    assert all(any(one[: len(prompt)] == prompt for prompt in prompts) for one in again), "with the answer"
     for number, ((prompt, how), actual) in enumerate(zip(asked, answers, strict=True)):
         tokens = {"type": "token", "prompt_token_ids": prompt}
         expected = loop.run(answer(alone.generate(tokens, how, f"alone-{number}"), how))
@@ -133,3 +135,24 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
     answers, _ = loop.run(all_at_once(tiers, after))
     assert [len(tokens) for tokens, *_ in answers] == [4] * 5
     assert all(stop_reason != LEFT for *_, stop_reason, _ in answers)
+
+
+def test_one_whose_new_kv_cannot_be_pulled_is_prefilled_once_more(engines, loop):
+    tiers, alone = engines
+    asked = [(random_prompt(100 + number, seed=40 + number), params(4 * number)) for number in range(10)]
+    no_router = tiers.replace.remote
+
+    async def the_next_address_is_wrong(request):
+        tiers.replace.remote, tiers.failing = no_router, 1
+        await no_router(request)
+
+    tiers.replace.remote = the_next_address_is_wrong
+    counted = len(tiers.counted)
+    answers, again = loop.run(all_at_once(tiers, asked))
+    causes = [labels["cause"] for labels in tiers.counted[counted:]]
+    assert causes.count("pull_failed") == 1
+    assert causes.count("left") == again - 1 > 0
+    for number, ((prompt, how), actual) in enumerate(zip(asked, answers, strict=True)):
+        tokens = {"type": "token", "prompt_token_ids": prompt}
+        expected = loop.run(answer(alone.generate(tokens, how, f"wrong-{number}"), how))
+        assert actual[:4] == expected[:4], f"request {number}"

@@ -94,6 +94,17 @@ def test_blocks_that_are_still_cached_are_not_moved_back(decode):
     assert out - before[0] > back - before[1] > 0, "the shared prefix stays in the engine"
 
 
+def test_one_whose_kv_goes_out_twice_comes_back_twice(decode):
+    requests = {
+        f"{length}": asked(random_prompt(length, seed=length), 400)
+        for length in (100, 120, 140, 160, 180, 200)
+    }
+    expected = decode.alone(requests)
+    found = decode.together(requests)
+    assert max(decode.preempted.count(name) for name in decode.preempted) > 1
+    check_same(expected, found)
+
+
 def test_one_that_leaves_while_its_kv_is_in_host_memory_leaves_nothing_there(decode):
     decode.forget()
     for name, (arguments, options) in crowd().items():

@@ -511,24 +511,41 @@ async def test_leaving_is_no_failure_and_may_happen_more_often_than_one_is_place
 async def test_one_that_leaves_and_that_nobody_takes_is_computed_here(place, local):
     counts = Counts()
     steps = Play({A: [(LEAVES, [])]}, [place])
-    steps.at_home = ANSWER
-    serving = serve(steps, counts, leaves=True, local=local)
-    if local is None:
-        steps.plays[A] = [(LEAVES, [])]
-        begins, seen = steps.begins, []
+    begins, seen = steps.begins, []
 
-        def then_computes(params):
-            carried = begins(params)
-            seen.append(carried)
-            if len(seen) > 1:
-                steps.at = ANSWER
-            return carried
+    def then_computes(params):
+        carried = begins(params)
+        seen.append(carried)
+        if len(seen) > 1:
+            steps.at = ANSWER
+        return carried
 
-        steps.begins = then_computes
-    assert await serving == STREAMED
+    steps.begins = then_computes
+    assert await serve(steps, counts, leaves=True, local=local) == STREAMED
     assert steps.pulls[-1] is None
     assert steps.prompts == [PROMPT], "no prefill replica was asked"
     assert counts["left", "local"] == 1
+
+
+@pytest.mark.parametrize(
+    "fails", [FailureCause.REPLICA_DIED, FailureCause.REQUEST_FAILED, refusal(404)], ids=str
+)
+async def test_whatever_fails_after_it_has_left_decode_computes_it(fails):
+    counts = Counts()
+    steps = Play({A: [(LEAVES, [])], B: fails}, [Replaced(B, 0.1)])
+    begins, seen = steps.begins, []
+
+    def then_computes(params):
+        carried = begins(params)
+        seen.append(carried)
+        if len(seen) > 1:
+            steps.at = ANSWER
+        return carried
+
+    steps.begins = then_computes
+    assert await serve(steps, counts, limit=0, leaves=True) == STREAMED
+    assert steps.pulls[-1] is None
+    assert counts[("left",)] == 1
 
 
 async def test_only_what_can_be_carried_may_leave():

@@ -406,6 +406,8 @@ def test_one_that_comes_back_is_no_newcomer_and_has_been_through_it_before(stepp
     assert view.preemptions(back) == 1
     assert back.num_preemptions == 0, "by which vLLM tells a request that its workers know"
     assert not view.parked(back).is_newcomer
+    account = engine.scheduler._accounts["back"]
+    assert account.first_s < account.parked_s, "its pace counts from its first token on"
     assert view.parked(back).preemptions == 1
     assert not engine.scheduler._away
     engine.finish()
@@ -428,3 +430,18 @@ def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
     while "low" not in engine.finished:
         engine.step()
     assert list(engine.scheduler._away) == ["second"]
+
+
+def test_whose_memory_is_taken_here_has_nothing_to_pull_any_more(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    for name in ("a", "b", "c"):
+        engine.add(name, 100, 100)
+        engine.scheduler._accounts[name].pulls = True  # as of every request that was prefilled elsewhere
+    while not engine.preempted:
+        engine.step()
+    victim = engine.scheduler.requests[engine.preempted[0]]
+    assert not engine.scheduler._comes_back(victim)
+    before = engine.scheduler._leaves_for
+    engine.finish()
+    assert engine.scheduler._leaves_for == pytest.approx(before, rel=0.1), "nobody has come back"

@@ -14,12 +14,13 @@ from sampling.carried import Carried
 DELTA, WHOLE = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
-def config(stream_interval=1):
+def config(stream_interval=1, *, second_runner=True):
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(scheduler_cls=PRESSURE_SCHEDULER, stream_interval=stream_interval),
         parallel_config=SimpleNamespace(worker_cls=WORKERS["cpu"]),
         model_config=SimpleNamespace(enable_return_routed_experts=False),
         speculative_config=None,
+        use_v2_model_runner=second_runner,
     )
 
 
@@ -27,6 +28,7 @@ def test_whose_state_can_be_carried_may_leave():
     assert may_leave(config(), SamplingParams(output_kind=DELTA))
     assert may_leave(config(), SamplingParams(output_kind=WHOLE, seed=1, logprobs=2, presence_penalty=1.0))
     assert not may_leave(config(stream_interval=2), SamplingParams(output_kind=DELTA))
+    assert not may_leave(config(second_runner=False), SamplingParams(output_kind=DELTA, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,12 @@ def test_of_a_stream_all_tokens_are_carried_and_its_client_has_them():
     assert left.carried == Carried([1, 2, 3, 4], is_sent=True)
     brings, left = generated.take(output([], left=True))
     assert not brings
+
+
+def test_a_clients_own_stop_string_is_no_word_of_the_engines():
+    said = output([5])
+    said.outputs[0].stop_reason, said.outputs[0].finish_reason, said.finished = LEFT, "stop", True
+    assert Generated(None, SamplingParams(output_kind=DELTA)).take(said) == (True, None)
 
 
 def test_of_a_whole_answer_log_probabilities_are_carried_as_they_were_sampled():
