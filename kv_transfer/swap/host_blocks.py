@@ -73,9 +73,12 @@ class HostBlocks:
             if (place := (cache.data_ptr(), cache.shape)) in seen:  # layers that share one
                 continue
             seen.add(place)
-            engine = cache.unflatten(0, (blocks, cache.shape[0] // blocks))
+            moved = (
+                cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+            )  # 8-bit floats have no index
+            engine = moved.unflatten(0, (blocks, cache.shape[0] // blocks))
             try:
-                host = torch.empty((slots, *engine.shape[1:]), dtype=cache.dtype)
+                host = torch.empty((slots, *engine.shape[1:]), dtype=moved.dtype)
                 host.zero_()  # so that the host hands its memory out now, or refuses
                 if cache.device.type == "cuda":
                     pin_tensor(host)
