@@ -1,0 +1,239 @@
+"""A decode engine in virtual time, step by step, whose KV memory is given out in blocks.
+
+As vLLM's scheduler: running requests first, in their order, each for its next tokens; who finds no block
+takes the memory of another one; those that wait come after that, unless memory was taken in this step. Owns
+blocks, steps and the clock. Whose memory is taken and who may start is a way's (`simulator.pressure.ways`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from simulator.cost.decode_steps import DecodeModel
+from simulator.pressure.decoding import Asked, Decoding
+from slo.decode.victims import TakenBy
+from slo.tiers import TierSet
+
+
+@dataclass(frozen=True, slots=True)
+class PressedSetup:
+    """An engine.
+
+    Attributes:
+        model: Times of decode steps.
+        prompt_token_s: Seconds to compute a token of a prompt, or one again.
+        blocks: Of the KV memory.
+        block_tokens: Of a block.
+        chunk_tokens: Of a sequence that one step computes at most.
+        step_tokens: That one step computes at most.
+        max_seqs: Requests that run at a time.
+        block_s: Seconds to move a block to host memory, or back.
+        host_blocks: That there is room for.
+        pulls: Whether prompts come computed, from a prefill tier.
+    """
+
+    model: DecodeModel
+    prompt_token_s: float
+    blocks: int
+    block_tokens: int = 16
+    chunk_tokens: int = 512
+    step_tokens: int = 2048
+    max_seqs: int = 256
+    block_s: float = 0.0
+    host_blocks: int = 0
+    pulls: bool = True
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-tokens // self.block_tokens)
+
+
+class Way(Protocol):
+    """How a server bears it when memory runs short."""
+
+    def relieve(self, engine: PressedEngine) -> None:
+        """Take memory from whom it likes, before a step."""
+
+    def order(self, engine: PressedEngine) -> list[Decoding]:
+        """Those that wait, the first to start first."""
+
+    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+        """Whether it may start; there are blocks for its sequence."""
+
+    def victim(self, engine: PressedEngine) -> Decoding:
+        """Whose memory is taken when the step finds none."""
+
+    def preempted(self, engine: PressedEngine) -> None:
+        """Hear that somebody's was taken."""
+
+    def ended(self, one: Decoding) -> None:
+        """An answer is complete."""
+
+
+@dataclass(slots=True)
+class PressedEngine:
+    """Serves requests and counts what they have cost.
+
+    Attributes:
+        running: In vLLM's order.
+        waiting: Newcomers, and those whose memory was taken.
+        computed: Tokens that were computed.
+        again: Of them, those that had been computed before.
+    """
+
+    setup: PressedSetup
+    way: Way
+    tiers: TierSet
+    now_s: float = 0.0
+    running: list[Decoding] = field(default_factory=list)
+    waiting: list[Decoding] = field(default_factory=list)
+    done: list[Decoding] = field(default_factory=list)
+    computed: int = 0
+    again: int = 0
+    _moved: int = 0
+    _has_taken: bool = False
+    _free: int = 0
+    _host: int = 0
+    _held: dict[Decoding, int] = field(default_factory=dict)
+    _before: dict[Decoding, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
+        self._free, self._host = self.setup.blocks, self.setup.host_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return self._free
+
+    @property
+    def free_host_blocks(self) -> int:
+        """The same in host memory."""
+        return self._host
+
+    def held(self, one: Decoding) -> int:
+        """Blocks that a request holds."""
+        return self._held.get(one, 0)
+
+    def next_tokens(self, one: Decoding) -> int:
+        """Tokens that the next step computes of it."""
+        return min(self.setup.chunk_tokens, one.length - one.computed)
+
+    def next_blocks(self, one: Decoding) -> int:
+        """Blocks that it needs for that."""
+        return max(0, self.setup.blocks_of(one.computed + self.next_tokens(one)) - self.held(one))
+
+    def run(self, asked: Iterable[Asked]) -> list[Decoding]:
+        """Serve all of them; in the order of their ends.
+
+        Raises:
+            ValueError: A request is larger than the memory.
+        """
+        due = [(one.at_s, number, one) for number, one in enumerate(asked)]
+        heapq.heapify(due)
+        while due or self.running or self.waiting:
+            if not self.running and not self.waiting:
+                self.now_s = max(self.now_s, due[0][0])
+            while due and due[0][0] <= self.now_s:
+                self._arrives(heapq.heappop(due)[2])
+            self._step()
+        return self.done
+
+    def take(self, one: Decoding, by: TakenBy) -> None:
+        """Take the memory of a running request."""
+        self.running.remove(one)
+        if by is TakenBy.SWAP:
+            blocks = self.setup.blocks_of(one.computed)
+            self._host -= blocks
+            self._moved += blocks
+            one.swapped = one.computed
+        self._free += self._held.pop(one)
+        self._before[one] = max(one.computed, self._before.get(one, 0))
+        one.computed = 0
+        one.preemptions += 1
+        one.parked_s = self.now_s
+        self.waiting.insert(0, one)
+        self.way.preempted(self)
+
+    def _arrives(self, asked: Asked) -> None:
+        if self.setup.blocks_of(asked.prompt + asked.most) > self.setup.blocks:
+            raise ValueError(f"{asked.name} does not fit into {self.setup.blocks} blocks")
+        policy = self.tiers[asked.tier]
+        self.waiting.append(Decoding(asked, self.tiers.rank(asked.tier), policy.weight))
+
+    def _step(self) -> None:
+        self._moved, self._has_taken = 0, False
+        self.way.relieve(self)
+        step = self._compose_running()
+        if not self._has_taken:
+            self._start_waiting(step)
+        streams = [one for one, new in step.items() if one.computed + new == one.length]
+        computing = [one for one in step if one.length - one.computed > 1]
+        prompt = sum(step[one] for one in computing)
+        context = sum(one.computed for one in step)
+        decoding = len(step) - len(computing)
+        self.now_s += self.setup.model.step_s(decoding, context)
+        self.now_s += prompt * self.setup.prompt_token_s + self._moved * self.setup.block_s
+        for one, new in step.items():
+            before = self._before.get(one, 0)
+            self.again += max(0, min(before, one.computed + new) - one.computed)
+            self.computed += new
+            one.computed += new
+            self._before[one] = max(before, one.computed)
+        for one in streams:
+            one.token_s.append(self.now_s)
+            if one.emitted == one.asked.answer:
+                self._ends(one)
+
+    def _compose_running(self) -> dict[Decoding, int]:
+        """Those that run, with blocks for their next tokens."""
+        step: dict[Decoding, int] = {}
+        budget = self.setup.step_tokens
+        for one in list(self.running):
+            while one in self.running and self.next_blocks(one) > self._free:
+                victim = self.way.victim(self)
+                self._has_taken = True
+                step.pop(victim, None)
+                self.take(victim, TakenBy.RECOMPUTE)
+            if one in self.running and (new := min(self.next_tokens(one), budget)) > 0:
+                self._give(one, new)
+                step[one] = new
+                budget -= new
+        return step
+
+    def _start_waiting(self, step: dict[Decoding, int]) -> None:
+        budget = self.setup.step_tokens - sum(step.values())
+        for one in self.way.order(self):
+            has_blocks = self.setup.blocks_of(one.length) <= self._free
+            if len(self.running) >= self.setup.max_seqs or budget <= 0 or not has_blocks:
+                break
+            if not self.way.admits(self, one):
+                break
+            self.waiting.remove(one)
+            self.running.append(one)
+            if one.swapped:
+                blocks = self.setup.blocks_of(one.swapped)
+                self._host += blocks
+                self._moved += blocks
+                one.computed, one.swapped = one.swapped, 0
+            elif one.parked_s is None and self.setup.pulls:
+                one.computed = one.asked.prompt - 1
+            one.started, one.parked_s = one.emitted, None
+            new = min(self.next_tokens(one), budget)
+            self._give(one, new)
+            step[one] = new
+            budget -= new
+
+    def _give(self, one: Decoding, new: int) -> None:
+        needed = self.setup.blocks_of(one.computed + new)
+        self._free -= max(0, needed - self.held(one))
+        self._held[one] = max(needed, self.held(one))
+
+    def _ends(self, one: Decoding) -> None:
+        self.running.remove(one)
+        self._free += self._held.pop(one)
+        self._before.pop(one)
+        self.done.append(one)
+        self.way.ended(one)

@@ -1,0 +1,109 @@
+"""A decode engine in virtual time that runs out of memory: blocks balance, all end, and enough is enough."""
+
+import math
+from functools import partial
+from random import Random
+
+import pytest
+
+from simulator.cost.decode_steps import DecodeModel
+from simulator.pressure.decoding import Asked
+from simulator.pressure.engine import PressedEngine, PressedSetup
+from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, Tier
+
+BACKGROUND = Tier("background")
+MODEL = DecodeModel(weights_s=0.01, request_s=1e-4, kv_token_s=1e-8, fixed_s=0.0, kv_tokens=1 << 40)
+WAYS = {
+    "first come": FirstCome,
+    "watermark": partial(FirstCome, 0.05),
+    "priority": ByPriority,
+    "least computed": LeastComputed,
+    "retract": Retract,
+    "no eviction": NoEviction,
+    "ours": partial(Ours, DEFAULT_TIERS),
+}
+
+
+def asked(seconds=20, rate=6, seed=1):
+    rng = Random(seed)
+    found, at_s = [], 0.0
+    while (at_s := at_s + rng.expovariate(rate)) < seconds:
+        tier = rng.choice([PREMIUM, STANDARD, BACKGROUND])
+        answer = min(500, max(2, round(100 * rng.lognormvariate(0, 0.8))))
+        found.append(Asked(f"r{len(found)}", tier, at_s, rng.randint(50, 400), answer, 500))
+    return found
+
+
+def engine(way, blocks, **more):
+    setup = PressedSetup(MODEL, 1e-4, blocks, **more)
+    return PressedEngine(setup, WAYS[way](), DEFAULT_TIERS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("host", [{}, {"host_blocks": 60, "block_s": 1e-4}], ids=["none", "host memory"])
+def test_all_end_once_with_all_their_tokens_and_no_block_is_lost(way, host):
+    requests = asked()
+    served = engine(way, 120, **host)
+    done = served.run(requests)
+    assert {one.asked.name: one.emitted for one in done} == {one.name: one.answer for one in requests}
+    assert len(done) == len(requests)
+    assert served.free_blocks == 120
+    assert served.free_host_blocks == host.get("host_blocks", 0)
+    assert all(gap > 0 for one in done for gap in one.gaps_s)
+    least = sum(one.answer for one in requests)
+    assert served.computed - served.again >= least
+    if way != "no eviction":
+        assert any(one.preemptions for one in done), "memory was never short"
+    else:
+        assert not any(one.preemptions for one in done)
+    if way == "ours" and host:
+        without = engine(way, 120)
+        without.run(requests)
+        assert served.again < without.again
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_enough_memory_all_ways_are_one(way):
+    requests = asked()
+    done, first = [engine(name, 1 << 30).run(requests) for name in (way, "first come")]
+    assert not any(one.preemptions for one in done)
+    ends = [{one.asked.name: one.token_s for one in each} for each in (done, first)]
+    assert ends[0] == ends[1]
+
+
+def test_whoever_came_last_computes_again_what_the_cheapest_would_not():
+    requests = asked(rate=8)
+    again = {
+        way: (served := engine(way, 120)).run(requests) and served.again for way in ("first come", "ours")
+    }
+    assert again["ours"] < again["first come"] / 2
+
+
+def test_with_host_memory_for_all_nothing_is_computed_again():
+    requests = asked(rate=8)
+    served = engine("ours", 120, host_blocks=1000, block_s=1e-5)
+    done = served.run(requests)
+    assert any(one.preemptions for one in done)
+    assert served.again == 0
+
+
+def test_a_prompt_that_is_not_pulled_is_computed():
+    alone = [Asked("a", STANDARD, 0.0, 200, 2, 10)]
+    (one,) = engine("first come", 100, pulls=False, chunk_tokens=64).run(alone)
+    assert one.ttft_s == pytest.approx(200 * 1e-4 + 4 * 0.01, rel=0.05)
+    (pulled,) = engine("first come", 100).run(alone)
+    assert pulled.ttft_s == pytest.approx(0.01, rel=0.05)
+
+
+def test_one_that_never_fits_is_refused():
+    with pytest.raises(ValueError, match="a does not fit into 3 blocks"):
+        engine("first come", 3).run([Asked("a", STANDARD, 0.0, 200, 2, 10)])
+
+
+def test_objectives_count_the_first_token_and_the_mean_of_the_others():
+    (one,) = engine("first come", 100).run([Asked("a", STANDARD, 1.0, 16, 11, 20, ttft_s=0.02, tpot_s=0.011)])
+    assert one.tpot_s == pytest.approx(0.01, rel=0.02)
+    assert one.is_met
+    assert one.credit_s(one.token_s[-1]) == pytest.approx(0.01, rel=0.1)
+    assert math.isinf(engine("ours", 100).run([Asked("b", STANDARD, 0.0, 16, 3, 5)])[0].credit_s(1.0))
