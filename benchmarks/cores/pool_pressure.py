@@ -26,7 +26,7 @@ from benchmarks.report import print_rows, write
 from simulator.cost.accelerators import A100, decode_model
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import LLAMA_3_8B
-from simulator.pressure.decoding import Asked, Decoding
+from simulator.pressure.decoding import Asked, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
 from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
 from slo.decode.victims import HostRoom, Stream, TakenBy, VictimRules
@@ -124,7 +124,7 @@ def serve(way: str, setup: PressedSetup, asked: Sequence[Asked]) -> tuple[Presse
     }
 
 
-def _promised(one: Decoding) -> bool:
+def _promised(one: PressedStream) -> bool:
     return one.is_met and one.asked.ttft_s is not None
 
 

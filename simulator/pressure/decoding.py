@@ -31,7 +31,7 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Decoding:
+class PressedStream:
     """One of them on the engine.
 
     Attributes:

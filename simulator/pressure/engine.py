@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
-from simulator.pressure.decoding import Asked, Decoding
+from simulator.pressure.decoding import Asked, PressedStream
 from slo.decode.victims import TakenBy
 from slo.tiers import TierSet
 
@@ -57,19 +57,19 @@ class Way(Protocol):
     def relieve(self, engine: PressedEngine) -> None:
         """Take memory from whom it likes, before a step."""
 
-    def order(self, engine: PressedEngine) -> list[Decoding]:
+    def order(self, engine: PressedEngine) -> list[PressedStream]:
         """Those that wait, the first to start first."""
 
-    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+    def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whether it may start; there are blocks for its sequence."""
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """Whose memory is taken when the step finds none."""
 
     def preempted(self, engine: PressedEngine) -> None:
         """Hear that somebody's was taken."""
 
-    def ended(self, one: Decoding) -> None:
+    def ended(self, one: PressedStream) -> None:
         """An answer is complete."""
 
 
@@ -88,17 +88,17 @@ class PressedEngine:
     way: Way
     tiers: TierSet
     now_s: float = 0.0
-    running: list[Decoding] = field(default_factory=list)
-    waiting: list[Decoding] = field(default_factory=list)
-    done: list[Decoding] = field(default_factory=list)
+    running: list[PressedStream] = field(default_factory=list)
+    waiting: list[PressedStream] = field(default_factory=list)
+    done: list[PressedStream] = field(default_factory=list)
     computed: int = 0
     again: int = 0
     _moved: int = 0
     _has_taken: bool = False
     _free: int = 0
     _host: int = 0
-    _held: dict[Decoding, int] = field(default_factory=dict)
-    _before: dict[Decoding, int] = field(default_factory=dict)
+    _held: dict[PressedStream, int] = field(default_factory=dict)
+    _before: dict[PressedStream, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
         self._free, self._host = self.setup.blocks, self.setup.host_blocks
@@ -113,19 +113,19 @@ class PressedEngine:
         """The same in host memory."""
         return self._host
 
-    def held(self, one: Decoding) -> int:
+    def held(self, one: PressedStream) -> int:
         """Blocks that a request holds."""
         return self._held.get(one, 0)
 
-    def next_tokens(self, one: Decoding) -> int:
+    def next_tokens(self, one: PressedStream) -> int:
         """Tokens that the next step computes of it."""
         return min(self.setup.chunk_tokens, one.length - one.computed)
 
-    def next_blocks(self, one: Decoding) -> int:
+    def next_blocks(self, one: PressedStream) -> int:
         """Blocks that it needs for that."""
         return max(0, self.setup.blocks_of(one.computed + self.next_tokens(one)) - self.held(one))
 
-    def run(self, asked: Iterable[Asked]) -> list[Decoding]:
+    def run(self, asked: Iterable[Asked]) -> list[PressedStream]:
         """Serve all of them; in the order of their ends.
 
         Raises:
@@ -141,7 +141,7 @@ class PressedEngine:
             self._step()
         return self.done
 
-    def take(self, one: Decoding, by: TakenBy) -> None:
+    def take(self, one: PressedStream, by: TakenBy) -> None:
         """Take the memory of a running request."""
         self.running.remove(one)
         if by is TakenBy.SWAP:
@@ -161,7 +161,7 @@ class PressedEngine:
         if self.setup.blocks_of(asked.prompt + asked.most) > self.setup.blocks:
             raise ValueError(f"{asked.name} does not fit into {self.setup.blocks} blocks")
         policy = self.tiers[asked.tier]
-        self.waiting.append(Decoding(asked, self.tiers.rank(asked.tier), policy.weight))
+        self.waiting.append(PressedStream(asked, self.tiers.rank(asked.tier), policy.weight))
 
     def _step(self) -> None:
         self._moved, self._has_taken = 0, False
@@ -187,9 +187,9 @@ class PressedEngine:
             if one.emitted == one.asked.answer:
                 self._ends(one)
 
-    def _compose_running(self) -> dict[Decoding, int]:
+    def _compose_running(self) -> dict[PressedStream, int]:
         """Those that run, with blocks for their next tokens."""
-        step: dict[Decoding, int] = {}
+        step: dict[PressedStream, int] = {}
         budget = self.setup.step_tokens
         for one in list(self.running):
             while one in self.running and self.next_blocks(one) > self._free:
@@ -203,7 +203,7 @@ class PressedEngine:
                 budget -= new
         return step
 
-    def _start_waiting(self, step: dict[Decoding, int]) -> None:
+    def _start_waiting(self, step: dict[PressedStream, int]) -> None:
         budget = self.setup.step_tokens - sum(step.values())
         for one in self.way.order(self):
             has_blocks = self.setup.blocks_of(one.length) <= self._free
@@ -226,12 +226,12 @@ class PressedEngine:
             step[one] = new
             budget -= new
 
-    def _give(self, one: Decoding, new: int) -> None:
+    def _give(self, one: PressedStream, new: int) -> None:
         needed = self.setup.blocks_of(one.computed + new)
         self._free -= max(0, needed - self.held(one))
         self._held[one] = max(needed, self.held(one))
 
-    def _ends(self, one: Decoding) -> None:
+    def _ends(self, one: PressedStream) -> None:
         self.running.remove(one)
         self._free += self._held.pop(one)
         self._before.pop(one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.pressure.decoding import Decoding
+from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding, Pool
@@ -32,34 +32,34 @@ class FirstCome:
     def relieve(self, engine: PressedEngine) -> None:
         """Nothing ahead of time."""
 
-    def order(self, engine: PressedEngine) -> list[Decoding]:
+    def order(self, engine: PressedEngine) -> list[PressedStream]:
         """As they stand."""
         return list(engine.waiting)
 
-    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+    def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whoever leaves the watermark."""
         left = engine.free_blocks - engine.setup.blocks_of(one.length)
         return left >= self._watermark * engine.setup.blocks or not engine.running
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """The last."""
         return engine.running[-1]
 
     def preempted(self, engine: PressedEngine) -> None:
         """Nothing is learned from it."""
 
-    def ended(self, one: Decoding) -> None:
+    def ended(self, one: PressedStream) -> None:
         """Nor from that."""
 
 
 class ByPriority(FirstCome):
     """vLLM's with priorities: the lowest tier's last comer, and the higher tier starts first."""
 
-    def order(self, engine: PressedEngine) -> list[Decoding]:
+    def order(self, engine: PressedEngine) -> list[PressedStream]:
         """By tier, then by arrival."""
         return sorted(engine.waiting, key=lambda one: (-one.rank, one.asked.at_s))
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """The lowest tier's last comer."""
         return max(engine.running, key=lambda one: (-one.rank, one.asked.at_s))
 
@@ -67,7 +67,7 @@ class ByPriority(FirstCome):
 class LeastComputed(FirstCome):
     """Whose computation is the least: the simplest rule of vLLM's RFC 54644."""
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """It."""
         return min(engine.running, key=lambda one: one.computed)
 
@@ -87,13 +87,13 @@ class Retract(FirstCome):
         """Lower the guess with each step."""
         self._ratio = max(self._LEAST, self._ratio - (self._FIRST - self._LEAST) / self._STEPS)
 
-    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+    def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whose guess fits beside those of the others."""
         to_come = sum((other.asked.most - other.emitted) * self._ratio for other in engine.running)
         asked = one.length + self._ratio * (one.asked.most - one.emitted)
         return to_come + asked <= engine.free_blocks * engine.setup.block_tokens or not engine.running
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """Whoever has emitted least; of those, the longest prompt."""
         return min(engine.running, key=lambda one: (one.emitted, -one.asked.prompt))
 
@@ -108,7 +108,7 @@ class Retract(FirstCome):
 class NoEviction(FirstCome):
     """TensorRT-LLM's GUARANTEED_NO_EVICT: nobody starts who might not find room for all that it may have."""
 
-    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+    def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whose longest answer fits beside those of the others."""
         whole = (
             engine.setup.blocks_of(each.asked.prompt + each.asked.most) for each in (*engine.running, one)
@@ -148,7 +148,7 @@ class Ours:
             for name, _, by in victims:
                 engine.take(by_name[name], by)
 
-    def order(self, engine: PressedEngine) -> list[Decoding]:
+    def order(self, engine: PressedEngine) -> list[PressedStream]:
         """As `slo.decode.restore`; one at a time is computed again."""
         by_name = {one.asked.name: one for one in engine.waiting}
         parked = [self._parked(one) for one in engine.waiting]
@@ -163,7 +163,7 @@ class Ours:
             is_computing = is_computing or computes
         return ordered
 
-    def admits(self, engine: PressedEngine, one: Decoding) -> bool:
+    def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whose predicted peak fits; the top tier within what is kept for it in any case."""
         pool_tokens = engine.setup.blocks * engine.setup.block_tokens
         free_tokens = engine.free_blocks * engine.setup.block_tokens
@@ -178,7 +178,7 @@ class Ours:
         holdings = [self._holding(engine, other) for other in engine.running]
         return Pool(pool_tokens, free_tokens).fit(holdings, newcomer, 0.0 if is_top else kept).fits
 
-    def victim(self, engine: PressedEngine) -> Decoding:
+    def victim(self, engine: PressedEngine) -> PressedStream:
         """What is left to vLLM: the lowest tier's last."""
         return max(engine.running, key=lambda one: (-one.rank, one.asked.at_s))
 
@@ -186,11 +186,11 @@ class Ours:
         """Predict more: it was too little."""
         self._lengths.preempted()
 
-    def ended(self, one: Decoding) -> None:
+    def ended(self, one: PressedStream) -> None:
         """An answer's length is known."""
         self._lengths.ended(one.asked.tier, "", one.emitted)
 
-    def _stream(self, engine: PressedEngine, one: Decoding) -> Stream:
+    def _stream(self, engine: PressedEngine, one: PressedStream) -> Stream:
         ahead = min(one.length - 1 + HORIZON_STEPS, one.asked.prompt + one.asked.most)
         next_blocks = engine.next_blocks(one)
         return Stream(
@@ -207,7 +207,7 @@ class Ours:
         )
 
     @staticmethod
-    def _parked(one: Decoding) -> Parked:
+    def _parked(one: PressedStream) -> Parked:
         since_s = one.asked.at_s if one.parked_s is None else one.parked_s
         is_newcomer = one.parked_s is None
         return Parked(
@@ -220,7 +220,7 @@ class Ours:
             one.length,
         )
 
-    def _holding(self, engine: PressedEngine, one: Decoding) -> Holding:
+    def _holding(self, engine: PressedEngine, one: PressedStream) -> Holding:
         left = self._lengths.remaining(one.asked.tier, "", one.emitted, one.asked.most - one.emitted)
         blocks = max(engine.held(one), engine.setup.blocks_of(one.length))
         return Holding(blocks * engine.setup.block_tokens, left, one.rank)
