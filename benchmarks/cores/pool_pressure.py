@@ -26,7 +26,7 @@ from benchmarks.report import print_rows, write
 from simulator.cost.accelerators import A100, decode_model
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import LLAMA_3_8B
-from simulator.pressure.decoding import Asked, PressedStream
+from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
 from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
 from slo.decode.victims import HostRoom, Stream, TakenBy, VictimRules
@@ -71,10 +71,10 @@ WAYS: Final[Mapping[str, Callable[[], Way]]] = {
 }
 
 
-def arrivals(seed: int) -> list[Asked]:
+def arrivals(seed: int) -> list[PressedRequest]:
     """Requests in bursts and lulls."""
     rng = Random(seed)  # noqa: S311 - arrivals
-    found: list[Asked] = []
+    found: list[PressedRequest] = []
     now_s, phase, left_s = 0.0, LULL, LULL[1]
     while now_s < SECONDS:
         gap_s = rng.expovariate(RATE_RPS * phase[0])
@@ -88,7 +88,9 @@ def arrivals(seed: int) -> list[Asked]:
         _, prompt, median, ttft_s, tpot_s = KINDS[tier]
         answer = max(2, min(MOST, round(median * rng.lognormvariate(0.0, 0.7))))
         name = f"{tier}-{len(found)}"
-        found.append(Asked(name, Tier(tier), now_s, rng.randint(*prompt), answer, MOST, ttft_s, tpot_s))
+        found.append(
+            PressedRequest(name, Tier(tier), now_s, rng.randint(*prompt), answer, MOST, ttft_s, tpot_s)
+        )
     return found
 
 
@@ -104,7 +106,9 @@ def on_a100(blocks: int, *, has_host: bool) -> PressedSetup:
     )
 
 
-def serve(way: str, setup: PressedSetup, asked: Sequence[Asked]) -> tuple[PressedEngine, dict[str, Any]]:
+def serve(
+    way: str, setup: PressedSetup, asked: Sequence[PressedRequest]
+) -> tuple[PressedEngine, dict[str, Any]]:
     """One run, and what came of it."""
     engine = PressedEngine(setup, WAYS[way](), DEFAULT_TIERS)
     done = engine.run(asked)
@@ -132,7 +136,7 @@ def _quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[int(part * (len(values) - 1))]
 
 
-def fullest(asked: Sequence[Asked]) -> int:
+def fullest(asked: Sequence[PressedRequest]) -> int:
     """Blocks that an engine with enough memory holds at most."""
     setup = on_a100(1 << 30, has_host=False)
     most = 0
@@ -229,11 +233,11 @@ def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
     return bool(one[key] > other[key])
 
 
-def _real_asked(given: Mapping[str, Any], number: int) -> list[Asked]:
+def _real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
     drawn = decode_pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
     kinds = decode_pressure.KINDS
     return [
-        Asked(
+        PressedRequest(
             one.name,
             Tier(one.tier),
             one.at_s,
@@ -248,7 +252,7 @@ def _real_asked(given: Mapping[str, Any], number: int) -> list[Asked]:
 
 
 def _fitted(
-    rounds: Sequence[Mapping[str, Any]], by_round: Mapping[int, Sequence[Asked]]
+    rounds: Sequence[Mapping[str, Any]], by_round: Mapping[int, Sequence[PressedRequest]]
 ) -> tuple[DecodeModel, float]:
     """Times of a step, of a stream and of a prompt's token: least squares of how long the rounds took."""
     rows, took_s = [], []

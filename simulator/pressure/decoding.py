@@ -10,7 +10,7 @@ from slo.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PressedRequest:
     """A request as it comes.
 
     Attributes:
@@ -44,7 +44,7 @@ class PressedStream:
         token_s: When each token came.
     """
 
-    asked: Asked
+    asked: PressedRequest
     rank: int
     weight: float
     computed: int = 0

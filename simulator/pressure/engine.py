@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
-from simulator.pressure.decoding import Asked, PressedStream
+from simulator.pressure.decoding import PressedRequest, PressedStream
 from slo.decode.victims import TakenBy
 from slo.tiers import TierSet
 
@@ -125,7 +125,7 @@ class PressedEngine:
         """Blocks that it needs for that."""
         return max(0, self.setup.blocks_of(one.computed + self.next_tokens(one)) - self.held(one))
 
-    def run(self, asked: Iterable[Asked]) -> list[PressedStream]:
+    def run(self, asked: Iterable[PressedRequest]) -> list[PressedStream]:
         """Serve all of them; in the order of their ends.
 
         Raises:
@@ -157,7 +157,7 @@ class PressedEngine:
         self.waiting.insert(0, one)
         self.way.preempted(self)
 
-    def _arrives(self, asked: Asked) -> None:
+    def _arrives(self, asked: PressedRequest) -> None:
         if self.setup.blocks_of(asked.prompt + asked.most) > self.setup.blocks:
             raise ValueError(f"{asked.name} does not fit into {self.setup.blocks} blocks")
         policy = self.tiers[asked.tier]

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from simulator.cost.decode_steps import DecodeModel
-from simulator.pressure.decoding import Asked
+from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup
 from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, Tier
@@ -31,7 +31,7 @@ def asked(seconds=20, rate=6, seed=1):
     while (at_s := at_s + rng.expovariate(rate)) < seconds:
         tier = rng.choice([PREMIUM, STANDARD, BACKGROUND])
         answer = min(500, max(2, round(100 * rng.lognormvariate(0, 0.8))))
-        found.append(Asked(f"r{len(found)}", tier, at_s, rng.randint(50, 400), answer, 500))
+        found.append(PressedRequest(f"r{len(found)}", tier, at_s, rng.randint(50, 400), answer, 500))
     return found
 
 
@@ -89,7 +89,7 @@ def test_with_host_memory_for_all_nothing_is_computed_again():
 
 
 def test_a_prompt_that_is_not_pulled_is_computed():
-    alone = [Asked("a", STANDARD, 0.0, 200, 2, 10)]
+    alone = [PressedRequest("a", STANDARD, 0.0, 200, 2, 10)]
     (one,) = engine("first come", 100, pulls=False, chunk_tokens=64).run(alone)
     assert one.ttft_s == pytest.approx(200 * 1e-4 + 4 * 0.01, rel=0.05)
     (pulled,) = engine("first come", 100).run(alone)
@@ -98,12 +98,16 @@ def test_a_prompt_that_is_not_pulled_is_computed():
 
 def test_one_that_never_fits_is_refused():
     with pytest.raises(ValueError, match="a does not fit into 3 blocks"):
-        engine("first come", 3).run([Asked("a", STANDARD, 0.0, 200, 2, 10)])
+        engine("first come", 3).run([PressedRequest("a", STANDARD, 0.0, 200, 2, 10)])
 
 
 def test_objectives_count_the_first_token_and_the_mean_of_the_others():
-    (one,) = engine("first come", 100).run([Asked("a", STANDARD, 1.0, 16, 11, 20, ttft_s=0.02, tpot_s=0.011)])
+    (one,) = engine("first come", 100).run(
+        [PressedRequest("a", STANDARD, 1.0, 16, 11, 20, ttft_s=0.02, tpot_s=0.011)]
+    )
     assert one.tpot_s == pytest.approx(0.01, rel=0.02)
     assert one.is_met
     assert one.credit_s(one.token_s[-1]) == pytest.approx(0.01, rel=0.1)
-    assert math.isinf(engine("ours", 100).run([Asked("b", STANDARD, 0.0, 16, 3, 5)])[0].credit_s(1.0))
+    assert math.isinf(
+        engine("ours", 100).run([PressedRequest("b", STANDARD, 0.0, 16, 3, 5)])[0].credit_s(1.0)
+    )
