@@ -99,6 +99,10 @@ class RequestContext:
         """The same context with the budget that prefill may use: all but the handoff."""
         return self.after(self.handoff_s)
 
+    def next_attempt(self) -> RequestContext:
+        """The same context for another attempt, which is placed nowhere yet."""
+        return replace(self, prefill_replica=None, prompt_bytes=0, cached_tokens=0, attempt=self.attempt + 1)
+
     def encode(self) -> str:
         """One header value, ASCII: the version of the protocol, then the context."""
         return f"{PROTOCOL} {_ENCODER.encode(self).decode()}"

@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.doc_tables import result
 from benchmarks.engines import decode_pressure
+from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.report import print_rows, write
 from simulator.cost.accelerators import A100, decode_model
 from simulator.cost.decode_steps import DecodeModel
@@ -35,9 +36,8 @@ from slo.tiers import DEFAULT_TIERS, Tier
 SEEDS: Final = (1, 2, 3)
 SECONDS: Final = 120.0
 RATE_RPS: Final = 5.0
-BURST: Final = (2.5, 10.0)
-LULL: Final = (0.4, 25.0)
-"""Times the mean rate (of 1.0), for so many seconds."""
+BURST: Final = Phase(2.5, 10.0)
+LULL: Final = Phase(0.4, 25.0)
 POOLS: Final = (2.0, 1.0, 0.5)
 KINDS: Final = {
     "premium": (0.3, (200, 1500), 100, 0.5, 0.030),
@@ -75,15 +75,7 @@ def arrivals(seed: int) -> list[PressedRequest]:
     """Requests in bursts and lulls."""
     rng = Random(seed)  # noqa: S311 - arrivals
     found: list[PressedRequest] = []
-    now_s, phase, left_s = 0.0, LULL, LULL[1]
-    while now_s < SECONDS:
-        gap_s = rng.expovariate(RATE_RPS * phase[0])
-        if gap_s >= left_s:
-            now_s += left_s
-            phase = LULL if phase is BURST else BURST
-            left_s = phase[1]
-            continue
-        now_s, left_s = now_s + gap_s, left_s - gap_s
+    for now_s in bursty(rng, RATE_RPS, SECONDS, LULL, BURST):
         tier = rng.choices([*KINDS], [kind[0] for kind in KINDS.values()])[0]
         _, prompt, median, ttft_s, tpot_s = KINDS[tier]
         answer = max(2, min(MOST, round(median * rng.lognormvariate(0.0, 0.7))))

@@ -26,6 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.harness.offline_engine import in_own_process, stepped_engine
 from benchmarks.harness.tiny_models import build_tiny
 from benchmarks.report import print_rows, write
@@ -39,9 +40,8 @@ TUNED_SEQS: Final = (8, 12, 18, 27)
 PREMIUM, STANDARD, BACKGROUND = "premium", "standard", "background"
 RANKS: Final = {PREMIUM: 0, STANDARD: 1, BACKGROUND: 2}
 """vLLM's priorities: the lowest number first."""
-BURST: Final = (2.5, 3.0)
-LULL: Final = (0.4, 5.0)
-"""Times the mean rate (of about 1.2), for so many seconds."""
+BURST: Final = Phase(2.5, 3.0)
+LULL: Final = Phase(0.4, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,7 @@ def arrivals(seconds: float, rate_rps: float, seed: int) -> list[Asked]:
     """Requests in bursts and lulls."""
     rng = Random(seed)  # noqa: S311 - arrivals
     found: list[Asked] = []
-    now_s, phase, left_s = 0.0, BURST, BURST[1]
-    while now_s < seconds:
-        gap_s = rng.expovariate(rate_rps * phase[0])
-        if gap_s >= left_s:
-            now_s += left_s
-            phase = LULL if phase is BURST else BURST
-            left_s = phase[1]
-            continue
-        now_s, left_s = now_s + gap_s, left_s - gap_s
+    for now_s in bursty(rng, rate_rps, seconds, BURST, LULL):
         tier = rng.choices([*KINDS], [kind.part for kind in KINDS.values()])[0]
         kind = KINDS[tier]
         prompt = [rng.randrange(250) for _ in range(rng.randint(*kind.prompt))]

@@ -59,12 +59,8 @@ class Placing:
         if failure.replica is not None:
             failed = (*failed, failure.replica)
         context = replace(
-            context,
+            context.next_attempt(),
             failed_replicas=failed,
-            prefill_replica=None,
-            prompt_bytes=0,
-            cached_tokens=0,
-            attempt=context.attempt + 1,
             # Nothing is left of a deadline for the first token once there is one.
             explicit_deadline=context.explicit_deadline and run.carried is None,
         )
@@ -109,11 +105,7 @@ class Placing:
         """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
         carried = run.carried
         context = replace(
-            run.context,
-            prefill_replica=None,
-            prompt_bytes=0,
-            cached_tokens=0,
-            attempt=run.context.attempt + 1,
+            run.context.next_attempt(),
             local_prefill="",
             explicit_deadline=False,
             ttft_budget_s=run.budget_s,

@@ -1,5 +1,6 @@
 """Engines that several tests share, one start of each; each test leaves its engine at rest."""
 
+import asyncio
 import os
 
 import pytest
@@ -13,6 +14,13 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_CI_ENV": "1",  # vLLM compiles without C++, in seconds; the pieces are the same
 }
+
+
+@pytest.fixture(scope="module")
+def loop():
+    """Runs what a test awaits; the engines of its module live in it."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")

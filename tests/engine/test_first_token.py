@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from engines import random_prompt
-from two_tiers import answer, two_tiers
+from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -19,19 +19,9 @@ EOS = 257
 
 
 @pytest.fixture(scope="module")
-def loop():
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def engines(models, loop):
-    async def enter():
-        return manager.__enter__()
-
-    manager = two_tiers(models("llama"), max_model_len=1024, max_num_batched_tokens=256)
-    yield loop.run(enter())
-    manager.__exit__(None, None, None)
+    with two_tiers_in(loop, models("llama"), max_model_len=1024, max_num_batched_tokens=256) as both_tiers:
+        yield both_tiers
 
 
 def random_params(rng):

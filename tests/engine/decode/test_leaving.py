@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from engines import random_prompt
-from two_tiers import answer, two_tiers
+from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
@@ -24,25 +24,11 @@ SAMPLING = [
 
 
 @pytest.fixture(scope="module")
-def loop():
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def engines(models, loop):
-    async def enter():
-        return manager.__enter__()
-
-    manager = two_tiers(
-        models("llama"),
-        max_model_len=1024,
-        max_num_batched_tokens=256,
-        block_size=32,
-        pressed={"num_gpu_blocks_override": BLOCKS + 1},
-    )
-    yield loop.run(enter())
-    manager.__exit__(None, None, None)
+    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32}
+    short_of_memory = {"num_gpu_blocks_override": BLOCKS + 1}
+    with two_tiers_in(loop, models("llama"), pressed=short_of_memory, **sizes) as both:
+        yield both
 
 
 def short():

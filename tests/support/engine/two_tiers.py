@@ -125,6 +125,20 @@ def two_tiers(model, lease_s=60, pressed=None, **options):
 
 
 @contextmanager
+def two_tiers_in(runner, model, **options):
+    """`two_tiers`, whose clients live in the loop of this `asyncio.Runner`."""
+
+    async def enter():
+        return manager.__enter__()
+
+    manager = two_tiers(model, **options)
+    try:
+        yield runner.run(enter())
+    finally:
+        manager.__exit__(None, None, None)
+
+
+@contextmanager
 def _engine(model, role, lease_s, **options):
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())

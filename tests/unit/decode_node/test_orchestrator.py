@@ -90,6 +90,7 @@ class Play:
         self.first_ends = ended
         self.asked, self.contexts, self.released, self.prompts, self.pulls = [], [], [], [], []
         self.given = []
+        self.again = None  # what decode makes of every attempt but the first, whatever prefill has done
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
         config = SimpleNamespace(
@@ -179,6 +180,8 @@ class Play:
         self.given.append(params.extra_args)
         if KV_PARAMS not in params.extra_args:
             self.at = self.at_home
+        if self.again is not None and len(self.given) > 1:
+            self.at = self.again
         return carried
 
     async def place(self, request):
@@ -511,16 +514,7 @@ async def test_leaving_is_no_failure_and_may_happen_more_often_than_one_is_place
 async def test_one_that_leaves_and_that_nobody_takes_is_computed_here(place, local):
     counts = Counts()
     steps = Play({A: [(LEAVES, [])]}, [place])
-    begins, seen = steps.begins, []
-
-    def then_computes(params):
-        carried = begins(params)
-        seen.append(carried)
-        if len(seen) > 1:
-            steps.at = ANSWER
-        return carried
-
-    steps.begins = then_computes
+    steps.again = ANSWER
     assert await serve(steps, counts, leaves=True, local=local) == STREAMED
     assert steps.pulls[-1] is None
     assert steps.prompts == [PROMPT], "no prefill replica was asked"
@@ -533,16 +527,7 @@ async def test_one_that_leaves_and_that_nobody_takes_is_computed_here(place, loc
 async def test_whatever_fails_after_it_has_left_decode_computes_it(fails):
     counts = Counts()
     steps = Play({A: [(LEAVES, [])], B: fails}, [Replaced(B, 0.1)])
-    begins, seen = steps.begins, []
-
-    def then_computes(params):
-        carried = begins(params)
-        seen.append(carried)
-        if len(seen) > 1:
-            steps.at = ANSWER
-        return carried
-
-    steps.begins = then_computes
+    steps.again = ANSWER
     assert await serve(steps, counts, limit=0, leaves=True) == STREAMED
     assert steps.pulls[-1] is None
     assert counts[("left",)] == 1
