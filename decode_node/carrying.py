@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 SCHEDULER = "decode_node.scheduler.CarryingScheduler"
+ASYNC_SCHEDULER = "decode_node.scheduler.AsyncCarryingScheduler"
 PRESSURE_SCHEDULER = "decode_node.engine.pressure_scheduler.PressureScheduler"
 WORKERS = {"cpu": "sampling.cpu.CarryingCPUWorker", "cuda": "sampling.cuda.CarryingGPUWorker"}
 
@@ -84,7 +85,7 @@ def why_bound(config: VllmConfig, params: SamplingParams) -> BoundReason | None:
 def _carries(config: VllmConfig) -> bool:
     """Whether the engine takes up carried tokens."""
     return (
-        config.scheduler_config.scheduler_cls in {SCHEDULER, PRESSURE_SCHEDULER}
+        config.scheduler_config.scheduler_cls in {SCHEDULER, ASYNC_SCHEDULER, PRESSURE_SCHEDULER}
         and config.parallel_config.worker_cls in WORKERS.values()
         and config.speculative_config is None
         and not config.model_config.enable_return_routed_experts

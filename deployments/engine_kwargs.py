@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
+from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.engine.setup import DecodeSetup, weights_of
 from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
@@ -89,7 +89,7 @@ def engine_kwargs(
         kwargs["dtype"] = config.dtype
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
-    kwargs |= _decode_kwargs(config) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
+    kwargs |= _decode_kwargs(config, pool) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
     kwargs |= pool.engine_kwargs | _generation(config, pool)
     if role is KVRole.DECODE and config.pressure.enabled:
         given = kwargs.get("additional_config") or {}
@@ -98,13 +98,26 @@ def engine_kwargs(
     return kwargs
 
 
-def _decode_kwargs(config: SlackServeConfig) -> dict[str, Any]:
+def _decode_kwargs(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+    scheduler = PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER
+    is_ahead = _is_a_step_ahead(config, pool)
     chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
     return {
-        "scheduler_cls": PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER,
+        "scheduler_cls": ASYNC_SCHEDULER if is_ahead else scheduler,
+        "async_scheduling": is_ahead,
         "worker_cls": WORKERS[config.accelerator],
         "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
     }
+
+
+def _is_a_step_ahead(config: SlackServeConfig, pool: PoolConfig) -> bool:
+    """Whether decode composes a step while the one before it runs: what vLLM itself does on a GPU."""
+    return (
+        config.accelerator == "cuda"
+        and not config.pressure.enabled
+        and pool.engine_kwargs.get("speculative_config") is None
+        and pool.engine_kwargs.get("async_scheduling", True)
+    )
 
 
 def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, Any]:

@@ -83,7 +83,6 @@ _RESERVED_ENGINE_KWARGS = {
     "kv_transfer_config": "use the section kv_transfer",
     "scheduler_cls": "SlackServe brings its own",
     "worker_cls": "SlackServe brings its own",
-    "async_scheduling": "SlackServe's scheduler needs it off",
     "disable_log_stats": "SlackServe's metrics need the statistics",
     "scheduling_policy": "SlackServe orders by slack",
     "served_model_name": "use the key model_name",

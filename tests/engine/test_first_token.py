@@ -18,10 +18,14 @@ REQUESTS = 200
 EOS = 257
 
 
-@pytest.fixture(scope="module")
-def engines(models, loop):
-    with two_tiers_in(loop, models("llama"), max_model_len=1024, max_num_batched_tokens=256) as both_tiers:
+@pytest.fixture(scope="module", params=[False, True], ids=["one step at a time", "a step ahead"])
+def engines(models, loop, request):
+    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 256}
+    with two_tiers_in(loop, models("llama"), ahead=request.param, **sizes) as both_tiers:
         yield both_tiers
+        if request.param:
+            (events,) = loop.run(both_tiers[0].engine.collective_rpc("recorded"))
+            assert events > 1000, "no step was composed ahead"
 
 
 def random_params(rng):

@@ -188,6 +188,28 @@ def test_decode_has_a_scheduler_for_pressure_if_that_is_said_and_vllms_otherwise
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("values", "is_ahead"),
+    [
+        ({}, True),
+        ({"accelerator": "cpu"}, False),
+        ({"pressure": {"enabled": True}}, False),
+        ({"decode": {"engine_kwargs": {"speculative_config": {"method": "ngram"}}}}, False),
+        ({"decode": {"engine_kwargs": {"async_scheduling": False}}}, False),
+    ],
+    ids=str,
+)
+def test_decode_composes_steps_ahead_on_gpus_unless_something_forbids_it(options, tiny, values, is_ahead):
+    from decode_node.carrying import ASYNC_SCHEDULER
+
+    found = options({"model": tiny, "accelerator": "cuda", **values})
+    decode = found["decode"][0].engine_kwargs
+    assert decode["async_scheduling"] is is_ahead
+    assert (decode["scheduler_cls"] == ASYNC_SCHEDULER) is is_ahead
+    assert found["prefill"][0].engine_kwargs["async_scheduling"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("accelerator", "swap_gib", "expected"),
     [("cpu", None, {}), ("cpu", 0.5, 1 << 29), ("cuda", None, None), ("cuda", 0, {}), ("cuda", 2, 2 << 30)],
 )

@@ -92,6 +92,16 @@ def test_defaults_are_the_documented_tiers():
             "SlackServe brings its own",
         ),
         (
+            {"prefill": {"engine_kwargs": {"async_scheduling": False}}},
+            "prefill.engine_kwargs",
+            "SlackServe's scheduler needs it off",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"async_scheduling": True}}},
+            "decode.engine_kwargs",
+            "to false only; it is on where it can be",
+        ),
+        (
             {"kv_transfer": {"prefill_port": 20000, "decode_port": 20001}, "prefill": {"replicas": 2}},
             "kv_transfer",
             "ports from 20000 on need 2 in a row",
