@@ -1,8 +1,8 @@
 """vLLM's schedulers, with requests that go on from tokens generated elsewhere.
 
-They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and the
-request is then one that has generated its carried tokens and computes the last of them next. It is the same
-whether or not a step is composed while the one before it still runs.
+They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and
+the request is then one that has generated its carried tokens and computes the last of them next. It is the
+same whether or not a step is composed while the one before it still runs.
 """
 
 from __future__ import annotations

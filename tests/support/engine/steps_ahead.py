@@ -1,4 +1,4 @@
-"""vLLM's asynchronous scheduling on a CPU, where vLLM turns it off: a step is composed while another one runs.
+"""vLLM's asynchronous scheduling on a CPU, where vLLM turns it off: a step is composed while one runs.
 
 The worker finds streams and events of a GPU that do nothing; all else is vLLM's own code for a GPU.
 """
