@@ -25,7 +25,7 @@ from decode_node.engine.view import StreamView
 from decode_node.requests.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook, SwapFigures
-from slo.decode.composition import Composer
+from slo.decode.composition import MARGIN, Composer
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import predicted_peak
@@ -110,7 +110,9 @@ class PressureScheduler(CarryingScheduler):
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._threshold = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         self._shape: StepShape | None = None
-        self._issued_s = self._ended_s = 0.0
+        self._began_s = self._ended_s = 0.0
+        self._is_busy = False
+        """Whether there was more to do when the latest step ended; the next one begins there."""
         self._steps = 0
 
     def add_request(self, request: Request) -> None:
@@ -147,12 +149,12 @@ class PressureScheduler(CarryingScheduler):
         """Take in a step that is complete."""
         now_s = time.monotonic()
         if self._shape is not None:
-            self._times.observe(self._shape, now_s - self._issued_s)
+            self._times.observe(self._shape, now_s - self._began_s)
             self._shape = None
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        self._ended_s = now_s
+        self._ended_s, self._is_busy = now_s, bool(self.running)
         for request in self._left:
             left = EngineCoreOutput(
                 request.request_id,
@@ -429,7 +431,8 @@ class PressureScheduler(CarryingScheduler):
         if not self._paced or now_s - since_s > STARVES_AFTER_S:
             return True
         paced = [self._view.paced(one, self._ended_s, now_s) for one in self.running]
-        return self._composer.admits(paced, request.num_tokens)
+        tpot_s = self._accounts[request.request_id].tpot_s
+        return self._composer.admits(paced, request.num_tokens, tpot_s)
 
     def _leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace."""
@@ -440,7 +443,7 @@ class PressureScheduler(CarryingScheduler):
         prompt = self._chunk_tokens() if len(decoding) < len(self.running) else 0
         full_s = self._times.predict_s(StepShape(len(decoding), context, prompt))
         tightest = min([self._accounts[name].tpot_s or 0.0 for name in self._paced])
-        if full_s <= tightest and not self._left_out:
+        if full_s <= MARGIN * tightest and not self._left_out:
             return _NOBODY
         paced = [self._view.paced(request, self._ended_s, now_s) for request in decoding]
         left_out = self._composer.leaves_out(paced, now_s, prompt)
@@ -509,7 +512,8 @@ class PressureScheduler(CarryingScheduler):
                 streams += 1
             context += request.num_computed_tokens
         self._shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams)
-        self._issued_s = now_s
+        # A stream waits for what lies between two steps as well.
+        self._began_s = self._ended_s if self._is_busy else now_s
 
     def _restored(self, request: Request, now_s: float) -> None:
         """A request has computed again what it lost."""

@@ -18,7 +18,9 @@ MAX_GAP_S: Final = 1.0
 WORTH: Final = 0.10
 """Part of a step's time that leaving streams out has to save."""
 MARGIN: Final = 0.9
-"""Part of the tightest objective that a step with a newcomer may take."""
+"""Part of the tightest objective that steps take on average; the rest is for what predictions miss."""
+CUSHION: Final = 3.0
+"""A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
 
 
 class Paced(NamedTuple):
@@ -42,48 +44,60 @@ class Paced(NamedTuple):
 class Composer:
     """Composes the steps of one engine.
 
+    Up to `MOST_IN_A_ROW` steps that leave streams out follow each other, and then one with everybody; all of
+    them together take as long as the tightest objective of those in danger allows.
+
     Args:
         times: How long its steps take.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._members: frozenset[str] = frozenset()
         self._left_out: frozenset[str] = frozenset()
         self._steps = 0
+        """With somebody left out, since the latest with everybody."""
 
     def leaves_out(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int = 0) -> frozenset[str]:
-        """Whom the next step leaves out; the same for four steps, then nobody for one.
+        """Whom the next step leaves out; once chosen, they are for four steps.
 
         Args:
             streams: Those that could emit a token.
             now_s: Now.
             prompt_tokens: What else the step computes.
         """
-        members = frozenset([stream.request_id for stream in streams])
-        if self._steps and members == self._members and self._steps < MOST_IN_A_ROW:
-            self._steps += 1
-            # A gap may have become too long.
+        if 0 < self._steps < MOST_IN_A_ROW:
             full_s = self._times.predict_s(_shape(streams, prompt_tokens))
-            late = [one.request_id for one in streams if not _may_wait(one, now_s, full_s)]
-            self._left_out = self._left_out.difference(late)
-            return self._left_out
-        rested = self._steps == 0 or not self._left_out
-        self._members = members
-        self._left_out = self._choose(streams, now_s, prompt_tokens) if rested else frozenset()
-        self._steps = 1 if self._left_out else 0
+            kept = [one.request_id for one in streams if _may_wait(one, now_s, full_s)]
+            self._left_out = self._left_out.intersection(kept)
+        elif self._steps or not self._times.is_known:
+            self._left_out = frozenset()
+        else:
+            self._left_out = self._choose(streams, now_s, prompt_tokens)
+        self._steps = self._steps + 1 if self._left_out else 0
         return self._left_out
 
-    def admits(self, streams: Sequence[Paced], newcomer_context: int) -> bool:
-        """Whether one more stream leaves the tightest objective that can be met in reach."""
+    def admits(
+        self, streams: Sequence[Paced], newcomer_context: int, newcomer_tpot_s: float | None = None
+    ) -> bool:
+        """Whether one more stream leaves the tightest objective that can be met in reach.
+
+        It does as long as steps of that pace have room for each stream as often as its own objective wants
+        it, and for those without one as often as nobody is left out.
+        """
         if not self._times.is_known:
             return True
-        tightest = self._tightest(streams)
-        if tightest is None:
+        tightest_s = self._tightest(streams)
+        if tightest_s is None:
             return True
-        shape = _shape(streams, 0)
-        with_it = StepShape(shape.streams + 1, shape.context + newcomer_context)
-        return self._times.predict_s(with_it) <= MARGIN * tightest
+        step_s = MARGIN * tightest_s
+        everybody = [(one.context, one.tpot_s) for one in streams]
+        everybody.append((newcomer_context, newcomer_tpot_s))
+        needed_s = self._times.fixed_s
+        for context, tpot_s in everybody:
+            part = 0.0 if tpot_s is None else min(1.0, step_s / tpot_s)
+            own_s = self._times.stream_s + self._times.context_s * context
+            needed_s += max(part, 1 / (MOST_IN_A_ROW + 1)) * own_s
+        return needed_s <= step_s
 
     def _tightest(self, streams: Sequence[Paced]) -> float | None:
         """The tightest objective that a step with its stream alone would meet."""
@@ -99,13 +113,12 @@ class Composer:
     def _choose(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int) -> frozenset[str]:
         full = _shape(streams, prompt_tokens)
         full_s = self._times.predict_s(full)
-        if not self._times.is_known:
+        in_danger = [one for one in streams if _is_in_danger(one, full_s)]
+        tightest_s = self._tightest(in_danger)
+        if tightest_s is None:
             return frozenset()
-        # In danger is whose next token would be late after a step with all.
-        in_danger = [one for one in streams if one.tpot_s is not None and one.credit_s + one.tpot_s < full_s]
-        target_s = self._tightest(in_danger)
-        if target_s is None or full_s <= target_s:
-            return frozenset()
+        # What is left for each step that leaves streams out, once the one with everybody has taken its time.
+        target_s = ((MOST_IN_A_ROW + 1) * MARGIN * tightest_s - full_s) / MOST_IN_A_ROW
         tight = {one.request_id for one in in_danger}
         others = [one for one in streams if one.request_id not in tight and _may_wait(one, now_s, full_s)]
         others.sort(key=lambda one: -one.context)
@@ -117,6 +130,14 @@ class Composer:
             shape = shape.without(one.context)
         saved = full_s - self._times.predict_s(shape)
         return frozenset(chosen) if saved >= WORTH * full_s else frozenset()
+
+
+def _is_in_danger(stream: Paced, full_s: float) -> bool:
+    """Whether a stream would soon be late, if it is not already, were all steps with everybody."""
+    if stream.tpot_s is None:
+        return False
+    loses_s = full_s - stream.tpot_s
+    return stream.credit_s < (CUSHION * loses_s if loses_s > 0 else loses_s)
 
 
 def _may_wait(stream: Paced, now_s: float, full_s: float) -> bool:

@@ -67,7 +67,7 @@ def test_those_without_an_objective_make_room_for_those_with_one():
     mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
     urgent = [Streams(mixed, model).run(500).tpot_s(f"urgent{i}") for i in range(4)]
     assert model.predict_s(StepShape(16, 0)) > 0.020
-    assert max(urgent) <= 0.0185
+    assert max(urgent) <= 0.018
     slowest = Streams(mixed, model).run(500)
     assert all(slowest.tokens[name] > 80 for name in mixed), "nobody starves"
 
@@ -99,6 +99,32 @@ def test_all_run_when(objectives, why):
     assert set(Streams(objectives, times()).run(50).sets) == {frozenset()}, why
 
 
+def test_others_that_come_and_go_do_not_keep_the_urgent_from_their_pace():
+    """A step with everybody costs them what others have to gain back: it does not come with each newcomer."""
+    streams = Streams(
+        {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}, times()
+    )
+    for number in range(500):
+        if number % 2:
+            gone = next(name for name in streams.objectives if name.startswith("free"))
+            for of_all in (streams.objectives, streams.tokens, streams.token_s, streams.skipped):
+                of_all.pop(gone)
+            streams.objectives[f"free-{number}"] = None
+            streams.tokens[f"free-{number}"] = streams.skipped[f"free-{number}"] = 0
+            streams.token_s[f"free-{number}"] = streams.now_s
+        streams.step()
+    assert max(streams.tpot_s(f"urgent{i}") for i in range(4)) <= 0.018
+
+
+def test_a_newcomer_without_an_objective_takes_what_the_others_can_do_without():
+    composer = Composer(times())
+    four = [Paced(f"s{i}", 100, 0.018) for i in range(4)]
+    free = [Paced(f"f{i}", 100) for i in range(36)]
+    assert composer.admits([*four, *free], 100), "left out of four steps in five"
+    assert not composer.admits([*four, *free], 100, 0.018)
+    assert not composer.admits([*four, *free, *free], 100)
+
+
 def test_it_is_done_only_if_it_saves_a_tenth():
     named = {"urgent": 0.0999, "free": None}
     assert set(Streams(named, times(fixed_s=0.0985, stream_s=0.001)).run(20).sets) == {frozenset()}
@@ -123,6 +149,6 @@ def test_a_newcomer_waits_while_it_would_make_the_tightest_too_late():
     composer = Composer(times())
     four = [Paced(f"s{i}", 100, 0.018) for i in range(4)]
     assert composer.admits(four, 100)
-    assert not composer.admits([Paced(f"s{i}", 100, 0.018) for i in range(12)], 100)
+    assert not composer.admits([Paced(f"s{i}", 100, 0.018) for i in range(13)], 100)
     assert composer.admits([Paced(f"s{i}", 100) for i in range(50)], 100), "nobody has an objective"
     assert composer.admits([Paced("s", 100, 0.001)], 100), "it cannot be met anyway"
