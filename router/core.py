@@ -94,6 +94,8 @@ class RouterCore:
         self._link = link
         self._gate = gate or Gate()
         self._path = PathTime()
+        self._path_by_decode = PathTime()
+        """Of requests whose first token decode samples."""
         self._answers = OutputLengths()
 
     def is_ready(self, now_s: float) -> bool:
@@ -109,7 +111,7 @@ class RouterCore:
 
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
         """Forget a request wherever it is, and learn from it."""
-        self._path.ended(ended.job_id, ended.ttft_s)
+        self._forget_path(ended.job_id, ended.ttft_s)
         self._gate.ended(ended.job_id, now_s, ended.used)
         self.view.job_ended(ended.job_id)
         if (answered := ended.answered) is not None:
@@ -123,7 +125,7 @@ class RouterCore:
     def reconcile(self, live: LiveJobs, now_s: float) -> None:
         """Forget the requests whose end was not heard of."""
         for job_id in self._gate.reconcile(live, now_s):
-            self._path.ended(job_id, None)
+            self._forget_path(job_id, None)
             self.view.job_ended(job_id)
 
     def decode_demand(self, now_s: float) -> DecodeDemand:
@@ -166,7 +168,7 @@ class RouterCore:
                 return rejected
         if not replicas:
             return self._leave_to_decode(request, newcomer, decode, now_s)
-        terms = self._terms(request, tokens, replicas, decode, now_s)
+        terms = self._terms(request, newcomer, replicas, decode, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
@@ -174,11 +176,12 @@ class RouterCore:
             tokens, choice, decode, now_s, self._link
         ):
             return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
-        if (late_s := max(0.0, choice.end_s - terms.latest_s)) > 0:
+        wait_s = self._decode_wait_s(request, newcomer, choice, decode, now_s)
+        if (late_s := max(0.0, choice.end_s + wait_s - terms.latest_s)) > 0:
             self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
-        placed = self._bind(request, prefill, terms, choice, decode, now_s)
+        placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)
         decode.placed(tokens, newcomer, now_s)
         return placed
 
@@ -251,7 +254,7 @@ class RouterCore:
         decode.placed(prefill.tokens, newcomer, now_s)
         decode.local_prefills += 1
         predictor = choice.replica.predictor
-        way_s = self._path.seconds(predictor.handoff_s)
+        way_s = self._path_of(request).seconds(predictor.handoff_s)
         predicted_s = now_s - terms.arrived_s + predictor.prefill_s(prefill.tokens) + way_s
         return Placed(
             prefill_replica=None,
@@ -284,16 +287,17 @@ class RouterCore:
     def _terms(
         self,
         request: PlacementRequested,
-        tokens: int,
+        newcomer: Newcomer,
         replicas: Sequence[PrefillView],
         decode: DecodeView,
         now_s: float,
     ) -> _Terms:
+        tokens = newcomer.tokens
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         alone_s = idle.prefill_s(tokens)
-        path_s = self._path.seconds(idle.handoff_s)
+        path_s = self._path_of(request).seconds(idle.handoff_s)
         promised_s = request.objective.promised_ttft_s(alone_s)
-        budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, decode))
+        budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, newcomer, decode, alone_s))
         arrived_s = now_s - request.elapsed_s
         if budget_s is None:
             return _Terms(arrived_s, None, None, NO_DEADLINE, NO_DEADLINE)
@@ -305,15 +309,43 @@ class RouterCore:
             latest_s = arrived_s + max(budget_s, allowed_s) - path_s
         return _Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s)
 
-    def _rest_s(self, request: PlacementRequested, decode: DecodeView) -> float:
-        """Predicted seconds from the first token of an answer to its last; 0 when nobody asks."""
+    def _path_of(self, request: PlacementRequested) -> PathTime:
+        return self._path_by_decode if request.decode_samples_first else self._path
+
+    def _forget_path(self, job_id: JobId, ttft_s: float | None) -> None:
+        for path in (self._path, self._path_by_decode):
+            path.ended(job_id, ttft_s)
+
+    def _decode_wait_s(
+        self,
+        request: PlacementRequested,
+        newcomer: Newcomer,
+        choice: Choice,
+        decode: DecodeView,
+        now_s: float,
+    ) -> float:
+        """How long its first token waits for decode's memory, once the prefill is done."""
+        if not request.decode_samples_first or decode.has_room(newcomer):
+            return 0.0
+        return max(0.0, now_s + decode.wait_s(newcomer) - choice.end_s)
+
+    def _rest_s(
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, alone_s: float
+    ) -> float:
+        """Predicted seconds from the first token of an answer to its last; 0 when nobody asks.
+
+        Decode's memory is waited for after the first token, unless decode samples that.
+        """
         objective = request.objective
         if objective.e2e_s is None:
             return 0.0
         pace_s = decode.pace.tpot_s(decode.running + decode.placed_since_report + 1)
         if pace_s is None:
             pace_s = objective.tpot_s or 0.0
-        return pace_s * max(0, self._answer_tokens(request) - 1)
+        rest_s = pace_s * max(0, self._answer_tokens(request) - 1)
+        if request.decode_samples_first or decode.has_room(newcomer):
+            return rest_s
+        return rest_s + max(0.0, decode.wait_s(newcomer) - alone_s)
 
     def _answer_tokens(self, request: PlacementRequested) -> int:
         """How many tokens one of its answers is expected to have."""
@@ -327,21 +359,23 @@ class RouterCore:
         terms: _Terms,
         choice: Choice,
         decode: DecodeView,
+        wait_s: float,
         now_s: float,
     ) -> Placed:
         """Count a request on the replicas chosen."""
         replica, tokens = choice.replica, prefill.tokens
         cached_tokens = prefill.cached_tokens.get(replica.replica_id, 0)
         tier = request.objective.tier
-        without_s = choice.end_s - terms.arrived_s
-        if not replica.jobs and not request.is_admitted:
-            self._path.placed(request.job_id, without_s)
+        without_s = choice.end_s + wait_s - terms.arrived_s
+        path = self._path_of(request)
+        if not replica.jobs and wait_s == 0 and not request.is_admitted:
+            path.placed(request.job_id, without_s)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)
             self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
         handoff_s = replica.predictor.handoff_s
-        predicted_s = without_s + self._path.seconds(handoff_s)
+        predicted_s = without_s + path.seconds(handoff_s)
         return Placed(
             prefill_replica=replica.replica_id,
             decode_replica=decode.replica_id,
@@ -353,4 +387,5 @@ class RouterCore:
             reason=choice.reason,
             cached_tokens=cached_tokens,
             promised_ttft_s=terms.promised_s,
+            decode_wait_s=wait_s,
         )

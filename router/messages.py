@@ -41,6 +41,7 @@ class PlacementRequested(Message):
         answers_per_prompt: Its `n`.
         output_tokens: The most that all its answers may have together.
         key_limit: Of the key that it came with; None for none.
+        decode_samples_first: Whether decode samples its first token, and not prefill.
     """
 
     job_id: JobId
@@ -63,6 +64,7 @@ class PlacementRequested(Message):
     answers_per_prompt: int = 1
     output_tokens: int = 0
     key_limit: KeyLimit | None = None
+    decode_samples_first: bool = False
 
     @property
     def counts_tokens(self) -> bool:
@@ -144,6 +146,7 @@ class Placed(Message):
         slack_s: Budget minus prediction, if there is one; infinite without a deadline.
         handoff_s: Part of the prediction that follows the end of prefill.
         cached_tokens: Of its tokens, those that the prefill replica's prefix cache is expected to hold.
+        decode_wait_s: Part of the prediction in which the KV cache is there and decode has no memory for it.
     """
 
     prefill_replica: ReplicaId | None
@@ -156,6 +159,7 @@ class Placed(Message):
     reason: PlacementReason
     cached_tokens: int = 0
     promised_ttft_s: float | None = None
+    decode_wait_s: float = 0.0
 
 
 PlacementDecision: TypeAlias = Placed | Rejected

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.v1.core.sched.request_queue import create_request_queue
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from decode_node.engine.accounts import Away, StreamAccount
+from decode_node.engine.accounts import StreamAccount
+from decode_node.engine.leavers import Leavers
 from decode_node.engine.setup import DecodeSetup
+from decode_node.engine.step_clock import StepClock
 from decode_node.engine.view import StreamView
-from decode_node.requests.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.composition import MARGIN, Composer
@@ -38,6 +38,7 @@ from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
@@ -46,16 +47,6 @@ _STALL: Final = 0.5
 _LEAST_CHUNK: Final = 16
 _PUBLISH_S: Final = 0.5
 """Gauges are published so often, events at once."""
-_LEARN_EVERY: Final = 4
-_LEAVES_FOR: Final = 4.0
-"""How many times as long a stream is away whose KV prefill computes, as computing it takes, at first."""
-_LEARNING_RATE: Final = 0.1
-_AT_MOST: Final = 4.0
-"""So many times what was learned before, one alone may teach: a slow client keeps its stream away too."""
-_FORGETTING_RATE: Final = 0.01
-"""Of what was learned, with each victim that stays: after a bad hour nobody would leave any more."""
-_AWAY_S: Final = 600.0
-"""After so long one that has left does not come back: its client has gone."""
 _NOBODY: Final[frozenset[str]] = frozenset()
 
 
@@ -103,17 +94,10 @@ class PressureScheduler(CarryingScheduler):
         """Requests with a TPOT objective."""
         self._left_out = _NOBODY
         self._reasons: dict[str, tuple[VictimReason, TakenBy]] = {}
-        self._away: dict[str, Away] = {}
-        """Requests whose KV the prefill tier computes again, by job."""
-        self._left: list[Request] = []
-        self._leaves_for = _LEAVES_FOR
+        self._leavers = Leavers()
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._threshold = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
-        self._shape: StepShape | None = None
-        self._began_s = self._ended_s = 0.0
-        self._is_busy = False
-        """Whether there was more to do when the latest step ended; the next one begins there."""
-        self._steps = 0
+        self._clock = StepClock(self._times)
 
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its tier and its objective."""
@@ -124,8 +108,7 @@ class PressureScheduler(CarryingScheduler):
                 self._untimed.add(request.request_id)
             if account.tpot_s is not None:
                 self._paced.add(request.request_id)
-            if (away := self._away.pop(account.job, None)) is not None:
-                account.is_back(away)
+            if self._leavers.is_back(account):
                 self._parked.add(request.request_id)
         super().add_request(request)
 
@@ -148,24 +131,12 @@ class PressureScheduler(CarryingScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """Take in a step that is complete."""
         now_s = time.monotonic()
-        if self._shape is not None:
-            self._times.observe(self._shape, now_s - self._began_s)
-            self._shape = None
+        self._clock.ends(now_s)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        self._ended_s, self._is_busy = now_s, bool(self.running)
-        for request in self._left:
-            left = EngineCoreOutput(
-                request.request_id,
-                [],
-                finish_reason=request.get_finished_reason(),
-                stop_reason=LEFT,
-                events=request.take_events(),
-                trace_headers=request.trace_headers,
-            )
-            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(left)
-        self._left.clear()
+        self._clock.goes_on(is_busy=bool(self.running))
+        self._leavers.tell(outputs)
         for name in [*self._untimed] if self._untimed else ():
             request = self.requests.get(name)
             if request is None or request.num_output_tokens:
@@ -184,10 +155,10 @@ class PressureScheduler(CarryingScheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is None or self.connector is None:
             return stats
-        if self._ended_s - self._published_s >= _PUBLISH_S or not self.requests:
-            self._published_s = self._ended_s
-            self._figures.peak, self._figures.reserve = self._peak(), self._reserve.part(self._ended_s)
-            self._figures.load = self._load(self._ended_s)
+        if self._clock.ended_s - self._published_s >= _PUBLISH_S or not self.requests:
+            self._published_s = self._clock.ended_s
+            self._figures.peak, self._figures.reserve = self._peak(), self._reserve.part(self._clock.ended_s)
+            self._figures.load = self._load(self._clock.ended_s)
             if self._swaps is not None:
                 self._figures.swap_used, moved = self._swaps.used, self._swaps.figures
                 self._figures.swapped_out, self._figures.swapped_back = moved.out, moved.back
@@ -233,10 +204,7 @@ class PressureScheduler(CarryingScheduler):
         account = self._accounts[request.request_id]
         self._figures.preempted.append((account.tier, reason.value, TakenBy.REPREFILL.value))
         self._lengths.preempted()
-        self._away = {job: away for job, away in self._away.items() if now_s - away.since_s < _AWAY_S}
-        preemptions = self._view.preemptions(request) + 1
-        self._away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
-        self._left.append(request)
+        self._leavers.leave(request, account, self._view.preemptions(request) + 1, now_s)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def _swap_out(self, request: Request) -> bool:
@@ -262,8 +230,7 @@ class PressureScheduler(CarryingScheduler):
         account = self._accounts.pop(name)
         if name in self._parked and account.pulls and request.status == RequestStatus.FINISHED_ERROR:
             # What it was to pull has failed; it will try again.
-            away = account.leaves(account.preemptions_before, account.lost_tokens, time.monotonic())
-            self._away[account.job] = away
+            self._leavers.leave_again(account, time.monotonic())
         for names in (self._parked, self._restoring, self._untimed, self._paced):
             names.discard(name)
         if has_ended:
@@ -294,7 +261,7 @@ class PressureScheduler(CarryingScheduler):
                 if by is TakenBy.REPREFILL:
                     self._let_go(request, reason, now_s)
                     continue
-                self._leaves_for += _FORGETTING_RATE * (_LEAVES_FOR - self._leaves_for)
+                self._leavers.stays()
                 self._reasons[name] = reason, by
                 self.running.remove(request)
                 self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
@@ -350,7 +317,7 @@ class PressureScheduler(CarryingScheduler):
         step_s = self._times.predict_s(StepShape(len(self.running), context))
         # Before any step was measured, a victim costs by its tokens.
         token_s = self._times.prompt_token_s or 1e-6
-        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk, self._host(), self._leaves_for)
+        return VictimRules(self._tiers.top_rank, token_s, step_s, chunk, self._host(), self._leavers.takes)
 
     def _host(self) -> HostRoom | None:
         """Where KV can wait, once the workers have said how fast it gets there."""
@@ -430,7 +397,7 @@ class PressureScheduler(CarryingScheduler):
     def _keeps_pace(self, request: Request, since_s: float, now_s: float) -> bool:
         if not self._paced or now_s - since_s > STARVES_AFTER_S:
             return True
-        paced = [self._view.paced(one, self._ended_s, now_s) for one in self.running]
+        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in self.running]
         tpot_s = self._accounts[request.request_id].tpot_s
         return self._composer.admits(paced, request.num_tokens, tpot_s)
 
@@ -445,7 +412,7 @@ class PressureScheduler(CarryingScheduler):
         tightest = min([self._accounts[name].tpot_s or 0.0 for name in self._paced])
         if full_s <= MARGIN * tightest and not self._left_out:
             return _NOBODY
-        paced = [self._view.paced(request, self._ended_s, now_s) for request in decoding]
+        paced = [self._view.paced(request, self._clock.ended_s, now_s) for request in decoding]
         left_out = self._composer.leaves_out(paced, now_s, prompt)
         for one in paced:
             account = self._accounts[one.request_id]
@@ -499,9 +466,8 @@ class PressureScheduler(CarryingScheduler):
                 new = output.num_scheduled_tokens[name]
                 cached = request.num_computed_tokens - new
                 self._figures.recomputed_tokens += max(0, account.lost_tokens - cached)
-        self._steps += 1
-        tokens = output.num_scheduled_tokens
-        if not tokens or (self._times.is_known and self._steps % _LEARN_EVERY):
+        is_wanted, tokens = self._clock.wants_next(), output.num_scheduled_tokens
+        if not tokens or not is_wanted:
             return
         if getattr(output.kv_connector_metadata, "swaps", None) is not None:
             return  # blocks that move are no part of a step's own time
@@ -511,9 +477,8 @@ class PressureScheduler(CarryingScheduler):
             if new == 1:
                 streams += 1
             context += request.num_computed_tokens
-        self._shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams)
-        # A stream waits for what lies between two steps as well.
-        self._began_s = self._ended_s if self._is_busy else now_s
+        shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams)
+        self._clock.begins(shape, now_s)
 
     def _restored(self, request: Request, now_s: float) -> None:
         """A request has computed again what it lost."""
@@ -524,8 +489,7 @@ class PressureScheduler(CarryingScheduler):
             away_s, alone_s = now_s - account.parked_s, account.lost_tokens * self._times.prompt_token_s
             self._figures.restored.append((account.tier, away_s))
             if account.pulls and self._times.is_known and alone_s > 0:
-                times = min(away_s / alone_s, _AT_MOST * self._leaves_for)
-                self._leaves_for += _LEARNING_RATE * (times - self._leaves_for)
+                self._leavers.took(away_s, alone_s)
         account.pulls = False
         account.parked_s, account.lost_tokens = None, 0
 

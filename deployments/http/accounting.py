@@ -86,6 +86,7 @@ class RequestRecord:
         self.request_id = identity.request_id
         self.ttft_budget_s: float | None = None
         self._promised_ttft_s: float | None = None
+        self._decode_wait_s = 0.0
         self.predicted_ttft_s: float | None = None
         self.local_prefill = ""
         self.meter: TokenMeter | None = None
@@ -101,11 +102,19 @@ class RequestRecord:
         self._outcome: Outcome | None = None
 
     def placed(
-        self, ttft_budget_s: float | None, predicted_ttft_s: float | None, promised_ttft_s: float | None
+        self,
+        ttft_budget_s: float | None,
+        predicted_ttft_s: float | None,
+        promised_ttft_s: float | None,
+        decode_wait_s: float = 0.0,
     ) -> None:
-        """Take the first token's budget, its prediction if there is one, and the promise that is judged."""
+        """Take the first token's budget, its prediction if there is one, and the promise that is judged.
+
+        `decode_wait_s` is the part of the prediction in which decode has no memory for it.
+        """
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
+        self._decode_wait_s = decode_wait_s
         self._promised_ttft_s = promised_ttft_s
 
     def answered(self, usage: Any) -> None:
@@ -154,6 +163,7 @@ class RequestRecord:
             outcome=outcome.value,
             ttft_s=self._ttft_s,
             predicted_ttft_s=self.predicted_ttft_s,
+            decode_wait_s=self._decode_wait_s,
             budget_s=self.ttft_budget_s,
             tpot_s=tpot_s,
             e2e_budget_s=self._objective.e2e_s,

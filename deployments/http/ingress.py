@@ -264,6 +264,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             limit=state.tenant.limit,
             key_limit=state.tenant.key_limit,
             answers_per_prompt=request_fields.answers_per_prompt(body),
+            decode_samples_first=request_fields.decode_samples_first(body),
             output_tokens=request_fields.output_tokens(
                 body, self._config.limits, self._served[body.model].config.max_model_len
             ),
@@ -297,7 +298,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if decision is None:
             record.placed(context.ttft_budget_s, None, objective.ttft_s)
         else:
-            record.placed(context.ttft_budget_s, decision.predicted_ttft_s, decision.promised_ttft_s)
+            record.placed(
+                context.ttft_budget_s,
+                decision.predicted_ttft_s,
+                decision.promised_ttft_s,
+                decision.decode_wait_s,
+            )
         record.local_prefill = context.local_prefill
         return context.after(time.monotonic() - asked.arrived_s)
 

@@ -19,6 +19,8 @@ from slo.request import RESERVED_XARG_PREFIX
 
 _INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
+_NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
+"""What decode alone can heed while it samples."""
 _RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
 """What a chat template puts into the prompt beside the messages."""
 
@@ -118,6 +120,20 @@ def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> No
         if (found := _text_bytes(values.get(field))) > (limit := limits.max_grammar_bytes):
             valid = f"limits.max_grammar_bytes allows {limit}"
             raise FieldError(field, f"asks for {found} bytes of grammar", valid)
+
+
+def decode_samples_first(body: Any) -> bool:
+    """Whether the first token of a request is one that decode samples, and prefill cannot.
+
+    It is a guess for the sake of predictions; decode itself knows (`decode_node.carrying.why_resampled`).
+    """
+    if any(getattr(body, name, None) is not None for name in _NOT_CARRIED):
+        return True
+    wanted = _plain(getattr(body, "response_format", None))
+    if isinstance(wanted, Mapping) and wanted.get("type") != "text":
+        return True
+    tools, choice = _plain(getattr(body, "tools", None)), getattr(body, "tool_choice", None)
+    return bool(tools) and (choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)))
 
 
 def _any_strict(tools: Any) -> bool:

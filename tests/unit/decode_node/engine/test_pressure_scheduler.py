@@ -409,17 +409,17 @@ def test_one_that_comes_back_is_no_newcomer_and_has_been_through_it_before(stepp
     account = engine.scheduler._accounts["back"]
     assert account.first_s < account.parked_s, "its pace counts from its first token on"
     assert view.parked(back).preemptions == 1
-    assert not engine.scheduler._away
+    assert not engine.scheduler._leavers.away
     engine.finish()
     assert len(engine.tokens["back"]) == 300 - emitted
     assert LOW in [tier for tier, _ in engine.scheduler._figures.restored]
 
 
 def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
-    monkeypatch.setattr("decode_node.engine.pressure_scheduler._AWAY_S", 0.0)
+    monkeypatch.setattr("decode_node.engine.leavers._AWAY_S", 0.0)
     engine = stepped(50)
     leaves(engine, "first")
-    assert list(engine.scheduler._away) == ["first"]
+    assert list(engine.scheduler._leavers.away) == ["first"]
     engine.finish()
     engine.finished.clear()
     engine.tokens.pop("low")
@@ -429,7 +429,7 @@ def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
         engine.add(f"top{number}", 100, 250, tier=TOP)
     while "low" not in engine.finished:
         engine.step()
-    assert list(engine.scheduler._away) == ["second"]
+    assert list(engine.scheduler._leavers.away) == ["second"]
 
 
 def test_whose_memory_is_taken_here_has_nothing_to_pull_any_more(stepped):
@@ -442,6 +442,6 @@ def test_whose_memory_is_taken_here_has_nothing_to_pull_any_more(stepped):
         engine.step()
     victim = engine.scheduler.requests[engine.preempted[0]]
     assert not engine.scheduler._comes_back(victim)
-    before = engine.scheduler._leaves_for
+    before = engine.scheduler._leavers.takes
     engine.finish()
-    assert engine.scheduler._leaves_for == pytest.approx(before, rel=0.1), "nobody has come back"
+    assert engine.scheduler._leavers.takes == pytest.approx(before, rel=0.1), "nobody has come back"

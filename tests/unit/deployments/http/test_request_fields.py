@@ -91,6 +91,32 @@ def test_what_is_not(body):
     request_fields.refuse_excess(body, LIMITS)
 
 
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True, "parameters": {}}}
+PLAIN = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_decodes"),
+    [
+        (completion(), False),
+        (completion(structured_outputs={"regex": "a*"}), True),
+        (completion(response_format={"type": "text"}), False),
+        (completion(response_format={"type": "json_object"}), True),
+        (chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}), True),
+        (chat(tools=[PLAIN]), False),
+        (chat(tools=[PLAIN], tool_choice="auto"), False),
+        (chat(tools=[PLAIN], tool_choice="none"), False),
+        (chat(tools=[PLAIN], tool_choice="required"), True),
+        (chat(tools=[PLAIN], tool_choice={"type": "function", "function": {"name": "f"}}), True),
+        (chat(tools=[STRICT], tool_choice="auto"), True),
+        (chat(tools=[STRICT], tool_choice="none"), False),
+        (chat(thinking_token_budget=5), True),
+    ],
+)
+def test_whose_first_token_it_is(body, is_decodes):
+    assert request_fields.decode_samples_first(body) is is_decodes
+
+
 def test_everything_that_a_template_renders_counts():
     alone = request_fields.prompt_size(chat()).text_bytes
     assert alone >= len("user12345")

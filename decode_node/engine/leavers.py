@@ -1,0 +1,81 @@
+"""Who has left a decode engine for lack of memory, until they come back with KV that prefill has computed.
+
+Owns what is remembered of them, what their client's process is told, and how long such a way takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+from decode_node.requests.leaving import LEFT
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from decode_node.engine.accounts import Away, StreamAccount
+    from slo.request import JobId
+
+_AT_FIRST: Final = 4.0
+_LEARNING_RATE: Final = 0.1
+_AT_MOST: Final = 4.0
+"""So many times what was learned before, one alone may teach: a slow client keeps its stream away too."""
+_FORGETTING_RATE: Final = 0.01
+"""Of what was learned, with each victim that stays: after a bad hour nobody would leave any more."""
+_AWAY_S: Final = 600.0
+"""After so long one that has left does not come back: its client has gone."""
+
+
+class Leavers:
+    """Those of one engine.
+
+    Attributes:
+        away: What is remembered of each, by job.
+        takes: How many times as long one is away as computing its KV alone takes.
+    """
+
+    def __init__(self) -> None:
+        self.away: dict[JobId, Away] = {}
+        self.takes = _AT_FIRST
+        self._untold: list[Request] = []
+
+    def leave(self, request: Request, account: StreamAccount, preemptions: int, now_s: float) -> None:
+        """A request leaves; `tell` will say so."""
+        self.away = {job: away for job, away in self.away.items() if now_s - away.since_s < _AWAY_S}
+        self.away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
+        self._untold.append(request)
+
+    def leave_again(self, account: StreamAccount, now_s: float) -> None:
+        """One that was back has got no KV and will try again."""
+        self.away[account.job] = account.leaves(account.preemptions_before, account.lost_tokens, now_s)
+
+    def is_back(self, account: StreamAccount) -> bool:
+        """Whether a request that arrives had left; its account then goes on."""
+        if (away := self.away.pop(account.job, None)) is None:
+            return False
+        account.is_back(away)
+        return True
+
+    def stays(self) -> None:
+        """A victim did not leave."""
+        self.takes += _FORGETTING_RATE * (_AT_FIRST - self.takes)
+
+    def took(self, away_s: float, alone_s: float) -> None:
+        """One was away for so long whose KV takes `alone_s` to compute."""
+        times = min(away_s / alone_s, _AT_MOST * self.takes)
+        self.takes += _LEARNING_RATE * (times - self.takes)
+
+    def tell(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Add what tells the clients' processes who has left."""
+        for request in self._untold:
+            left = EngineCoreOutput(
+                request.request_id,
+                [],
+                finish_reason=request.get_finished_reason(),
+                stop_reason=LEFT,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(left)
+        self._untold.clear()

@@ -1,0 +1,81 @@
+"""What a decode replica without memory means for a request's first token, and for its end."""
+
+import pytest
+
+from router.core import RouterCore
+from router.fleet.view import RouterLimits
+from router.messages import JobEnded, Placed, PlacementRequested
+from router.placement.least_harm import LeastHarm
+from slo.decode.headroom import DecodeLoad
+from slo.decode.predicted_peak import Holding
+from slo.errors import RejectionReason
+from slo.objectives import Objective
+from slo.predict.prefill_time import PrefillPredictor
+from slo.reports import DecodeReported, PrefillReported
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM, STANDARD, TierPolicy
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
+POLICIES = {
+    PREMIUM: TierPolicy(None, None, sheddable=False, weight=4.0),
+    STANDARD: TierPolicy(3.0, None, sheddable=True, weight=2.0),
+}
+WAIT_S = 4.0
+
+
+def router():
+    """One idle prefill replica, and one for decode whose memory is held for so long."""
+    core = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0, stretch=1.0))
+    core.prefill_reported(PrefillReported(ReplicaId("prefill"), LINE, (), None, 0.0), 0.0)
+    load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("there"): Holding(9000, round(10 * WAIT_S), 1)})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.9, 1, kv_tokens=10_000, load=load), 0.0)
+    return core
+
+
+def asked(tier=PREMIUM, tokens=1000, ttft_s=None, e2e_s=None, **about):
+    objective = Objective(tier, ttft_s, None, e2e_s=e2e_s)
+    return PlacementRequested(JobId("job"), objective, False, tokens, 0, output_tokens=100, **about)
+
+
+def test_it_waits_for_a_first_token_that_decode_samples():
+    placed = router().place(asked(decode_samples_first=True), 0.0)
+    assert placed.decode_wait_s == pytest.approx(WAIT_S - 1.0), "the prefill takes a second of it"
+    assert placed.predicted_ttft_s == pytest.approx(WAIT_S + 0.1)
+
+
+def test_a_first_token_that_prefill_samples_does_not_wait_for_it():
+    placed = router().place(asked(), 0.0)
+    assert (placed.decode_wait_s, placed.predicted_ttft_s) == (0.0, pytest.approx(1.1))
+
+
+def test_a_prefill_that_takes_longer_waits_for_nothing():
+    placed = router().place(asked(tokens=5000, decode_samples_first=True), 0.0)
+    assert (placed.decode_wait_s, placed.predicted_ttft_s) == (0.0, pytest.approx(5.1))
+
+
+def test_one_whose_first_token_would_come_too_late_is_refused_before_its_prefill():
+    core = router()
+    late = core.place(asked(STANDARD, ttft_s=3.0, decode_samples_first=True), 0.0)
+    assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert late.retry_after_s == pytest.approx(1.1)
+    assert isinstance(core.place(asked(STANDARD, ttft_s=3.0), 0.0), Placed)
+
+
+def test_an_answer_that_is_due_at_its_end_has_less_time_for_its_first_token():
+    without = router()
+    without.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.1, 1, kv_tokens=10_000), 0.0)
+    free, waits = [core.place(asked(e2e_s=30.0), 0.0).ttft_budget_s for core in (without, router())]
+    assert free - waits == pytest.approx(WAIT_S - 1.0)
+
+
+def test_both_kinds_of_first_tokens_have_ways_of_their_own():
+    core = router()
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.1, 1, kv_tokens=10_000), 0.0)
+    for _ in range(10):
+        for samples, ttft_s in ((False, 1.1), (True, 1.5)):
+            core.place(asked(decode_samples_first=samples), 0.0)
+            core.job_ended(JobEnded(JobId("job"), ttft_s), 0.0)
+    for samples, ttft_s in ((False, 1.1), (True, 1.5)):
+        placed = core.place(asked(decode_samples_first=samples), 0.0)
+        assert placed.predicted_ttft_s == pytest.approx(ttft_s)
+        core.job_ended(JobEnded(JobId("job")), 0.0)
