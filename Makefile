@@ -93,7 +93,7 @@ bench-failures: $(READY) ## Make every failure happen and measure what clients s
 
 .PHONY: bench-decode
 bench-decode: $(READY) ## Have a decode engine run out of memory, vLLM's ways to bear it and ours, in half an hour
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.decode_pressure $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.decode.pressure $(ARGS)
 
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours

@@ -2,7 +2,7 @@
 
 Llama 3 8B on one A100, prompts from a prefill tier, three tiers in bursts; the memory is twice, once and half
 of what an engine with enough of it holds at its fullest. Then the same ways under the arrivals and on an
-engine with the step times of `benchmarks.engines.decode_pressure`, held against what that has measured.
+engine with the step times of `benchmarks.engines.decode.pressure`, held against what that has measured.
 Prints tables and writes results/cores/pool_pressure.json:
 
     python -m benchmarks.cores.pool_pressure
@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.doc_tables import result
-from benchmarks.engines import decode_pressure
+from benchmarks.engines.decode import pressure
 from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.report import print_rows, write
 from simulator.cost.accelerators import A100, decode_model
@@ -196,7 +196,7 @@ def as_measured() -> dict[str, Any]:
             model,
             prompt_token_s,
             blocks,
-            block_tokens=decode_pressure.BLOCK,
+            block_tokens=pressure.BLOCK,
             chunk_tokens=128,
             step_tokens=1024,
             block_s=1e-4,
@@ -226,8 +226,8 @@ def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
 
 
 def _real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
-    drawn = decode_pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
-    kinds = decode_pressure.KINDS
+    drawn = pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
+    kinds = pressure.KINDS
     return [
         PressedRequest(
             one.name,
@@ -235,7 +235,7 @@ def _real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
             one.at_s,
             len(one.prompt),
             one.answer,
-            decode_pressure.MAX_TOKENS,
+            pressure.MAX_TOKENS,
             kinds[one.tier].ttft_s,
             kinds[one.tier].tpot_s,
         )

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.engines.decode_pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, summary
+from benchmarks.engines.decode.pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, summary
 
 
 def test_arrivals_are_the_same_for_a_seed_in_order_and_of_all_tiers():

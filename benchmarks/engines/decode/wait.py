@@ -6,7 +6,7 @@ first token, which the KV cache waits for; of the others prefill's token is the 
 long an answer gets, which neither router nor engine reads from it: each request may have 1,024 tokens. Both
 predictions are of the same requests in one run.
 
-    python -m benchmarks.engines.decode_wait [--seconds 240] [--rate 1.5]
+    python -m benchmarks.engines.decode.wait [--seconds 240] [--rate 1.5]
 """
 
 from __future__ import annotations

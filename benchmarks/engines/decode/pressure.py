@@ -6,7 +6,7 @@ tokens. Arms take turns. The pool is a part of what an engine with ample memory 
 such arrivals; host memory, in the arm that has it, is a quarter of the pool. vLLM's `max_num_seqs` is tuned
 for each pool with arrivals of their own, with and without priorities.
 
-    python -m benchmarks.engines.decode_pressure [--seconds 25] [--rounds 2] [--pools 1,0.5] [--output NAME]
+    python -m benchmarks.engines.decode.pressure [--seconds 25] [--rounds 2] [--pools 1,0.5] [--output NAME]
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ to what it takes here: twice that and 5.3 times that. Requests come in bursts, i
 takes longer than the tight objective. Their prompts are in the engine's prefix cache, so that, as on a decode
 replica, no step computes them. Arms take turns.
 
-    python -m benchmarks.engines.decode_pace [--seconds 25] [--rounds 3] [--rate 6]
+    python -m benchmarks.engines.decode.pace [--seconds 25] [--rounds 3] [--rate 6]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from benchmarks.engines.decode_pressure import (
+from benchmarks.engines.decode.pressure import (
     AMPLE_BLOCKS,
     BACKGROUND,
     BLOCK,

@@ -1,0 +1,1 @@
+"""Decode engines short of memory or pace."""
