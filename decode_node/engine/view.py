@@ -122,7 +122,8 @@ class StreamView:
         most = min(request.max_tokens - emitted, self._max_model_len - request.num_tokens)
         remaining = lengths.remaining(account.tier, account.tenant, emitted, max(0, most))
         blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))
-        return Holding(blocks * self.block_tokens, remaining, self._tiers.rank(account.tier))
+        rank, waits = self._tiers.rank(account.tier), not self.blocks(request)
+        return Holding(blocks * self.block_tokens, remaining, rank, waits)
 
     def pool(self, holders: Iterable[Request], kept_blocks: int = 0) -> Pool:
         """The pool beside those that have memory; `kept_blocks` are kept for them beyond their sequences."""

@@ -187,7 +187,8 @@ class DecodeView:
         self.placed_since_report += 1
         self.placed_tokens += tokens
         if self.load is not None and newcomer is not None:
-            self.sent[newcomer.job_id] = now_s, self._holding(self.load, newcomer)
+            holding = self._holding(self.load, newcomer)
+            self.sent[newcomer.job_id] = now_s, holding._replace(waits=True)
 
     def job_ended(self, job_id: JobId) -> None:
         """A request has ended, or does not come."""

@@ -6,7 +6,7 @@ reached the engine yet.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,6 +18,8 @@ from slo.tiers import Tier
 
 HOLD_S: Final = 5.0
 """A request whose memory is predicted to come within this time is sent, and waits there."""
+FAR_S: Final = 60.0
+"""Nothing is predicted for later than this."""
 LEAST_STEP_S: Final = 0.001
 """What a step takes at least, also while no step was measured."""
 
@@ -60,26 +62,31 @@ class DecodeLoad:
             is_top: Whether it is of the top tier, which what is kept for it does not keep out.
         """
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
-        return self._fits_after(0, newcomer, held, is_top=is_top)
+        return self._fits_now(newcomer, held, is_top=is_top)
 
     def wait_s(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> float:
-        """Seconds until there is room for a newcomer, if nobody else comes; see `fits`."""
+        """Seconds until there is room for a newcomer, at most `FAR_S`, if nobody else comes; see `fits`."""
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
-        # Streams grow until they end: it may fit now and not later, so that now is looked at by itself.
-        if self._fits_after(0, newcomer, held, is_top=is_top):
+        all_end = all(one.remaining == 0 for one in held)
+        if all_end or self._fits_now(newcomer, held, is_top=is_top):
             return 0.0
-        ends = sorted({0, *[stream.remaining for stream in held]})
-        first = bisect_left(
-            ends, 1, key=lambda step: int(self._fits_after(step, newcomer, held, is_top=is_top))
-        )
-        return ends[min(first, len(ends) - 1)] * max(LEAST_STEP_S, self.step_s)
+        # Those that wait go before it; while they do, they do not come any nearer to their ends.
+        running = [one for one in held if not one.waits]
+        waiting = deque([*[one for one in held if one.waits], newcomer])
+        limit, step_s, steps = self.limit_tokens(is_top=is_top), max(LEAST_STEP_S, self.step_s), 0
+        while steps * step_s < FAR_S:
+            while waiting and (not running or predicted_peak([*running, waiting[0]]) <= limit):
+                running.append(waiting.popleft())
+            if not waiting:
+                return steps * step_s
+            ends = max(1, min(one.remaining for one in running))
+            running = [
+                Holding(one.tokens + ends, one.remaining - ends, one.rank)
+                for one in running
+                if one.remaining > ends
+            ]
+            steps += ends
+        return FAR_S
 
-    def _fits_after(self, steps: int, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:
-        left = [
-            Holding(stream.tokens + steps, stream.remaining - steps, stream.rank)
-            for stream in held
-            if steps == 0 or stream.remaining > steps
-        ]
-        if not left:
-            return True
-        return predicted_peak([*left, newcomer]) <= self.limit_tokens(is_top=is_top)
+    def _fits_now(self, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:
+        return not held or predicted_peak([*held, newcomer]) <= self.limit_tokens(is_top=is_top)

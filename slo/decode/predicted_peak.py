@@ -22,11 +22,13 @@ class Holding(NamedTuple):
         tokens: Whose KV it holds.
         remaining: Tokens that it is predicted to emit.
         rank: Of its tier; a newcomer is not kept waiting by tiers below its own.
+        waits: Whether it has no memory yet, and emits nothing.
     """
 
     tokens: int
     remaining: int
     rank: int = 0
+    waits: bool = False
 
 
 class PoolFit(NamedTuple):

@@ -1,9 +1,10 @@
 """Who fits onto a decode replica, and when: as a simulation of its streams says."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode.headroom import LEAST_STEP_S, DecodeLoad
+from slo.decode.headroom import FAR_S, LEAST_STEP_S, DecodeLoad
 from slo.decode.output_length import FIRST_GUESS
 from slo.decode.predicted_peak import USABLE, Holding, predicted_peak
 from slo.request import JobId
@@ -69,3 +70,20 @@ def test_a_newcomer_has_what_answers_of_its_tier_have():
 def test_a_wait_is_never_nothing_while_steps_are_not_known():
     asked = load([Holding(900, 50)], step_s=0.0)
     assert asked.wait_s(Holding(100, 10), [], is_top=False) == 50 * LEAST_STEP_S
+
+
+def test_those_that_wait_for_memory_go_first_and_do_not_end_meanwhile():
+    """Three answers of 400 tokens, each of which fills the memory: the last waits for both before it."""
+    streams = {JobId("runs"): Holding(100, 400)} | {
+        JobId(name): Holding(100, 400, waits=True) for name in ("first", "second")
+    }
+    load = DecodeLoad(600, 0, 0, 0.01, streams)
+    assert load.wait_s(Holding(100, 400), [], is_top=False) == pytest.approx(12.0)
+    assert load.wait_s(Holding(100, 400), [Holding(100, 400, waits=True)], is_top=False) == pytest.approx(
+        16.0
+    )
+
+
+def test_nothing_is_predicted_for_later_than_a_minute():
+    streams = {JobId(str(number)): Holding(100, 400, waits=number > 0) for number in range(50)}
+    assert DecodeLoad(600, 0, 0, 0.01, streams).wait_s(Holding(100, 400), [], is_top=False) == FAR_S
