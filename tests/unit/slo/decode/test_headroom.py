@@ -10,7 +10,9 @@ from slo.decode.predicted_peak import USABLE, Holding, predicted_peak
 from slo.request import JobId
 from slo.tiers import BACKGROUND, STANDARD
 
-NEWCOMER = st.builds(Holding, st.integers(1, 300), st.integers(0, 60), st.integers(0, 2))
+NEWCOMER = st.builds(
+    Holding, st.integers(1, 300), st.integers(0, 60), st.integers(0, 2), waits=st.just(value=False)
+)
 STREAMS = st.lists(NEWCOMER, max_size=10)
 
 
