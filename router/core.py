@@ -39,9 +39,6 @@ from slo.tiers import SYSTEM, Tier, TierPolicy
 _LOCAL_RETRY_S: Final = 5.0
 """Who is not taken while decode computes prompts itself is told to come back after this."""
 
-_MAX_RETRY_S: Final = 60.0
-"""Nobody is told to come back later than this."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
@@ -158,17 +155,18 @@ class RouterCore:
             settled = self._is_settled(now_s)
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
+        memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer)
         cached = self.view.cached_tokens(request, tokens)
         if not request.is_admitted:
             max_cached = max(cached.values(), default=0)
             rejected = self._gate.refusal(request, tokens, replicas, now_s, max_cached)
-            if rejected is None and (rejected := self._decode_full(request, newcomer, decode)) is not None:
+            if rejected is None and (rejected := self._decode_full(request, memory_s)) is not None:
                 self._gate.withdrawn(request.job_id, now_s)
             if rejected is not None:
                 return rejected
         if not replicas:
             return self._leave_to_decode(request, newcomer, decode, now_s)
-        terms = self._terms(request, newcomer, replicas, decode, now_s)
+        terms = self._terms(request, tokens, replicas, decode, memory_s, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
@@ -176,7 +174,8 @@ class RouterCore:
             tokens, choice, decode, now_s, self._link
         ):
             return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
-        wait_s = self._decode_wait_s(request, newcomer, choice, decode, now_s)
+        # A first token that prefill samples does not wait for decode's memory.
+        wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         if (late_s := max(0.0, choice.end_s + wait_s - terms.latest_s)) > 0:
             self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -192,17 +191,11 @@ class RouterCore:
         answers = request.answers_per_prompt
         return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top, rank)
 
-    def _decode_full(
-        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView
-    ) -> Rejected | None:
+    def _decode_full(self, request: PlacementRequested, memory_s: float) -> Rejected | None:
         """The refusal of a request for which the best decode replica has no memory in time."""
-        if not self._policies[request.objective.tier].sheddable:
+        if not self._policies[request.objective.tier].sheddable or memory_s <= HOLD_S:
             return None
-        wait_s = decode.wait_s(newcomer)
-        if wait_s <= HOLD_S:
-            return None
-        retry_s = min(wait_s, _MAX_RETRY_S)
-        return Rejected(RejectionReason.DECODE_FULL, retry_s, None, request.objective.ttft_s)
+        return Rejected(RejectionReason.DECODE_FULL, memory_s, None, request.objective.ttft_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s
@@ -287,17 +280,19 @@ class RouterCore:
     def _terms(
         self,
         request: PlacementRequested,
-        newcomer: Newcomer,
+        tokens: int,
         replicas: Sequence[PrefillView],
         decode: DecodeView,
+        memory_s: float,
         now_s: float,
     ) -> _Terms:
-        tokens = newcomer.tokens
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
         alone_s = idle.prefill_s(tokens)
         path_s = self._path_of(request).seconds(idle.handoff_s)
         promised_s = request.objective.promised_ttft_s(alone_s)
-        budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, newcomer, decode, alone_s))
+        # What is left of the wait for decode's memory comes after a first token that prefill samples.
+        wait_s = 0.0 if request.decode_samples_first else max(0.0, memory_s - alone_s)
+        budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, decode, wait_s))
         arrived_s = now_s - request.elapsed_s
         if budget_s is None:
             return _Terms(arrived_s, None, None, NO_DEADLINE, NO_DEADLINE)
@@ -316,25 +311,10 @@ class RouterCore:
         for path in (self._path, self._path_by_decode):
             path.ended(job_id, ttft_s)
 
-    def _decode_wait_s(
-        self,
-        request: PlacementRequested,
-        newcomer: Newcomer,
-        choice: Choice,
-        decode: DecodeView,
-        now_s: float,
-    ) -> float:
-        """How long its first token waits for decode's memory, once the prefill is done."""
-        if not request.decode_samples_first or decode.has_room(newcomer):
-            return 0.0
-        return max(0.0, now_s + decode.wait_s(newcomer) - choice.end_s)
-
-    def _rest_s(
-        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, alone_s: float
-    ) -> float:
+    def _rest_s(self, request: PlacementRequested, decode: DecodeView, wait_s: float) -> float:
         """Predicted seconds from the first token of an answer to its last; 0 when nobody asks.
 
-        Decode's memory is waited for after the first token, unless decode samples that.
+        `wait_s` of them pass before the second token.
         """
         objective = request.objective
         if objective.e2e_s is None:
@@ -342,10 +322,7 @@ class RouterCore:
         pace_s = decode.pace.tpot_s(decode.running + decode.placed_since_report + 1)
         if pace_s is None:
             pace_s = objective.tpot_s or 0.0
-        rest_s = pace_s * max(0, self._answer_tokens(request) - 1)
-        if request.decode_samples_first or decode.has_room(newcomer):
-            return rest_s
-        return rest_s + max(0.0, decode.wait_s(newcomer) - alone_s)
+        return wait_s + pace_s * max(0, self._answer_tokens(request) - 1)
 
     def _answer_tokens(self, request: PlacementRequested) -> int:
         """How many tokens one of its answers is expected to have."""

@@ -34,6 +34,7 @@ from benchmarks.engines.decode.pressure import (
     Asked,
     Kind,
     arrivals,
+    mean,
     met,
     run,
     tpot_of,
@@ -141,15 +142,10 @@ def main() -> None:
                 row = summary(in_own_process(run, model, arm, asked, by_tier), by_tier)
                 rounds.append({"arm": arm.name, "round": number, **row})
                 print(rounds[-1], flush=True)
-    rows = [_mean([row for row in rounds if row["arm"] == arm.name]) for arm in wanted]
+    rows = [mean([row for row in rounds if row["arm"] == arm.name], "arm") for arm in wanted]
     print_rows("Means of all rounds", rows)
     settings = vars(given) | {"kinds": {tier: asdict(kind) for tier, kind in by_tier.items()}}
     print(write(f"engines/{given.output}", {"settings": settings, "rounds": rounds, "means": rows}))
-
-
-def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    figures = [key for key in rows[0] if key not in {"arm", "round"}]
-    return {"arm": rows[0]["arm"]} | {key: statistics.fmean(row[key] for row in rows) for key in figures}
 
 
 if __name__ == "__main__":

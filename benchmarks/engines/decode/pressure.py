@@ -334,7 +334,10 @@ def main() -> None:
                     )
                     totals[part, arm.name] += 1
                     print(rounds[-1], flush=True)
-    rows = [_mean([row for row in rounds if (row["pool"], row["arm"]) == key]) for key in totals]
+    rows = [
+        mean([row for row in rounds if (row["pool"], row["arm"]) == key], "pool", "arm", "blocks")
+        for key in totals
+    ]
     print_rows("Means of all rounds", rows)
     settings = vars(given) | {"kinds": {tier: asdict(kind) for tier, kind in KINDS.items()}}
     results = {
@@ -347,9 +350,8 @@ def main() -> None:
     print(write(f"engines/{given.output}", results))
 
 
-def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of each figure."""
-    same = ("pool", "arm", "blocks")
+def mean(rows: list[dict[str, Any]], *same: str) -> dict[str, Any]:
+    """The mean of each figure; what is the `same` in all rounds is kept."""
     figures = [key for key in rows[0] if key not in (*same, "round")]
     return {key: rows[0][key] for key in same} | {
         key: statistics.fmean(row[key] for row in rows) for key in figures
