@@ -9,7 +9,7 @@ While memory is ample, nobody waits for it and no objective is in danger, a step
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -93,6 +93,8 @@ class PressureScheduler(CarryingScheduler):
         self._paced: set[str] = set()
         """Requests with a TPOT objective."""
         self._left_out = _NOBODY
+        self._batch: Mapping[str, int] = {}
+        """The streams of the latest step."""
         self._reasons: dict[str, tuple[VictimReason, TakenBy]] = {}
         self._leavers = Leavers()
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
@@ -467,7 +469,10 @@ class PressureScheduler(CarryingScheduler):
                 cached = request.num_computed_tokens - new
                 self._figures.recomputed_tokens += max(0, account.lost_tokens - cached)
         is_wanted, tokens = self._clock.wants_next(), output.num_scheduled_tokens
-        if not tokens or not is_wanted:
+        if not tokens:
+            return
+        before, self._batch = self._batch, tokens
+        if not is_wanted:
             return
         if getattr(output.kv_connector_metadata, "swaps", None) is not None:
             return  # blocks that move are no part of a step's own time
@@ -477,7 +482,8 @@ class PressureScheduler(CarryingScheduler):
             if new == 1:
                 streams += 1
             context += request.num_computed_tokens
-        shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams)
+        moved = len(before.keys() ^ tokens.keys())
+        shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams, moved)
         self._clock.begins(shape, now_s)
 
     def _restored(self, request: Request, now_s: float) -> None:
@@ -510,7 +516,8 @@ class PressureScheduler(CarryingScheduler):
                 self._accounts[request.request_id].job: self._view.holding(request, self._lengths)
                 for request in unfinished
             },
-            {tier: self._lengths.remaining(tier, "", 0, self.max_model_len) for tier in self._tiers.names},
+            {tier: self._lengths.whole(tier, "", self.max_model_len) for tier in self._tiers.names},
+            self._lengths.factor,
         )
 
     def _peak(self) -> float:

@@ -119,11 +119,12 @@ class StreamView:
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:
         """What a request holds, in whole blocks, or would hold, and how much more it will take."""
         account, emitted = self._accounts[request.request_id], request.num_output_tokens
-        most = min(request.max_tokens - emitted, self._max_model_len - request.num_tokens)
-        remaining = lengths.remaining(account.tier, account.tenant, emitted, max(0, most))
+        most = max(0, min(request.max_tokens - emitted, self._max_model_len - request.num_tokens))
+        remaining = lengths.remaining(account.tier, account.tenant, emitted, most)
+        expected = lengths.expected(account.tier, account.tenant, emitted, most)
         blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))
         rank, waits = self._tiers.rank(account.tier), not self.blocks(request)
-        return Holding(blocks * self.block_tokens, remaining, rank, waits)
+        return Holding(blocks * self.block_tokens, remaining, rank, waits, expected)
 
     def pool(self, holders: Iterable[Request], kept_blocks: int = 0) -> Pool:
         """The pool beside those that have memory; `kept_blocks` are kept for them beyond their sequences."""

@@ -11,12 +11,17 @@ from typing import Final, NamedTuple
 
 from slo.decode.step_time import StepShape, StepTimes
 
-MOST_IN_A_ROW: Final = 4
-"""Steps in a row that a stream may be left out of."""
+ROWS: Final = (4, 8, 16)
+"""Steps in a row that a stream may be left out of: as few as make moving it out and back cheap."""
+MOST_IN_A_ROW: Final = ROWS[-1]
+MOVING: Final = 0.2
+"""Part of what a row saves that moving streams may cost before a longer one is taken."""
+LEAST_PART: Final = 0.2
+"""A newcomer is not admitted if streams without an objective would be in fewer steps than this part."""
 MAX_GAP_S: Final = 1.0
 """No stream waits longer for its next token on account of others."""
 WORTH: Final = 0.10
-"""Part of a step's time that leaving streams out has to save."""
+"""Part of the steps' time that leaving streams out has to save."""
 MARGIN: Final = 0.9
 """Part of the tightest objective that steps take on average; the rest is for what predictions miss."""
 CUSHION: Final = 3.0
@@ -41,11 +46,29 @@ class Paced(NamedTuple):
     token_s: float = 0.0
 
 
+class _Row(NamedTuple):
+    """Steps that leave streams out, one after the other, and the one with everybody after them.
+
+    Attributes:
+        steps: Those that leave streams out.
+        left_out: Whom.
+        saves_s: By how much all of them together are shorter than with everybody.
+        moves_s: What moving the streams costs, which `saves_s` has paid already.
+    """
+
+    steps: int
+    left_out: frozenset[str]
+    saves_s: float
+    moves_s: float
+
+
 class Composer:
     """Composes the steps of one engine.
 
-    Up to `MOST_IN_A_ROW` steps that leave streams out follow each other, and then one with everybody; all of
-    them together take as long as the tightest objective of those in danger allows.
+    Rows of steps that leave the same streams out alternate with a step with everybody; all of them together
+    take as long as the tightest objective of those in danger allows. An engine keeps its batch from step to
+    step, and moving a stream out of it and back can cost more than a few steps without it save; so rows get
+    longer the dearer that is.
 
     Args:
         times: How long its steps take.
@@ -53,21 +76,22 @@ class Composer:
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
+        self._row = 0
         self._left_out: frozenset[str] = frozenset()
         self._steps = 0
         """With somebody left out, since the latest with everybody."""
 
     def leaves_out(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int = 0) -> frozenset[str]:
-        """Whom the next step leaves out; once chosen, they are for four steps.
+        """Whom the next step leaves out; once chosen, they are for the rest of the row.
 
         Args:
             streams: Those that could emit a token.
             now_s: Now.
             prompt_tokens: What else the step computes.
         """
-        if 0 < self._steps < MOST_IN_A_ROW:
-            full_s = self._times.predict_s(_shape(streams, prompt_tokens))
-            kept = [one.request_id for one in streams if _may_wait(one, now_s, full_s)]
+        full_s = self._times.predict_s(_shape(streams, prompt_tokens))
+        if 0 < self._steps < self._row and _helps(streams, full_s):
+            kept = [one.request_id for one in streams if _may_wait(one, now_s, 2 * full_s)]
             self._left_out = self._left_out.intersection(kept)
         elif self._steps or not self._times.is_known:
             self._left_out = frozenset()
@@ -95,9 +119,14 @@ class Composer:
         needed_s = self._times.fixed_s
         for context, tpot_s in everybody:
             part = 0.0 if tpot_s is None else min(1.0, step_s / tpot_s)
-            own_s = self._times.stream_s + self._times.context_s * context
-            needed_s += max(part, 1 / (MOST_IN_A_ROW + 1)) * own_s
+            needed_s += max(part, LEAST_PART) * self._own_s(context)
+            if part < 1:
+                needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
         return needed_s <= step_s
+
+    def _own_s(self, context: int) -> float:
+        """What a stream adds to each step that it is in."""
+        return self._times.stream_s + self._times.context_s * context
 
     def _tightest(self, streams: Sequence[Paced]) -> float | None:
         """The tightest objective that a step with its stream alone would meet."""
@@ -111,25 +140,39 @@ class Composer:
         )
 
     def _choose(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int) -> frozenset[str]:
-        full = _shape(streams, prompt_tokens)
-        full_s = self._times.predict_s(full)
+        full_s = self._times.predict_s(_shape(streams, prompt_tokens))
         in_danger = [one for one in streams if _is_in_danger(one, full_s)]
         tightest_s = self._tightest(in_danger)
         if tightest_s is None:
             return frozenset()
-        # What is left for each step that leaves streams out, once the one with everybody has taken its time.
-        target_s = ((MOST_IN_A_ROW + 1) * MARGIN * tightest_s - full_s) / MOST_IN_A_ROW
         tight = {one.request_id for one in in_danger}
-        others = [one for one in streams if one.request_id not in tight and _may_wait(one, now_s, full_s)]
+        others = [one for one in streams if one.request_id not in tight]
         others.sort(key=lambda one: -one.context)
-        shape, chosen = full, []
+        row = _Row(0, frozenset(), 0.0, 0.0)
+        for steps in ROWS:
+            may_wait = [one for one in others if _may_wait(one, now_s, (steps + 1) * full_s)]
+            row = self._planned(steps, may_wait, full_s, tightest_s)
+            if row.left_out and row.moves_s <= MOVING * (row.saves_s + row.moves_s):
+                break
+        self._row = row.steps
+        return row.left_out if row.saves_s >= WORTH * (row.steps + 1) * full_s else frozenset()
+
+    def _planned(self, steps: int, others: Sequence[Paced], full_s: float, tightest_s: float) -> _Row:
+        """A row of so many steps: the fewest of the `others` left out with which it keeps the pace."""
+        wanted_s = (steps + 1) * (full_s - MARGIN * tightest_s)
+        saved_s, chosen = 0.0, []
         for one in others:
-            if self._times.predict_s(shape) <= target_s:
+            saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s
+            if saved_s >= wanted_s or saves_s <= 0:
                 break
             chosen.append(one.request_id)
-            shape = shape.without(one.context)
-        saved = full_s - self._times.predict_s(shape)
-        return frozenset(chosen) if saved >= WORTH * full_s else frozenset()
+            saved_s += saves_s
+        return _Row(steps, frozenset(chosen), saved_s, 2 * self._times.moved_s * len(chosen))
+
+
+def _helps(streams: Sequence[Paced], full_s: float) -> bool:
+    """Whether steps with everybody would be too long for anybody."""
+    return any(one.tpot_s is not None and one.tpot_s < full_s for one in streams)
 
 
 def _is_in_danger(stream: Paced, full_s: float) -> bool:
@@ -140,11 +183,11 @@ def _is_in_danger(stream: Paced, full_s: float) -> bool:
     return stream.credit_s < (CUSHION * loses_s if loses_s > 0 else loses_s)
 
 
-def _may_wait(stream: Paced, now_s: float, full_s: float) -> bool:
-    """Whether a stream can do without a token in the next step, and get one in a full step after it."""
-    if now_s + 2 * full_s - stream.token_s > MAX_GAP_S:
+def _may_wait(stream: Paced, now_s: float, for_s: float) -> bool:
+    """Whether a stream can do without a token for so long."""
+    if now_s + for_s - stream.token_s > MAX_GAP_S:
         return False
-    return stream.tpot_s is None or stream.credit_s > 2 * full_s
+    return stream.tpot_s is None or stream.credit_s > for_s
 
 
 def _shape(streams: Sequence[Paced], prompt_tokens: int) -> StepShape:

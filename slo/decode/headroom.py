@@ -35,6 +35,7 @@ class DecodeLoad:
         step_s: What a step takes.
         streams: Those in the engine by job; those without one have names of their own.
         answers: Tokens that an answer is expected to have, by tier.
+        factor: What the scheduler multiplies such expectations by, to use the memory well.
     """
 
     pool_tokens: int
@@ -43,11 +44,15 @@ class DecodeLoad:
     step_s: float
     streams: Mapping[JobId, Holding] = field(default_factory=dict)
     answers: Mapping[Tier, int] = field(default_factory=dict)
+    factor: float = 1.0
 
     def newcomer(self, tier: Tier, rank: int, tokens: int, answers: int, most: int) -> Holding:
         """A request of so many tokens, whose answers have at most `most` together; 0 leaves that open."""
         expected = answers * self.answers.get(tier, FIRST_GUESS)
-        return Holding(tokens, min(expected, most) if most else expected, rank)
+        remaining = round(self.factor * expected)
+        if most:
+            expected, remaining = min(expected, most), min(remaining, most)
+        return Holding(tokens, remaining, rank, lasts=expected)
 
     def limit_tokens(self, *, is_top: bool) -> float:
         """What the peak may come to, shared tokens counted once."""
@@ -67,7 +72,7 @@ class DecodeLoad:
     def wait_s(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> float:
         """Seconds until there is room for a newcomer, at most `FAR_S`, if nobody else comes; see `fits`."""
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
-        all_end = all(one.remaining == 0 for one in held)
+        all_end = all(one.ends_in == 0 for one in held)
         if all_end or self._fits_now(newcomer, held, is_top=is_top):
             return 0.0
         # Those that wait go before it; while they do, they do not come any nearer to their ends.
@@ -79,12 +84,8 @@ class DecodeLoad:
                 running.append(waiting.popleft())
             if not waiting:
                 return steps * step_s
-            ends = max(1, min(one.remaining for one in running))
-            running = [
-                Holding(one.tokens + ends, one.remaining - ends, one.rank)
-                for one in running
-                if one.remaining > ends
-            ]
+            ends = max(1, min(one.ends_in for one in running))
+            running = [one.after(ends) for one in running if one.ends_in > ends]
             steps += ends
         return FAR_S
 

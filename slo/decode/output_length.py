@@ -54,7 +54,7 @@ class OutputLengths:
         self.factor = min(_MOST, self.factor * _RAISE)
 
     def remaining(self, tier: Tier, tenant: str, emitted: int, most: int) -> int:
-        """Tokens that are to come of an answer, to be safe with memory.
+        """Tokens of an answer that memory is to be there for.
 
         Args:
             tier: Its tier.
@@ -64,9 +64,13 @@ class OutputLengths:
         """
         return max(0, min(most, round(self.factor * self._mean_left(tier, tenant, emitted))))
 
+    def expected(self, tier: Tier, tenant: str, emitted: int, most: int) -> int:
+        """Tokens that are to come of an answer, in the mean; see `remaining`."""
+        return max(0, min(most, round(self._mean_left(tier, tenant, emitted))))
+
     def whole(self, tier: Tier, tenant: str, most: int) -> int:
         """Tokens that an answer is expected to have, at most `most`."""
-        return min(most, round(self._mean_left(tier, tenant, 0)))
+        return self.expected(tier, tenant, 0, most)
 
     def _mean_left(self, tier: Tier, tenant: str, emitted: int) -> float:
         known = self._tenants.get((tier, tenant))

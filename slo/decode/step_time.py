@@ -1,15 +1,16 @@
 """How long a step of a decode engine takes, learned from its steps.
 
-A step takes a fixed time, a time for each stream in it, one for the context that they attend to, and one for
-the tokens of prompts that are computed among them. Owns these four numbers.
+A step takes a fixed time, a time for each stream in it, one for the context that they attend to, one for the
+tokens of prompts that are computed among them, and one for each stream that was not in the step before, or is
+no longer there: the engine keeps its batch from step to step. Owns these five numbers.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-_UNITS: Final = (1.0, 16.0, 4096.0, 128.0)
-"""Sizes of the four quantities that make them alike."""
+_UNITS: Final = (1.0, 16.0, 4096.0, 128.0, 8.0)
+"""Sizes of the five quantities that make them alike."""
 _KEEP: Final = 0.998
 """What a step counts, of the one after it: about 500 of them count."""
 _RIDGE: Final = 1e-3
@@ -27,15 +28,17 @@ class StepShape(NamedTuple):
         streams: That emit a token.
         context: Tokens that they attend to, all together.
         prompt_tokens: Tokens of prompts, or of sequences that are computed again.
+        moved: Streams that the batch gains and loses with this step.
     """
 
     streams: int
     context: int
     prompt_tokens: int = 0
+    moved: int = 0
 
     def without(self, context: int) -> StepShape:
         """The same step without a stream of so much context."""
-        return StepShape(self.streams - 1, self.context - context, self.prompt_tokens)
+        return self._replace(streams=self.streams - 1, context=self.context - context)
 
 
 class StepTimes:
@@ -46,12 +49,13 @@ class StepTimes:
         stream_s: For each stream.
         context_s: For each token of context.
         prompt_token_s: For each token of a prompt; until one was measured, as long as a stream's token.
+        moved_s: For each stream that the batch gains or loses.
     """
 
     def __init__(self) -> None:
-        self.fixed_s = self.stream_s = self.context_s = self._prompt_s = 0.0
-        self._products = [[0.0] * 4 for _ in range(4)]
-        self._times = [0.0] * 4
+        self.fixed_s = self.stream_s = self.context_s = self._prompt_s = self.moved_s = 0.0
+        self._products = [[0.0] * len(_UNITS) for _ in _UNITS]
+        self._times = [0.0] * len(_UNITS)
         self._steps = 0
 
     @property
@@ -66,17 +70,19 @@ class StepTimes:
     def predict_s(self, shape: StepShape) -> float:
         """Seconds that such a step takes; 0 while nothing is known."""
         decoding_s = self.stream_s * shape.streams + self.context_s * shape.context
-        return self.fixed_s + decoding_s + self.prompt_token_s * shape.prompt_tokens
+        return (
+            self.fixed_s + decoding_s + self.prompt_token_s * shape.prompt_tokens + self.moved_s * shape.moved
+        )
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step has ended."""
         if self.is_known:
             seconds = min(seconds, _HICCUP * max(self.predict_s(shape), 1e-6))
         row = [1.0, *[value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
-        for i in range(4):
+        for i in range(len(_UNITS)):
             x, products = row[i], self._products[i]
             self._times[i] = _KEEP * self._times[i] + x * seconds
-            for j in range(4):
+            for j in range(len(_UNITS)):
                 products[j] = _KEEP * products[j] + x * row[j]
         self._steps += 1
         if self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
@@ -84,10 +90,10 @@ class StepTimes:
 
     def _learn(self) -> None:
         """Solve for what is not negative; what was not seen of late stays near what it was."""
-        before = (self.fixed_s, self.stream_s, self.context_s, self._prompt_s)
+        before = (self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s)
         prior = [value * unit for value, unit in zip(before, _UNITS, strict=True)]
-        kept = [0, 1, 2, 3]
-        solved = [0.0] * 4
+        kept = [*range(len(_UNITS))]
+        solved = [0.0] * len(_UNITS)
         while kept:
             rows = [[self._products[i][j] + (_RIDGE if i == j else 0.0) for j in kept] for i in kept]
             found = _solve(rows, [self._times[i] + _RIDGE * prior[i] for i in kept])
@@ -96,7 +102,7 @@ class StepTimes:
                     solved[index] = value
                 break
             kept.pop(found.index(min(found)))
-        self.fixed_s, self.stream_s, self.context_s, self._prompt_s = (
+        self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s = (
             value / unit for value, unit in zip(solved, _UNITS, strict=True)
         )
 

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, Composer, Paced
+from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, ROWS, Composer, Paced
 from slo.decode.step_time import StepShape, StepTimes
 
 
-def times(fixed_s=0.005, stream_s=0.001, context_s=0.0):
+def times(fixed_s=0.005, stream_s=0.001, context_s=0.0, moved_s=0.0):
     known = StepTimes()
     known.fixed_s, known.stream_s, known.context_s = fixed_s, stream_s, context_s
+    known.moved_s = moved_s
     known._steps = 1000
     return known
 
@@ -26,6 +27,7 @@ class Streams:
         self.skipped = dict.fromkeys(objectives, 0)
         self.now_s, self.gap_s, self.in_a_row = 0.0, 0.0, 0
         self.sets = []
+        self.batch = frozenset()
 
     def view(self):
         return [
@@ -43,7 +45,9 @@ class Streams:
         out = self.composer.leaves_out(self.view(), self.now_s)
         self.sets.append(out)
         runs = [name for name in self.objectives if name not in out]
-        self.now_s += self.model.predict_s(StepShape(len(runs), self.context * len(runs)))
+        before, self.batch = self.batch, frozenset(runs)
+        moved = len(before ^ self.batch) if before else 0
+        self.now_s += self.model.predict_s(StepShape(len(runs), self.context * len(runs), moved=moved))
         for name in self.objectives:
             self.skipped[name] = 0 if name in runs else self.skipped[name] + 1
             self.in_a_row = max(self.in_a_row, self.skipped[name])
@@ -76,14 +80,15 @@ def test_those_without_an_objective_make_room_for_those_with_one():
     st.lists(st.sampled_from([None, 0.012, 0.02, 0.05, 0.5]), min_size=1, max_size=24),
     st.floats(0.0005, 0.02),
     st.floats(0.0, 0.05),
+    st.floats(0.0, 0.003),
 )
-def test_nobody_is_left_out_for_long(objectives, stream_s, fixed_s):
+def test_nobody_is_left_out_for_long(objectives, stream_s, fixed_s, moved_s):
     named = {f"s{i}": tpot for i, tpot in enumerate(objectives)}
-    streams = Streams(named, times(fixed_s, stream_s)).run(60)
+    streams = Streams(named, times(fixed_s, stream_s, moved_s=moved_s)).run(170)
     assert streams.in_a_row <= MOST_IN_A_ROW
-    full_s = streams.model.predict_s(StepShape(len(named), 100 * len(named)))
+    full_s = streams.model.predict_s(StepShape(len(named), 100 * len(named), moved=len(named)))
     assert streams.gap_s <= max(MAX_GAP_S, full_s)
-    assert all(tokens >= 60 // 5 for tokens in streams.tokens.values())
+    assert all(tokens >= 170 // (MOST_IN_A_ROW + 1) for tokens in streams.tokens.values())
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,28 @@ def test_a_newcomer_without_an_objective_takes_what_the_others_can_do_without():
     assert composer.admits([*four, *free], 100), "left out of four steps in five"
     assert not composer.admits([*four, *free], 100, 0.018)
     assert not composer.admits([*four, *free, *free], 100)
+
+
+@pytest.mark.parametrize("moved_s", [0.0, 0.0002, 0.001, 0.003])
+def test_rows_are_so_long_that_moving_streams_pays(moved_s):
+    """Four streams want 18 ms; a step with 16 takes 21, and moving one up to three times what it adds."""
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
+    streams = Streams(mixed, times(moved_s=moved_s)).run(1000)
+    assert streams.tpot_s("urgent0") <= 0.018
+    assert streams.in_a_row == {0.0: ROWS[0], 0.0002: ROWS[0], 0.001: ROWS[2], 0.003: ROWS[2]}[moved_s]
+
+
+def test_nobody_is_moved_for_more_than_it_saves():
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
+    assert set(Streams(mixed, times(moved_s=0.009)).run(50).sets) == {frozenset()}
+
+
+def test_a_row_ends_with_those_that_it_was_for():
+    streams = Streams({"urgent": 0.01} | {f"free{i}": None for i in range(12)}, times(moved_s=0.002)).run(5)
+    assert streams.sets[-1]
+    del streams.objectives["urgent"]
+    streams.step()
+    assert not streams.sets[-1]
 
 
 def test_it_is_done_only_if_it_saves_a_tenth():

@@ -11,7 +11,12 @@ from slo.request import JobId
 from slo.tiers import BACKGROUND, STANDARD
 
 NEWCOMER = st.builds(
-    Holding, st.integers(1, 300), st.integers(0, 60), st.integers(0, 2), waits=st.just(value=False)
+    Holding,
+    st.integers(1, 300),
+    st.integers(0, 60),
+    st.integers(0, 2),
+    waits=st.just(value=False),
+    lasts=st.none(),
 )
 STREAMS = st.lists(NEWCOMER, max_size=10)
 
@@ -63,10 +68,24 @@ def test_what_is_kept_for_the_top_tier_keeps_others_out():
 
 def test_a_newcomer_has_what_answers_of_its_tier_have():
     asked = load([], answers={STANDARD: 70})
-    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 70, 1)
-    assert asked.newcomer(STANDARD, 1, 100, 3, 0) == Holding(100, 210, 1)
-    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1)
-    assert asked.newcomer(BACKGROUND, 0, 100, 1, 0) == Holding(100, FIRST_GUESS)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 70, 1, lasts=70)
+    assert asked.newcomer(STANDARD, 1, 100, 3, 0) == Holding(100, 210, 1, lasts=210)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1, lasts=20)
+    assert asked.newcomer(BACKGROUND, 0, 100, 1, 0) == Holding(100, FIRST_GUESS, lasts=FIRST_GUESS)
+
+
+def test_memory_is_corrected_and_ends_are_not():
+    asked = load([], answers={STANDARD: 70}, factor=0.5)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 35, 1, lasts=70)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1, lasts=20)
+
+
+def test_a_wait_goes_by_when_streams_end_and_not_by_what_memory_is_reckoned_with():
+    stream = Holding(900, 50, lasts=100)
+    assert load([stream]).wait_s(Holding(100, 10), [], is_top=False) == pytest.approx(10.0)
+    assert stream.after(40) == Holding(940, 30, lasts=60)
+    growing = Holding(900, 10, lasts=100)
+    assert load([growing]).wait_s(Holding(30, 10), [], is_top=False) == pytest.approx(0.0)
 
 
 def test_a_wait_is_never_nothing_while_steps_are_not_known():

@@ -6,11 +6,11 @@ import pytest
 
 from slo.decode.step_time import StepShape, StepTimes
 
-TRUE = (0.004, 0.0005, 2e-7, 3e-5)
+TRUE = (0.004, 0.0005, 2e-7, 3e-5, 2e-4)
 
 
 def seconds(shape):
-    return TRUE[0] + TRUE[1] * shape.streams + TRUE[2] * shape.context + TRUE[3] * shape.prompt_tokens
+    return TRUE[0] + sum(each * of for each, of in zip(TRUE[1:], shape, strict=True))
 
 
 def shapes(number, prompts=True, seed=0):
@@ -18,7 +18,8 @@ def shapes(number, prompts=True, seed=0):
     for _ in range(number):
         streams = rng.randint(1, 64)
         prompt = rng.choice([0, 0, 0, 128, 512]) if prompts else 0
-        yield StepShape(streams, streams * rng.randint(50, 3000), prompt)
+        moved = rng.choice([0, 0, 0, 1, 2, rng.randint(0, streams)])
+        yield StepShape(streams, streams * rng.randint(50, 3000), prompt, moved)
 
 
 def learned(of, noise=0.0, seed=1):
@@ -57,7 +58,8 @@ def test_no_part_is_negative():
     times, rng = StepTimes(), random.Random(5)
     for shape in shapes(400):
         times.observe(shape, rng.uniform(0.001, 0.1))
-        assert min(times.fixed_s, times.stream_s, times.context_s, times.prompt_token_s) >= 0
+        parts = times.fixed_s, times.stream_s, times.context_s, times.prompt_token_s, times.moved_s
+        assert min(parts) >= 0
 
 
 def test_nothing_is_known_at_first():
