@@ -15,6 +15,7 @@ from slo.request import JobId
 REMEMBERED: Final = 32
 """Latest requests that count."""
 MIN_SAMPLES: Final = 4
+"""With fewer of them what is configured counts as one more."""
 _MAX_UNDER_WAY: Final = 16_384
 
 
@@ -38,5 +39,7 @@ class PathTime:
             self._samples.append(max(0.0, ttft_s - without_s))
 
     def seconds(self, configured_s: float) -> float:
-        """What it takes; what is configured until enough is known."""
-        return statistics.median(self._samples) if len(self._samples) >= MIN_SAMPLES else configured_s
+        """What it takes; what is configured while nothing is known."""
+        if len(self._samples) >= MIN_SAMPLES:
+            return statistics.median(self._samples)
+        return statistics.median([*self._samples, configured_s])

@@ -12,9 +12,12 @@ def learned(*ways_s):
     return path
 
 
-def test_until_enough_is_known_what_is_configured_holds():
-    assert learned(*[0.02] * (MIN_SAMPLES - 1)).seconds(0.1) == 0.1
-    assert learned(*[0.02] * MIN_SAMPLES).seconds(0.1) == pytest.approx(0.02)
+def test_until_enough_is_known_what_is_configured_counts_as_one_request():
+    assert learned().seconds(0.1) == 0.1
+    assert learned(0.02).seconds(0.1) == pytest.approx(0.06)
+    assert learned(0.02, 0.03).seconds(0.1) == pytest.approx(0.03)
+    assert learned(*[0.02] * MIN_SAMPLES).seconds(10.0) == pytest.approx(0.02)
+    assert learned(5.0).seconds(0.1) < 5.0, "one that was held up is not believed"
 
 
 def test_a_request_that_was_held_up_does_not_count():
