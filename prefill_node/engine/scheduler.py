@@ -9,6 +9,7 @@ Everything else is vLLM's scheduler.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,8 +30,9 @@ from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.chunks import StopBound
 from slo.queue.order import QueueOrder
-from slo.request import JOB_XARG, PREDICTOR_XARG
+from slo.request import JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -50,6 +52,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     waiting: Any
     skipped_waiting: Any
     max_num_running_reqs: int
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,11 +67,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Whether the model runner keeps a place for each request that has started until it ends."""
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; it brings its job and the replica's latest predictor."""
+        """Queue a request; it brings its job, the replica's latest predictor and how soon steps must stop."""
         super().add_request(request)
         if (curve := argument(request, PREDICTOR_XARG)) is not None:
             per_token_s, fixed_s, per_pair_s = curve
             self._stepper.predicts(PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s))
+        if (bound := argument(request, STOP_BOUND_XARG)) is not None:
+            self._stepper.must_stop(StopBound.of(bound))
         if (job := argument(request, JOB_XARG)) is not None:
             prefill = self._queue.arrived(request)
             self._stepper.job_arrived(job, request.request_id, prefill, time.monotonic())
@@ -78,15 +83,16 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         now_s = time.monotonic()
         self._return_skipped()
         shown: Sequence[str] = ()
+        most_tokens = math.inf
         match command := self._next(now_s):
-            case Start(requests=shown, drop_steps=steps, drop_requests=requests):
+            case Start(shown, drop_steps=steps, drop_requests=requests, most_tokens=most_tokens):
                 members = [request for step in steps for request in step.members]
                 self._start_over((*members, *requests), now_s)
             case Resume(step=step):
-                shown = tuple(step.members)
+                shown, most_tokens = tuple(step.members), step.tokens
             case Wait():
                 pass
-        with self._only(shown):
+        with self._only(shown, most_tokens):
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
@@ -206,21 +212,22 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 self.waiting.add_request(request)
 
     @contextmanager
-    def _only(self, shown: Sequence[str]) -> Iterator[None]:
-        """Let vLLM see only these requests, in this order, while it composes a step."""
+    def _only(self, shown: Sequence[str], most_tokens: float) -> Iterator[None]:
+        """Let vLLM see only these requests, in this order, while it composes a step of so many tokens."""
         running = {request.request_id: request for request in self.running}
         waiting = {request.request_id: request for request in self.waiting}
         skipped, self.skipped_waiting = self.skipped_waiting, create_request_queue(self.policy)
         self.running = [running.pop(request_id) for request_id in shown if request_id in running]
         self.waiting.clear()
         self.waiting.extend(waiting.pop(request_id) for request_id in shown if request_id in waiting)
-        slots = self.max_num_running_reqs
+        slots, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = int(min(budget, most_tokens))
         if self._holds_slots:
             self.max_num_running_reqs = slots - len(running)
         try:
             yield
         finally:
-            self.max_num_running_reqs = slots
+            self.max_num_running_reqs, self.max_num_scheduled_tokens = slots, budget
             self.running = [*running.values(), *self.running]
             self.waiting.extend(waiting.values())
             skipped.extend(self.skipped_waiting)
@@ -242,9 +249,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             jobs = self._jobs_of(resumed.members)
             notice = Resumed(jobs, resumed.boundary, now_s - resumed.since_s, now_s, now_s)
         members = self._queue.members(output.num_scheduled_tokens)
-        self._stepper.step_issued(command, members, now_s)
-        step_id = self._stepper.step_id
-        StepOrder(step_id, checkpoint, self._suspensions.take_discarded()).attach(output)
+        view = self._stepper.step_issued(command, members, now_s)
+        predicted_s = self._stepper.rules.predictor.kinds_s(view.tokens, view.pairs)
+        StepOrder(view.step_id, checkpoint, self._suspensions.take_discarded(), predicted_s).attach(output)
         self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
         for new in output.scheduled_new_reqs:
             if job := self._queue.job_of(new.req_id):
@@ -265,9 +272,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
         kept_bytes = stopped.checkpoint_bytes
-        boundary, done = (stopped.resumes_at, stopped.done) if kept_bytes else (0, 0.0)
+        computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
+        boundary, kept = (stopped.resumes_at, done) if kept_bytes else (0, 0.0)
         step = SuspendedStep(
-            step_id, members, pairs, boundary, done, kept_bytes, stopped.stopped_s, beneficiary
+            step_id, members, pairs, boundary, kept, kept_bytes, stopped.stopped_s, beneficiary
         )
         self._stepper.step_preempted(step, time.monotonic())
         if beneficiary:
@@ -280,8 +288,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 reason="" if order is None else order.reason,
                 boundary=stopped.boundary,
                 boundaries=stopped.boundaries,
-                computed=stopped.computed,
-                done=stopped.done,
+                computed=computed,
+                done=done,
                 tokens=scheduled.total_num_scheduled_tokens,
                 pairs=pairs,
                 checkpoint_bytes=stopped.checkpoint_bytes,
@@ -289,6 +297,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 stopped_s=stopped.stopped_s,
             )
         )
+
+    def _fractions(self, stopped: PreemptedOutput, tokens: int, pairs: float) -> tuple[float, float]:
+        """How much of a stopped step's time lies before where it stopped, and before where it goes on."""
+        fraction = self._stepper.rules.predictor.fraction
+        return fraction(stopped.computed, tokens, pairs), fraction(stopped.done, tokens, pairs)
 
     def _pairs(self, scheduled: Mapping[str, int]) -> float:
         """The attention of an issued step: its tokens count as computed already."""

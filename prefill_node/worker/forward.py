@@ -90,7 +90,13 @@ class Forward:
     _size: int = 0
     _sizes: set[int] = field(default_factory=set)
 
-    def begin(self, step_id: int, rows: Callable[[], Rows], resume: Checkpoint | None) -> None:
+    def begin(
+        self,
+        step_id: int,
+        rows: Callable[[], Rows],
+        resume: Checkpoint | None,
+        at_s: Sequence[float] = (),
+    ) -> None:
         """A step's forward pass starts.
 
         Args:
@@ -98,6 +104,7 @@ class Forward:
             rows: Tells the rows of the batch, once the model runner has prepared it.
             resume: The checkpoint to go on from; one that does not hold all rows is ignored, and the pass
                 starts at the first layer.
+            at_s: When each boundary of a whole pass is reached, as predicted; empty where nothing is known.
         """
         self._step_id = step_id
         self._rows = rows
@@ -105,7 +112,7 @@ class Forward:
         self._stop = None
         self._started = False
         self.resumed_from = 0
-        self.launch_ahead.start()
+        self.launch_ahead.start(at_s)
         self.active = True
 
     def end(self) -> Stop | None:
@@ -236,7 +243,7 @@ class Forward:
 
     def _at(self, boundary: int, resumes_at: int | None = None) -> None:
         """Go on, or stop together with all ranks."""
-        self.launch_ahead.reach()
+        self.launch_ahead.reach(boundary)
         self.signal.reach(self.rank, self._step_id, boundary)
         wish = self.signal.is_target(self._step_id)
         try:

@@ -18,7 +18,6 @@ from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
@@ -26,8 +25,9 @@ from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundaries
 from prefill_node.worker.checkpoint import Checkpoint, Rows
 from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
-from prefill_node.worker.launch_ahead import EventBound, HostOnly, LaunchAhead
+from prefill_node.worker.launch_ahead import HostOnly, LaunchAhead, TimeBound
 from prefill_node.worker.vote import choose_transport
+from slo.predict.pass_shape import PassShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,7 +58,13 @@ class Preemption:
         if order.step_id == 0:
             return
         resume = None if order.resume is None else self.checkpoints.pop(order.resume, None)
-        self.forward.begin(order.step_id, rows, resume)
+        self.forward.begin(order.step_id, rows, resume, self._at_s(*order.predicted_s))
+
+    def _at_s(self, tokens_s: float, pairs_s: float) -> list[float]:
+        """When each boundary is reached in a pass whose two kinds of work take so long."""
+        if isinstance(self.forward.launch_ahead, HostOnly):
+            return []
+        return [part.tokens * tokens_s + part.pairs * pairs_s for part in self.boundaries.shape.done]
 
     def keep_checkpoint(self, step_id: int, stop: Stop) -> int:
         """Keep what was computed; the bytes that it takes."""
@@ -115,12 +121,13 @@ class PreemptibleWorker:
         self._preemption, self._refusal = None, str(error)
         _log.warning("prefills of this replica cannot be preempted: %s", error)
 
-    def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
-        """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
+    def preemption_support(self) -> tuple[tuple[tuple[float, float], ...], float, str, str]:
+        """What `PassShape` is made of, granularity, why none or no finer: the replica asks after start."""
         if self._preemption is None:
-            return (), "", self._refusal
+            return (), 0.0, "", self._refusal
         boundaries = self._preemption.boundaries
-        return boundaries.shape.done, boundaries.granularity.value, boundaries.why_not_finer
+        done = tuple([(part.tokens, part.pairs) for part in boundaries.shape.done])
+        return done, boundaries.shape.pair_work, boundaries.granularity.value, boundaries.why_not_finer
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -277,7 +284,7 @@ def _prepare_rank(
     )
     launch_ahead: LaunchAhead = HostOnly()
     if vllm_config.device_config.device_type == "cuda":
-        launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
+        launch_ahead = TimeBound(setup.launch_ahead_s, torch.cuda.Event)
     forward = Forward(rank, board or NoBoard(), votes, launch_ahead)
     granularity = BoundaryLevel(setup.granularity)
     boundaries = (

@@ -32,6 +32,7 @@ from prefill_node.engine.stepping.step_choice import (
 from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
+from slo.queue.chunks import StopBound
 from slo.queue.fairness import Boost
 from slo.queue.prefill import Prefill
 from slo.request import JobId
@@ -84,7 +85,7 @@ class Stepper:
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
 
     Attributes:
-        rules: How it chooses; the predictor changes with what the replica sends.
+        rules: How it chooses; the predictor and the bound on stops change with what the replica sends.
         suspensions: What is suspended, and what each request has been through.
         jobs: Engine request ids by job, of all jobs that are in the engine.
         step_id: Identity of the last step.
@@ -110,6 +111,11 @@ class Stepper:
         """The replica has sent its predictor."""
         if predictor != self.rules.predictor:
             self.rules = replace(self.rules, predictor=predictor)
+
+    def must_stop(self, bound: StopBound) -> None:
+        """The replica has said how soon steps must be able to stop."""
+        if bound != self.rules.stop:
+            self.rules = replace(self.rules, stop=bound)
 
     def job_arrived(self, job: str, request: str, prefill: Prefill, now_s: float) -> None:
         """A job has reached the engine."""

@@ -5,7 +5,6 @@ from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
 from prefill_node.board.messages import SchedulerView
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -13,6 +12,7 @@ from prefill_node.replica.governing.monitor_view import replica_seen
 from prefill_node.replica.monitor_link import Monitored
 from slo.monitor.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
 from slo.monitor.policy import ClusterPolicy
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import (
     Keep,

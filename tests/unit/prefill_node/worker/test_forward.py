@@ -419,11 +419,11 @@ class Watched:
     def __init__(self):
         self.calls = []
 
-    def start(self):
-        self.calls.append("start")
+    def start(self, at_s):
+        self.calls.append(("start", at_s))
 
-    def reach(self):
-        self.calls.append("reach")
+    def reach(self, boundary):
+        self.calls.append(boundary)
 
 
 def test_the_launch_ahead_is_bounded_at_each_boundary_that_is_reached():
@@ -432,10 +432,10 @@ def test_the_launch_ahead_is_bounded_at_each_boundary_that_is_reached():
     watched.calls.clear()
     model.board.stop_at = [5]
     _, stop = model.run()
-    assert watched.calls == ["start", *["reach"] * 6]
+    assert watched.calls == [("start", ()), *range(6)]
     watched.calls.clear()
     model.run(resume=stop.checkpoint)
-    assert watched.calls == ["start", *["reach"] * 3]
+    assert watched.calls == [("start", ()), *range(5, 8)]
 
 
 # Rows
