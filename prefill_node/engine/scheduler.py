@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -56,7 +57,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        CommitOnCompletion.adopt(self.kv_cache_manager)
+        self._is_ahead = bool(self.scheduler_config.async_scheduling)
+        """Whether a step may be issued while one runs; then none is ever stopped."""
+        CommitOnCompletion.adopt(self.kv_cache_manager, delays=not self._is_ahead)
         self._setup = EngineSetup.of(self.vllm_config)
         self._stepper = _stepper(self._setup)
         self._suspensions = self._stepper.suspensions
@@ -99,7 +102,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             self._issue(output, command, now_s)
         else:
             StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
-            self._bulletin.idle(self._stepper.view(self._queue.suspended_views()))
+            self._bulletin.show(self._stepper.view(self._queue.suspended_views()))
         return output
 
     def update_from_output(
@@ -109,16 +112,20 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if scheduler_output.total_num_scheduled_tokens:
             self._bulletin.ended()
             self._stepper.step_ended(time.monotonic())
+            if self._is_ahead:
+                self._bulletin.show(self._stepper.view(self._queue.suspended_views()))
         if isinstance(model_runner_output, PreemptedOutput):
             self._suspend(scheduler_output, model_runner_output)
             # To vLLM it was a step without requests, so that transfers and statistics are still handled.
             scheduler_output = dataclasses.replace(
                 scheduler_output, num_scheduled_tokens={}, total_num_scheduled_tokens=0
             )
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             if (request := self._unfinished(request_id)) is not None:
-                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-                self._note_done(request)
+                computed = request.num_computed_tokens - (request.num_in_flight_tokens - tokens)
+                if not self._is_ahead:
+                    self.kv_cache_manager.cache_blocks(request, computed)
+                self._note_done(request, computed)
         return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
@@ -156,8 +163,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super()._preempt_request(request, *args, **kwargs)
         self._stepper.started_over(self._queue.item(request))
 
-    def _note_done(self, request: Request) -> None:
-        if request.num_computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
+    def _note_done(self, request: Request, computed_tokens: int) -> None:
+        if computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
             self._stepper.job_done(job)
 
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
@@ -319,17 +326,26 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._inflight_prefills.add(request)
 
 
+class AsyncSlackScheduler(SlackScheduler, AsyncScheduler):  # type: ignore[misc] # the same
+    """The same where nothing is stopped and vLLM composes a step while the one before it runs."""
+
+
 class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no types for it
     """vLLM's manager, with `cache_blocks` left to the scheduler once a step is complete.
 
     vLLM registers the hashes of a step's blocks before its forward pass has run. That is sound while every
     step that is issued also runs to its end; a step that is stopped in the middle would leave blocks in the
     prefix cache that hold nothing.
+
+    Attributes:
+        delays: Whether steps can be stopped here.
     """
+
+    delays: bool
 
     def allocate_slots(self, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
         """Allocate as vLLM does, without registering hashes."""
-        kwargs["delay_cache_blocks"] = True
+        kwargs["delay_cache_blocks"] = self.delays or kwargs.get("delay_cache_blocks", False)
         return super().allocate_slots(*args, **kwargs)
 
     def blocks_of(self, request: Request) -> tuple[int, int]:
@@ -353,11 +369,12 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
         return held, missing
 
     @staticmethod
-    def adopt(manager: KVCacheManager) -> None:
+    def adopt(manager: KVCacheManager, *, delays: bool = True) -> None:
         """Turn the manager that vLLM's scheduler has made into one of these."""
         if type(manager) is not KVCacheManager:
             raise TypeError(f"expected vLLM's KVCacheManager, found {type(manager).__name__}")
         manager.__class__ = CommitOnCompletion
+        manager.delays = delays
 
 
 def _stepper(setup: EngineSetup) -> Stepper:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 
-from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.replica.engine import PrefillEngine
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.governing.snapshot import snapshot
@@ -116,7 +116,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         setup = replace(node.setup, board=str(board.path))
         llm_config.update_engine_kwargs(additional_config={**extra, **setup.encode()})
         with logs.kept():
-            await super().__init__(llm_config, engine_cls=ReplicaEngine)
+            await super().__init__(llm_config, engine_cls=PrefillEngine)
         board.unlink()  # all have attached; without a name nothing is left behind by a crash
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)

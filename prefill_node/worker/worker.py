@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm import envs
-from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
@@ -99,7 +98,7 @@ class PreemptibleWorker:
         """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory."""
         available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
         setup = EngineSetup.of(self.vllm_config)
-        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume":
+        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
             return available
         return available - setup.limits.max_suspended_bytes
 
@@ -174,6 +173,8 @@ def prepare(vllm_config: VllmConfig, runner: Any, compiled: CompiledPass | None 
         NotPreemptibleError: on every rank, when it cannot on one.
     """
     setup = EngineSetup.of(vllm_config)
+    if setup.refused:
+        raise NotPreemptibleError(setup.refused)
     if setup.mode == "off" or not setup.board:
         return None
     group = get_tp_group()
@@ -230,45 +231,6 @@ def _agree(refusal: str) -> None:
         torch.distributed.all_reduce(refused, group=group.cpu_group)
     if refused.item():
         raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
-
-
-def is_compiled(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model in any way."""
-    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
-
-
-def why_not(vllm_config: VllmConfig) -> str | None:
-    """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
-    device = vllm_config.device_config.device_type
-    reasons = {
-        "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
-            vllm_config.use_v2_model_runner
-        ),
-        "the model is compiled; set enforce_eager, or preemption.compiled": (
-            is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
-        ),
-        "the model is compiled as a whole; set no use_inductor_graph_partition and no fuse_attn_quant": (
-            is_compiled(vllm_config)
-            and (compilation.mode != CompilationMode.VLLM_COMPILE or not compilation.splitting_ops)
-        ),
-        "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
-            parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
-        ),
-        "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
-        "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
-        "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
-        "the model reads more than text": model.is_multimodal_model,
-        "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
-        "the model keeps a recurrent state, which a repeated step would advance twice": (
-            model.is_hybrid or model.is_attention_free
-        ),
-        "KV blocks are copied to the host after each step; set kv_transfer.buffer_device to auto": (
-            kv_transfer is not None and kv_transfer.kv_buffer_device != device
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _prepare_rank(

@@ -229,8 +229,8 @@ def test_a_step_that_ran_to_its_end_is_measured_once(board, bulletin):
     bulletin.issued(view(), None)
     bulletin.ended()
     assert passed(board) == [], "it may turn out to have been stopped"
-    bulletin.idle(SchedulerView())
-    bulletin.idle(SchedulerView())
+    bulletin.show(SchedulerView())
+    bulletin.show(SchedulerView())
     (measured,) = passed(board)
     assert (measured.tokens, measured.pairs) == (2000, 0.0)
     assert measured.seconds != 0.0
@@ -248,5 +248,5 @@ def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(b
     )
     bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
     bulletin.ended()
-    bulletin.idle(SchedulerView())
+    bulletin.show(SchedulerView())
     assert passed(board) == []
