@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.outputs import ModelRunnerOutput
 
-from slo.predict.pass_shape import NOTHING, Part
+from slo.predict.pass_shape import NOTHING, PassPart
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,8 +62,8 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
 
     boundary: int = 0
     boundaries: int = 0
-    computed: Part = NOTHING
+    computed: PassPart = NOTHING
     resumes_at: int = 0
-    done: Part = NOTHING
+    done: PassPart = NOTHING
     checkpoint_bytes: int = 0
     stopped_s: float = 0.0

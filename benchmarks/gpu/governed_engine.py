@@ -26,7 +26,7 @@ from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
 from simulator.cost.operators import ModelShape
-from slo.predict.pass_shape import Part, PassShape
+from slo.predict.pass_shape import PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
@@ -143,10 +143,12 @@ class GovernedEngine:
         Raises:
             RuntimeError: when the engine's passes cannot stop.
         """
-        (done, pair_work, granularity, refusal), *_ = await self.engine.collective_rpc("preemption_support")
+        (done, pair_work, late_by, granularity, refusal), *_ = await self.engine.collective_rpc(
+            "preemption_support"
+        )
         if not done:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
-        shape = PassShape(tuple([Part(*each) for each in done]), pair_work)
+        shape = PassShape(tuple([PassPart(*each) for each in done]), pair_work, late_by)
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
         profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s)
         ledger = PrefillLedger(self.predictor)

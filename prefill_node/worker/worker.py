@@ -8,9 +8,9 @@ accelerator's own worker class is mixed in by `prefill_node.worker.cpu` and `pre
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
+_ONCE_A_LAYER: Final = "ranks on several hosts vote once a layer"
 _log = logging.getLogger(__name__)
 
 
@@ -43,11 +44,17 @@ class NotPreemptibleError(Exception):
 
 @dataclass(slots=True)
 class Preemption:
-    """A rank's part in preemption: its forward pass and what it keeps of stopped ones."""
+    """A rank's part in preemption: its forward pass and what it keeps of stopped ones.
+
+    Attributes:
+        keep: Whether a stopped pass goes on where it was.
+        late_by: How many boundaries after the one at which an order is seen it stops.
+    """
 
     forward: Forward
     boundaries: Boundaries
     keep: bool
+    late_by: int = 0
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
 
     def begin(self, order: StepOrder, rows: Any) -> None:
@@ -86,7 +93,7 @@ class PreemptibleWorker:
         """Load the model, then wrap its layers; those of one that is compiled are cut when it has been."""
         setup = EngineSetup.of(self.vllm_config)
         if setup.compiled and is_compiled(self.vllm_config):
-            self._compiled = CompiledPass(BoundaryLevel(setup.granularity))
+            self._compiled = CompiledPass(granularity_of(setup, one_host=_is_on_one_host()))
             self._compiled.watch()
         super().load_model(**kwargs)  # type: ignore[misc] # the worker mixed in
         try:
@@ -120,13 +127,15 @@ class PreemptibleWorker:
         self._preemption, self._refusal = None, str(error)
         _log.warning("prefills of this replica cannot be preempted: %s", error)
 
-    def preemption_support(self) -> tuple[tuple[tuple[float, float], ...], float, str, str]:
+    def preemption_support(self) -> tuple[tuple[tuple[float, float], ...], float, int, str, str]:
         """What `PassShape` is made of, granularity, why none or no finer: the replica asks after start."""
         if self._preemption is None:
-            return (), 0.0, "", self._refusal
+            return (), 0.0, 0, "", self._refusal
         boundaries = self._preemption.boundaries
-        done = tuple([(part.tokens, part.pairs) for part in boundaries.shape.done])
-        return done, boundaries.shape.pair_work, boundaries.granularity.value, boundaries.why_not_finer
+        shape = boundaries.shape
+        done = tuple([(part.tokens, part.pairs) for part in shape.done])
+        late_by = self._preemption.late_by
+        return done, shape.pair_work, late_by, boundaries.granularity.value, boundaries.why_not_finer
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -177,8 +186,7 @@ def prepare(vllm_config: VllmConfig, runner: Any, compiled: CompiledPass | None 
         raise NotPreemptibleError(setup.refused)
     if setup.mode == "off" or not setup.board:
         return None
-    group = get_tp_group()
-    one_host = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+    one_host = _is_on_one_host()
     preemption, refusal = None, ""
     try:
         preemption = _prepare_rank(vllm_config, setup, runner, compiled, one_host=one_host)
@@ -242,19 +250,38 @@ def _prepare_rank(
     rank, ranks = group.rank_in_group, group.world_size
     board = Board.attach(Path(setup.board)) if one_host else _board_if_here(Path(setup.board), group)
     votes = choose_transport(
-        rank, ranks, setup.vote_timeout_s, same_host=one_host, board=board, group=group.cpu_group
+        rank,
+        ranks,
+        setup.vote_timeout_s,
+        same_host=one_host,
+        board=board,
+        group=group.cpu_group,
+        is_late=True,
     )
     launch_ahead: LaunchAhead = HostOnly()
     if vllm_config.device_config.device_type == "cuda":
         launch_ahead = TimeBound(setup.launch_ahead_s, torch.cuda.Event)
     forward = Forward(rank, board or NoBoard(), votes, launch_ahead)
-    granularity = BoundaryLevel(setup.granularity)
+    granularity = granularity_of(setup, one_host=one_host)
     boundaries = (
         install(runner.get_model(), granularity, forward)
         if compiled is None
         else Boundaries(PassShape(()), granularity)
     )
-    return Preemption(forward, boundaries, keep=setup.mode == "resume")
+    if not one_host and granularity is not BoundaryLevel(setup.granularity):
+        boundaries = replace(boundaries, why_not_finer=_ONCE_A_LAYER)
+    return Preemption(forward, boundaries, keep=setup.mode == "resume", late_by=0 if one_host else 1)
+
+
+def _is_on_one_host() -> bool:
+    """Whether the ranks share memory. All ranks call it."""
+    group = get_tp_group()
+    return group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+
+
+def granularity_of(setup: EngineSetup, *, one_host: bool) -> BoundaryLevel:
+    """Where passes stop: ranks on several hosts vote once a layer, as each vote goes over the network."""
+    return BoundaryLevel(setup.granularity) if one_host else BoundaryLevel.LAYER
 
 
 def _board_if_here(path: Path, group: Any) -> Board | None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 _ROUNDING: Final = 1e-12
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """A part of a forward pass.
 
     Attributes:
@@ -29,8 +29,8 @@ class Part(NamedTuple):
     pairs: float
 
 
-NOTHING = Part(0.0, 0.0)
-WHOLE = Part(1.0, 1.0)
+NOTHING = PassPart(0.0, 0.0)
+WHOLE = PassPart(1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,12 @@ class PassShape:
         done: The part of the pass that lies before each boundary, in order; the first is nothing. Empty for a
             pass that cannot stop.
         pair_work: The work of a pair over that of a token; 0 when it is not known.
+        late_by: How many boundaries after the one at which an order is seen the pass stops.
     """
 
-    done: tuple[Part, ...]
+    done: tuple[PassPart, ...]
     pair_work: float = 0.0
+    late_by: int = 0
 
     @staticmethod
     def of(tokens: Sequence[float], pairs: Sequence[float] = ()) -> PassShape:
@@ -59,31 +61,31 @@ class PassShape:
         if token_work <= 0:
             return PassShape.even(len(tokens))
         known = pair_work > 0
-        done = [*map(Part, of_tokens, of_pairs if known else of_tokens)]
+        done = [*map(PassPart, of_tokens, of_pairs if known else of_tokens)]
         return PassShape(tuple(done), pair_work / token_work if known else 0.0)
 
     @staticmethod
     def even(boundaries: int) -> PassShape:
         """A pass with as much work behind each boundary."""
         places = [number / boundaries for number in range(boundaries)]
-        return PassShape(tuple(map(Part, places, places)))
+        return PassShape(tuple(map(PassPart, places, places)))
 
     @property
     def boundaries(self) -> int:
         """Places where the pass can stop."""
         return len(self.done)
 
-    def at(self, boundary: int) -> Part:
+    def at(self, boundary: int) -> PassPart:
         """What is done at a boundary; the whole at the end of the pass, nothing if it has no boundaries."""
         if not self.done:
             return NOTHING
         return self.done[boundary] if boundary < len(self.done) else WHOLE
 
-    def stretches(self) -> tuple[Part, ...]:
-        """Those of which one is the longest, whatever the pass computes: the largest of either kind."""
-        ends = [self.at(number + 1) for number in range(self.boundaries)]
-        sizes = [Part(end[0] - at[0], end[1] - at[1]) for at, end in zip(self.done, ends, strict=True)]
-        found: list[Part] = []
+    def stretches(self) -> tuple[PassPart, ...]:
+        """Those between two places where an order is heeded, of which one is the longest in any pass."""
+        ends = [self.at(number + 1 + self.late_by) for number in range(self.boundaries)]
+        sizes = [PassPart(end[0] - at[0], end[1] - at[1]) for at, end in zip(self.done, ends, strict=True)]
+        found: list[PassPart] = []
         for size in sorted(sizes, reverse=True):
             if not found or size.pairs > found[-1].pairs + _ROUNDING:
                 found.append(size)

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 
 
 def attention_pairs(tokens: float, context_tokens: float = 0) -> float:
@@ -52,11 +52,11 @@ class PrefillPredictor:
         """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""
         return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs if tokens > 0 else 0.0
 
-    def part_s(self, part: Part, tokens: int, pairs: float) -> float:
+    def part_s(self, part: PassPart, tokens: int, pairs: float) -> float:
         """Seconds of a part of such a pass; what is fixed is spread over it as the work of its tokens is."""
         return self.fraction(part, tokens, pairs) * self.pass_s(tokens, pairs)
 
-    def fraction(self, part: Part, tokens: int, pairs: float) -> float:
+    def fraction(self, part: PassPart, tokens: int, pairs: float) -> float:
         """The part of such a pass as a fraction of its time."""
         of_tokens_s, of_pairs_s = self.kinds_s(tokens, pairs)
         whole_s = of_tokens_s + of_pairs_s

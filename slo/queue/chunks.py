@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
 
 GRAIN_TOKENS: Final = 128
@@ -31,7 +31,7 @@ class StopBound:
     """
 
     within_s: float
-    stretches: tuple[Part, ...]
+    stretches: tuple[PassPart, ...]
 
     def is_kept(self, tokens: int, pairs: float, predictor: PrefillPredictor) -> bool:
         """Whether a step of so many tokens and `attention_pairs` can be stopped in time."""
@@ -43,7 +43,7 @@ class StopBound:
         most = min(room, default=math.inf)
         return most if most == math.inf else max(1, most // GRAIN_TOKENS) * GRAIN_TOKENS
 
-    def _room(self, part: Part, context_tokens: float, predictor: PrefillPredictor) -> float:
+    def _room(self, part: PassPart, context_tokens: float, predictor: PrefillPredictor) -> float:
         """The tokens t with a·t² + b·t = c, which a stretch computes in `within_s`."""
         a = part.pairs * predictor.per_pair_s / 2
         b = part.tokens * predictor.per_token_s + 2 * a * context_tokens
@@ -62,9 +62,9 @@ class StopBound:
     def of(encoded: Sequence[float]) -> StopBound:
         """What was encoded."""
         within_s, *numbers = encoded
-        return StopBound(within_s, tuple(map(Part, numbers[::2], numbers[1::2])))
+        return StopBound(within_s, tuple(map(PassPart, numbers[::2], numbers[1::2])))
 
 
-def longest_s(stretches: Sequence[Part], tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
+def longest_s(stretches: Sequence[PassPart], tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
     """Seconds of the longest of these stretches of a step."""
     return max([predictor.part_s(part, tokens, pairs) for part in stretches], default=0.0)

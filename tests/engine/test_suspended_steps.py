@@ -11,7 +11,7 @@ from waiting import assert_soon
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from prefill_node.engine_setup import EngineSetup
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import MEMORY_S
 from slo.queue.chunks import StopBound
@@ -98,7 +98,7 @@ def test_steps_are_as_short_as_they_must_be_to_stop_in_time(running):
 
 def chunks_of(tokens):
     """A bound that is met by so many, as the engine's predictor has it."""
-    return StopBound(1e-3 + 1e-5 * (tokens + 1), (Part(1.0, 0.0),))
+    return StopBound(1e-3 + 1e-5 * (tokens + 1), (PassPart(1.0, 0.0),))
 
 
 def test_what_vllm_had_skipped_does_not_slip_into_an_urgent_step(running):

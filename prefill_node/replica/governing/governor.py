@@ -18,7 +18,7 @@ import msgspec
 from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.monitor.directives import PreemptDirective
-from slo.predict.pass_shape import Part, PassShape
+from slo.predict.pass_shape import PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
 from slo.preemption.types import (
@@ -62,7 +62,7 @@ class ForwardProfile:
     checkpoint_bytes_per_token: int
     ahead_s: float = 0.0
     within_s: float = math.inf
-    stretches: tuple[Part, ...] = field(init=False)
+    stretches: tuple[PassPart, ...] = field(init=False)
     bound: StopBound | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,13 @@ import pytest
 
 from benchmarks.harness.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
-from prefill_node.worker.worker import NotPreemptibleError, PreemptibleWorker, prepare
+from prefill_node.worker.boundary import BoundaryLevel
+from prefill_node.worker.worker import (
+    NotPreemptibleError,
+    PreemptibleWorker,
+    granularity_of,
+    prepare,
+)
 from slo.preemption.types import Limits
 
 KV_TO_HOST = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
@@ -82,3 +88,10 @@ def test_a_worker_of_an_engine_that_was_refused_prepares_nothing_and_says_why():
     )
     with pytest.raises(NotPreemptibleError, match="it is hybrid"):
         prepare(config, None)
+
+
+@pytest.mark.parametrize("granularity", ["operator", "layer"])
+def test_ranks_on_several_hosts_vote_once_a_layer(granularity):
+    setup = EngineSetup(granularity=granularity)
+    assert granularity_of(setup, one_host=True) == granularity
+    assert granularity_of(setup, one_host=False) is BoundaryLevel.LAYER

@@ -1,12 +1,13 @@
 """The parts of a forward pass before its boundaries add up, however unequal the stretches are."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.predict.pass_shape import NOTHING, WHOLE, Part, PassShape
+from slo.predict.pass_shape import NOTHING, WHOLE, PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 
 work = st.floats(0, 1e12)
@@ -34,7 +35,13 @@ def test_where_no_work_is_known_all_boundaries_count_the_same():
 
 def test_where_attention_is_not_known_it_lies_as_the_other_work():
     shape = PassShape.of([1, 3], [0, 0])
-    assert shape == PassShape((NOTHING, Part(0.25, 0.25)))
+    assert shape == PassShape((NOTHING, PassPart(0.25, 0.25)))
+
+
+def test_a_vote_that_answers_a_boundary_late_stops_a_stretch_later():
+    shape = PassShape.of([1, 2, 5, 2])
+    assert max(part.tokens for part in shape.stretches()) == pytest.approx(0.5)
+    assert max(part.tokens for part in replace(shape, late_by=1).stretches()) == pytest.approx(0.7)
 
 
 def test_a_pass_without_boundaries_is_never_under_way():

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor, Sample, attention_pairs, fit
 
 
@@ -72,11 +72,11 @@ def test_attention_that_takes_longer_than_its_work_is_found_as_it_is():
 
 def test_what_is_done_of_a_pass_depends_on_what_it_computes():
     curve = PrefillPredictor(per_token_s=1.0, fixed_s=0.0, per_pair_s=1.0)
-    half_of_attention = Part(tokens=1.0, pairs=0.5)
+    half_of_attention = PassPart(tokens=1.0, pairs=0.5)
     assert curve.fraction(half_of_attention, 10, 10.0) == pytest.approx(0.75)
     assert curve.fraction(half_of_attention, 10, 90.0) == pytest.approx(0.55)
     assert curve.part_s(half_of_attention, 10, 90.0) == pytest.approx(55.0)
-    assert PrefillPredictor(0.0, 0.0).fraction(Part(0.3, 0.1), 10, 90.0) == 0.3, "nothing is known"
+    assert PrefillPredictor(0.0, 0.0).fraction(PassPart(0.3, 0.1), 10, 90.0) == 0.3, "nothing is known"
 
 
 @given(

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from simulator.cost.accelerators import A100, CHIPS, H100, MODELS, cost_model
 from simulator.cost.passes import Granularity
 from simulator.replica.hardware import Hardware
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.queue.batching import STEP_TOKENS, Candidate, Step, StepLimit, compose_step
 from slo.queue.chunks import GRAIN_TOKENS, StopBound, longest_s
 
 PREDICTOR = PrefillPredictor(per_token_s=7e-5, fixed_s=0.005, per_pair_s=3.4e-9)
-STRETCHES = (Part(0.016, 0.0), Part(0.0, 1 / 32))
+STRETCHES = (PassPart(0.016, 0.0), PassPart(0.0, 1 / 32))
 BOUND = StopBound(0.008, STRETCHES)
 
 

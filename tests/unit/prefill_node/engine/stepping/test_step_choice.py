@@ -19,7 +19,7 @@ from prefill_node.engine.stepping.step_choice import (
     in_excess,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
-from slo.predict.pass_shape import Part
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.chunks import StopBound
@@ -114,7 +114,7 @@ def test_a_victim_waits_for_whom_it_made_way_for_but_not_for_ever(flags, expecte
 
 def bounded(*tokens, join_tokens=2048):
     """The choice among prompts of these lengths, when a step of more than 256 takes too long to stop."""
-    bound = StopBound(0.0257, (Part(0.1, 0.0),))
+    bound = StopBound(0.0257, (PassPart(0.1, 0.0),))
     waiting = [queued(f"{number}", each) for number, each in enumerate(tokens)]
     return choose(waiting, [], PLENTY, 0.0, replace(rules(join_tokens), stop=bound))
 
