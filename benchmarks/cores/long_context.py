@@ -2,7 +2,8 @@
 
 Simulates one replica that prefills the last 8,192 tokens of prompts of 131,072 behind a cached context, over
 and over, while short urgent prompts arrive at random. What shorter chunks cost is what a whole such prompt
-takes alone, from its first token to its last.
+takes alone, from its first token to its last. Then FlowPrefill's mixes, whose prompts are short: goodput, and
+how soon their passes stop.
 
     python -m benchmarks.cores.long_context
 """
@@ -22,7 +23,9 @@ from simulator.arms.arms import SERVERS
 from simulator.cost.accelerators import CHIPS, MODELS, cost_model
 from simulator.cost.passes import Granularity
 from simulator.replica.hardware import Hardware
+from simulator.study.presets import PRESETS
 from simulator.study.run import run
+from simulator.study.study import Study
 from simulator.workload.arrivals import Arrival
 from slo.preemption.types import STOP_WITHIN_S
 from slo.tiers import BACKGROUND, PREMIUM
@@ -35,6 +38,8 @@ URGENT_S: Final = 0.3
 """The objective of an urgent prompt: less than what is left of most passes, more than a stop takes."""
 STOPS: Final = 400
 SEED: Final = 1
+MIXES: Final = ("flowprefill-8b", "flowprefill-14b", "flowprefill-70b")
+REQUESTS: Final = 2000
 RANKS: Final = {"llama-3-8b": 1, "llama-3-70b": 4}
 CHUNKS: Final = {"8,192 tokens": math.inf, f"stop within {STOP_WITHIN_S * 1e3:.0f} ms": STOP_WITHIN_S}
 
@@ -91,6 +96,22 @@ def row(chip: str, model: str, granularity: Granularity, chunks: str) -> dict[st
     }
 
 
+def on_mixes() -> list[dict[str, Any]]:
+    """Goodput of the servers' defaults under short prompts, and how soon passes stop there."""
+    rows = []
+    for name in MIXES:
+        found = Study(PRESETS[name], ["slackserve"], REQUESTS).findings(name).document()
+        stops = found["blocking_ms"]["slackserve"]
+        rows.append(
+            {
+                "preset": name,
+                "goodput_rps": found["goodput_rps"]["slackserve"],
+                "stop_ms": {part: stops[part] for part in ("mean", "p99", "max")},
+            }
+        )
+    return rows
+
+
 def main() -> None:
     """Simulate everything, print a table, write JSON."""
     rows = [
@@ -101,8 +122,10 @@ def main() -> None:
         for chunks in CHUNKS
     ]
     print_rows("stops behind 122,880 tokens", rows)
+    mixes = on_mixes()
+    print_rows("short prompts", mixes)
     settings = {"stops": STOPS, "seed": SEED, "urgent_tokens": URGENT_TOKENS, "urgent_s": URGENT_S}
-    print(write("cores/long_context", {"settings": settings, "rows": rows}))
+    print(write("cores/long_context", {"settings": settings, "rows": rows, "mixes": mixes}))
 
 
 if __name__ == "__main__":
