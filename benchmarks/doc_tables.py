@@ -21,6 +21,7 @@ from simulator.arms.arms import ARMS
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
+_STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
 
 
@@ -106,10 +107,27 @@ def hostile_clients() -> str:
     return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
 
 
+def long_context() -> str:
+    """How soon passes behind a long context stop, and what shorter chunks cost."""
+    rows = [
+        [
+            f"{row['model']}, {row['accelerator'].upper()}, {_STOPS_AT[row['stops at']]}",
+            row["chunks"] if row["chunks"].startswith("8") else f"{row['chunk']:,} tokens",
+            f"{row['stop_ms']['p50']:.1f} / {row['stop_ms']['p99']:.1f}",
+            f"{row['128k_cost']:.1f} %",
+            f"{row['8k_cost']:.1f} %",
+        ]
+        for row in result("cores/long_context")["rows"]
+    ]
+    columns = ["Model, accelerator, passes", "Chunk", "Stop p50 / p99, ms", "128k longer by", "8k longer by"]
+    return markdown(columns, rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "hostile-clients": hostile_clients,
+    "long-context": long_context,
 }
 
 

@@ -120,15 +120,24 @@ def _is_a_step_ahead(config: SlackServeConfig, pool: PoolConfig) -> bool:
     )
 
 
+def stock_prefill(config: SlackServeConfig) -> dict[str, Any]:
+    """What makes prefill run as vLLM does by itself, where it cannot be stopped.
+
+    On a CPU it stays eager, as decode does: compiling is C++ compilation within the first requests there.
+    """
+    is_eager = config.prefill.engine_kwargs.get("enforce_eager", config.accelerator == "cpu")
+    return {"async_scheduling": None, "enforce_eager": is_eager}
+
+
 def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, Any]:
     kwargs: dict[str, Any] = {
         "scheduler_cls": _PREFILL_SCHEDULER,
         "worker_cls": _PREFILL_WORKERS[config.accelerator],
     }
-    if config.preemption.compiled:
-        kwargs["enforce_eager"] = False
-    elif config.preemption.mode is not PreemptionMode.OFF:
-        kwargs["enforce_eager"] = True
+    if config.preemption.mode is PreemptionMode.OFF:
+        kwargs |= stock_prefill(config)
+    else:
+        kwargs["enforce_eager"] = not config.preemption.compiled
     if (most := config.max_model_len or longest) is not None:
         kwargs["max_num_batched_tokens"] = min(most, STEP_TOKENS)
     return kwargs

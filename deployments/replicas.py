@@ -18,7 +18,7 @@ from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import engine_kwargs
+from deployments.engine_kwargs import engine_kwargs, stock_prefill
 from deployments.local.cpu_plan import CorePlan
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
@@ -29,7 +29,6 @@ from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.predict.measured_on import UNKNOWN
-from slo.preemption.types import PreemptionMode
 from slo.replacement import ReplacementRules
 
 NO_LIMIT: Final = 100_000
@@ -70,9 +69,11 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
         order=preemption.order.value,
         granularity=preemption.granularity,
         compiled=preemption.compiled,
-        launch_ahead=preemption.launch_ahead,
+        launch_ahead_s=preemption.launch_ahead_ms / 1e3,
+        stop_within_s=preemption.stop_within_s(config.accelerator),
         vote_timeout_s=preemption.vote_timeout_s,
         join_tokens=preemption.join_tokens,
+        stock=stock_prefill(config),
         limits=rules.limits,
         shares=shares_of(tiers),
         starvation_timeout_s=fairness.starvation_timeout_s,
@@ -119,7 +120,7 @@ def _llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
         model_loading_config={"model_id": found.model_id, "model_source": found.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
         engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,
-        runtime_env={"env_vars": _environment(config, found, role)},
+        runtime_env={"env_vars": _environment(config, found)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
@@ -181,16 +182,13 @@ def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
     }
 
 
-def _environment(config: SlackServeConfig, model: ResolvedModel, role: KVRole) -> dict[str, str]:
+def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, str]:
     """Environment of the replicas, and so of their engines."""
     env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
     if Path(model.source).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     if config.accelerator == "cpu":
         env |= cpu_environment(config.kv_cache_gib)
-    elif role is KVRole.PREFILL and config.preemption.mode is not PreemptionMode.OFF:
-        # A step can only be stopped and issued again with vLLM's first model runner.
-        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return env
 
 

@@ -5,12 +5,14 @@ Travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from slo.preemption.types import Limits
+from slo.preemption.types import LAUNCH_AHEAD_S, Limits
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
@@ -36,10 +38,13 @@ class EngineSetup:
         order: A value of `slo.queue.order.QueueOrder`: which waiting prefill goes first.
         granularity: A value of `prefill_node.worker.boundary.BoundaryLevel`.
         compiled: Whether a pass that vLLM has compiled in pieces can stop between them.
-        launch_ahead: Boundaries that may be launched ahead of an accelerator.
+        launch_ahead_s: Work that may be launched ahead of an accelerator, as predicted.
+        stop_within_s: Steps are made so short that one can stop within this; infinite for any length.
         vote_timeout_s: A rank that stays away from a vote for longer has failed.
         join_tokens: Prompts share a step while they have no more tokens together.
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
+        refused: Why no step can be stopped, where the configuration says so; empty for nothing.
+        stock: Engine arguments with which an engine that is refused runs as vLLM does by itself.
         limits: How long and how much may be suspended; see `prefill_node.engine.stepping.step_choice`.
         shares: Weight and share of each tier by name, the most valuable first.
         starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
@@ -50,10 +55,13 @@ class EngineSetup:
     order: str = DEFAULT_ORDER.value
     granularity: str = "layer"
     compiled: bool = False
-    launch_ahead: int = 1
+    launch_ahead_s: float = LAUNCH_AHEAD_S
+    stop_within_s: float = math.inf
     vote_timeout_s: float = 20.0
     join_tokens: int = 2048
     arrival_wait_s: float = 0.05
+    refused: str = ""
+    stock: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
@@ -74,4 +82,9 @@ class EngineSetup:
     @staticmethod
     def of(vllm_config: VllmConfig) -> EngineSetup:
         """What was encoded; preemption is off when nothing was."""
-        return msgspec.convert((vllm_config.additional_config or {}).get(_KEY, {}), EngineSetup)
+        return EngineSetup.of_arguments(vllm_config.additional_config)
+
+    @staticmethod
+    def of_arguments(additional_config: Mapping[str, Any] | None) -> EngineSetup:
+        """The same from the engine argument."""
+        return msgspec.convert((additional_config or {}).get(_KEY, {}), EngineSetup)

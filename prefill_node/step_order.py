@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.outputs import ModelRunnerOutput
 
+from slo.predict.pass_shape import NOTHING, PassPart
+
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -25,11 +27,14 @@ class StepOrder:
         step_id: Identity of this run; only grows. 0 for an empty step, which runs nothing.
         resume: The step whose checkpoint it goes on from; None starts at the first layer.
         discard: Steps whose checkpoints nobody will ask for any more.
+        predicted_s: Seconds of the whole pass that go with its tokens, and with its attention; nothing where
+            no prediction is known.
     """
 
     step_id: int
     resume: int | None = None
     discard: tuple[int, ...] = ()
+    predicted_s: tuple[float, float] = (0.0, 0.0)
 
     def attach(self, output: SchedulerOutput) -> None:
         """Send it along with vLLM's own instructions."""
@@ -48,17 +53,17 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
     Attributes:
         boundary: Where every rank stopped.
         boundaries: Boundaries of a whole forward pass.
-        computed: The fraction of the pass that lies before `boundary`.
+        computed: The part of the pass that lies before `boundary`.
         resumes_at: The boundary where what is kept goes on: `boundary`, or the start of its half layer.
-        done: The fraction of the pass that lies before `resumes_at`.
+        done: The part of the pass that lies before `resumes_at`.
         checkpoint_bytes: What each rank keeps; 0 when it keeps nothing.
         stopped_s: When it stopped, CLOCK_MONOTONIC.
     """
 
     boundary: int = 0
     boundaries: int = 0
-    computed: float = 0.0
+    computed: PassPart = NOTHING
     resumes_at: int = 0
-    done: float = 0.0
+    done: PassPart = NOTHING
     checkpoint_bytes: int = 0
     stopped_s: float = 0.0

@@ -26,6 +26,10 @@ class HostMark:
     def synchronize(self) -> None:
         """There is nothing to wait for."""
 
+    def query(self) -> bool:
+        """The host is there, where the mark is."""
+        return True
+
     def elapsed_time(self, later: HostMark) -> float:
         """Milliseconds until another mark."""
         return (later._at_s - self._at_s) * 1e3

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import statistics
 import tempfile
@@ -30,6 +31,7 @@ from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 from simulator.study.presets import qwen_trace_like
 from simulator.workload.arrivals import Arrival
+from slo.preemption.types import LAUNCH_AHEAD_S, STOP_WITHIN_S
 from slo.queue.batching import STEP_TOKENS
 from telemetry.catalogue import (
     PREEMPTION_ORDER_TO_STOP,
@@ -280,7 +282,7 @@ def main() -> None:
     parser.add_argument(
         "--granularity", default=FINEST, help=f"where our passes can stop, by default {FINEST}"
     )
-    parser.add_argument("--launch-ahead", type=int, default=1)
+    parser.add_argument("--launch-ahead-ms", type=float, default=LAUNCH_AHEAD_S * 1e3)
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
@@ -291,7 +293,12 @@ def main() -> None:
         plan = replace(plan, rates_rps=tuple(arguments.rate))
     if arguments.seconds:
         plan = replace(plan, seconds=arguments.seconds)
-    setup = EngineSetup(mode="resume", granularity=arguments.granularity, launch_ahead=arguments.launch_ahead)
+    setup = EngineSetup(
+        mode="resume",
+        granularity=arguments.granularity,
+        launch_ahead_s=arguments.launch_ahead_ms / 1e3,
+        stop_within_s=STOP_WITHIN_S if Device.found().is_gpu else math.inf,
+    )
     asked = (parts, plan, setup, arguments.out, arguments.seed)
     if len(arms) == 1:
         print(_run(arms[0], *asked))

@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks.harness.offline_engine import BAREABLE_WORKER, async_engine
 from prefill_node.board.board import Board
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -27,6 +26,7 @@ from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
 from simulator.cost.operators import ModelShape
+from slo.predict.pass_shape import PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
@@ -36,6 +36,7 @@ from slo.request import (
     DEADLINE_XARG,
     JOB_XARG,
     PREDICTOR_XARG,
+    STOP_BOUND_XARG,
     TIER_XARG,
     WEIGHT_XARG,
     JobId,
@@ -117,6 +118,8 @@ class GovernedEngine:
             ARRIVED_XARG: arrived_s,
             PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
         }
+        if self.governor is not None and (bound := self.governor.profile.bound) is not None:
+            arguments[STOP_BOUND_XARG] = bound.encode()
         if ttft_s is not None:
             arguments[DEADLINE_XARG] = deadline_s
         sampling = SamplingParams(
@@ -140,11 +143,14 @@ class GovernedEngine:
         Raises:
             RuntimeError: when the engine's passes cannot stop.
         """
-        (done, granularity, refusal), *_ = await self.engine.collective_rpc("preemption_support")
+        (done, pair_work, late_by, granularity, refusal), *_ = await self.engine.collective_rpc(
+            "preemption_support"
+        )
         if not done:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
-        shape = PassShape(tuple(done))
-        profile = ForwardProfile(shape, 2 * hidden_bytes, 0 if on_host else setup.launch_ahead)
+        shape = PassShape(tuple([PassPart(*each) for each in done]), pair_work, late_by)
+        ahead_s = 0.0 if on_host else setup.launch_ahead_s
+        profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s)
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,

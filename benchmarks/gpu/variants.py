@@ -23,8 +23,9 @@ from benchmarks.report import overhead
 from prefill_node.worker.boundary import BoundaryLevel, install
 from prefill_node.worker.checkpoint import Checkpoint
 from prefill_node.worker.forward import Forward, Signal, Stop
-from prefill_node.worker.launch_ahead import EventBound, HostOnly
+from prefill_node.worker.launch_ahead import HostOnly, TimeBound
 from prefill_node.worker.vote import SoleVote
+from slo.predict.pass_shape import PassShape
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,13 +41,13 @@ class Variant:
     """One way to make a forward pass stoppable.
 
     Attributes:
-        launch_ahead: Boundaries that may be launched and not done; `UNBOUNDED` for any number.
+        launch_ahead_ms: Work that may be launched and not done; `UNBOUNDED` for any.
         check: "" for the servers' own; "sync": the device is waited for at every boundary, as FlowPrefill
             does; "all-reduce": so it is, after an all-reduce, as the vLLM fork that aborts does.
     """
 
     granularity: BoundaryLevel
-    launch_ahead: int
+    launch_ahead_ms: float
     check: str = ""
 
     @property
@@ -54,7 +55,7 @@ class Variant:
         """For the tables."""
         if self.check:
             return f"{self.granularity.value}, {self.check}"
-        ahead = "unbounded" if self.launch_ahead == UNBOUNDED else str(self.launch_ahead)
+        ahead = "unbounded" if self.launch_ahead_ms == UNBOUNDED else f"{self.launch_ahead_ms:g} ms"
         return f"{self.granularity.value}, ahead {ahead}"
 
 
@@ -64,10 +65,10 @@ class SyncEach:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def start(self) -> None:
+    def start(self, at_s: Sequence[float]) -> None:
         """Nothing to do."""
 
-    def reach(self) -> None:
+    def reach(self, boundary: int) -> None:  # noqa: ARG002 - the protocol
         """Wait until everything launched has run."""
         self._device.wait()
 
@@ -90,12 +91,17 @@ class AllReduceSync:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A variant, wrapped around a decoder's modules; `count` are the boundaries of a pass."""
+    """A variant, wrapped around a decoder's modules."""
 
     variant: Variant
     forward: Forward
-    count: int
+    shape: PassShape
     wrappers: tuple[tuple[Any, Callable[..., Any]], ...]
+
+    @property
+    def count(self) -> int:
+        """Boundaries of a pass."""
+        return self.shape.boundaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,8 @@ class Bench:
         self.device = device
         self.signal = signal
         self.steps: Iterator[int] = itertools.count(1)
+        self._whole_s: dict[int, float] = {}
+        """What bare passes took last, by tokens: what is predicted of the next one."""
         self._group = group
         self._generator = torch.Generator(device.torch).manual_seed(seed)
 
@@ -135,10 +143,10 @@ class Bench:
         vote = AllReduceSync(self._group, self.device) if variant.check == "all-reduce" else SoleVote()
         if variant.check == "sync":
             ahead: Any = SyncEach(self.device)
-        elif variant.launch_ahead == UNBOUNDED or variant.check:
+        elif variant.launch_ahead_ms == UNBOUNDED or variant.check:
             ahead = HostOnly()
         else:
-            ahead = EventBound(variant.launch_ahead, self.device.mark)
+            ahead = TimeBound(variant.launch_ahead_ms / 1e3, self.device.mark)
         forward = Forward(0, self.signal, vote, ahead)
         boundaries = install(self.decoder, variant.granularity, forward)
         wrappers = tuple(
@@ -148,7 +156,7 @@ class Bench:
         )
         self.use(None)
         is_so_fine = boundaries.granularity == variant.granularity
-        return Fitted(variant, forward, boundaries.count, wrappers) if is_so_fine else None
+        return Fitted(variant, forward, boundaries.shape, wrappers) if is_so_fine else None
 
     def use(self, fitted: Fitted | None) -> None:
         """The decoder with a variant's boundaries, or without any."""
@@ -181,7 +189,9 @@ class Bench:
         """
         if fitted is not None:
             rows = ((prompt.name, len(prompt)),)
-            fitted.forward.begin(step_id or next(self.steps), lambda: rows, resume)
+            whole_s = self._whole_s.get(len(prompt), 0.0)
+            at_s = [part.tokens * whole_s for part in fitted.shape.done]
+            fitted.forward.begin(step_id or next(self.steps), lambda: rows, resume, at_s)
         stop = None
         try:
             hidden = self.decoder.embed(prompt.tokens)
@@ -198,11 +208,14 @@ class Bench:
         started_s = time.perf_counter()
         self.run(fitted, prompt)
         self.device.wait()
-        return time.perf_counter() - started_s
+        took_s = time.perf_counter() - started_s
+        if fitted is None:
+            self._whole_s[len(prompt)] = took_s
+        return took_s
 
     def warm_up(self, fitted: list[Fitted], prompt: Prompt) -> None:
         """Touch memory and kernels, and tell each variant what a layer returns."""
-        for each in [None, *fitted]:
+        for each in [None, None, *fitted]:
             self.use(each)
             self.seconds(each, prompt)
 

@@ -4,12 +4,20 @@ Owns their names and ranges; the defaults are those of the rules.
 """
 
 import dataclasses
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from slo.files.strict_yaml import Positive, Section
-from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import (
+    LAUNCH_AHEAD_S,
+    STOP_WITHIN_S,
+    Limits,
+    PreemptionMode,
+    PreemptionPolicy,
+    PreemptionRules,
+)
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
 
 _RULES = PreemptionRules()
@@ -54,8 +62,13 @@ class PreemptionConfig(Section):
         default=False,
         description="Prefill runs compiled forward passes, which stop before and behind each attention only.",
     )
-    launch_ahead: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="On an accelerator, boundaries that may be launched before the first of them is done."
+    launch_ahead_ms: Annotated[float, Field(gt=0, le=1000)] = Field(
+        LAUNCH_AHEAD_S * 1e3, description="On an accelerator, work that may be launched ahead of it."
+    )
+    stop_within_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Long prompts are cut into chunks that can stop within this; by default "
+        f"{STOP_WITHIN_S * 1e3:.0f} on cuda, and chunks of 8,192 tokens whatever a stop takes on cpu.",
     )
     join_tokens: Annotated[int, Field(ge=1)] = Field(
         2048, description="Prompts are prefilled together while they have no more tokens together."
@@ -70,6 +83,12 @@ class PreemptionConfig(Section):
     def _off_is_a_word(cls, value: Any) -> Any:
         """YAML reads a bare `off` as false."""
         return PreemptionMode.OFF if value is False else value
+
+    def stop_within_s(self, accelerator: str) -> float:
+        """How long a stop may take; infinite for any time."""
+        if self.stop_within_ms is not None:
+            return self.stop_within_ms / 1e3
+        return math.inf if accelerator == "cpu" else STOP_WITHIN_S
 
     def rules(self) -> PreemptionRules:
         """The same in the vocabulary of the decision rules."""

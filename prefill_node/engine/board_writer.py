@@ -68,8 +68,8 @@ class Bulletin:
             if (stopped_s := self._served.pop(job, None)) is not None:
                 self.notice(Served(job, stopped_s, began_s))
 
-    def idle(self, view: SchedulerView) -> None:
-        """No step runs."""
+    def show(self, view: SchedulerView) -> None:
+        """No step was issued, or one that runs now had been before."""
         self._tell_passed()
         if view != self._view:
             self._publish(view)

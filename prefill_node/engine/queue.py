@@ -56,10 +56,22 @@ class QueueView:
         self._predictor: PrefillPredictor | None = None
 
     def queued(self, *, may_start: bool = True) -> list[Queued]:
-        """Everything that could run and is not suspended: between two chunks, or, if it may, not started."""
+        """Everything that could run and is not suspended: between two chunks, or, if it may, not started.
+
+        A prompt that a running step completes is not among it, and the memory of one that it goes on with is
+        nobody's to take.
+        """
         scheduler, predictor = self._scheduler, self._stepper.rules.predictor
         suspended = {request for step in self._suspensions.steps for request in step.members}
-        queue = [self.item(request) for request in scheduler.running if request.request_id not in suspended]
+        started = [request for request in scheduler.running if request.request_id not in suspended]
+        if self._stepper.running is not None:
+            queue = [
+                msgspec.structs.replace(self.item(request), held_blocks=0)
+                for request in started
+                if request.num_computed_tokens < request.num_prompt_tokens
+            ]
+        else:
+            queue = [self.item(request) for request in started]
         if may_start:
             if predictor != self._predictor or len(self._untouched) > 2 * len(scheduler.waiting):
                 self._predictor, self._untouched = predictor, {}

@@ -9,12 +9,14 @@ Everything else is vLLM's scheduler.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -29,8 +31,9 @@ from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.chunks import StopBound
 from slo.queue.order import QueueOrder
-from slo.request import JOB_XARG, PREDICTOR_XARG
+from slo.request import JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -50,10 +53,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     waiting: Any
     skipped_waiting: Any
     max_num_running_reqs: int
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        CommitOnCompletion.adopt(self.kv_cache_manager)
+        self._is_ahead = bool(self.scheduler_config.async_scheduling)
+        """Whether a step may be issued while one runs; then none is ever stopped."""
+        CommitOnCompletion.adopt(self.kv_cache_manager, delays=not self._is_ahead)
         self._setup = EngineSetup.of(self.vllm_config)
         self._stepper = _stepper(self._setup)
         self._suspensions = self._stepper.suspensions
@@ -64,11 +70,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Whether the model runner keeps a place for each request that has started until it ends."""
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; it brings its job and the replica's latest predictor."""
+        """Queue a request; it brings its job, the replica's latest predictor and how soon steps must stop."""
         super().add_request(request)
         if (curve := argument(request, PREDICTOR_XARG)) is not None:
             per_token_s, fixed_s, per_pair_s = curve
             self._stepper.predicts(PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s))
+        if (bound := argument(request, STOP_BOUND_XARG)) is not None:
+            self._stepper.must_stop(StopBound.of(bound))
         if (job := argument(request, JOB_XARG)) is not None:
             prefill = self._queue.arrived(request)
             self._stepper.job_arrived(job, request.request_id, prefill, time.monotonic())
@@ -78,22 +86,23 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         now_s = time.monotonic()
         self._return_skipped()
         shown: Sequence[str] = ()
+        most_tokens = math.inf
         match command := self._next(now_s):
-            case Start(requests=shown, drop_steps=steps, drop_requests=requests):
+            case Start(shown, drop_steps=steps, drop_requests=requests, most_tokens=most_tokens):
                 members = [request for step in steps for request in step.members]
                 self._start_over((*members, *requests), now_s)
             case Resume(step=step):
-                shown = tuple(step.members)
+                shown, most_tokens = tuple(step.members), step.tokens
             case Wait():
                 pass
-        with self._only(shown):
+        with self._only(shown, most_tokens):
             output = super().schedule(*args, **kwargs)
         self._memory_refused = bool(shown) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
             self._issue(output, command, now_s)
         else:
             StepOrder(0, None, self._suspensions.take_discarded()).attach(output)
-            self._bulletin.idle(self._stepper.view(self._queue.suspended_views()))
+            self._bulletin.show(self._stepper.view(self._queue.suspended_views()))
         return output
 
     def update_from_output(
@@ -103,16 +112,20 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if scheduler_output.total_num_scheduled_tokens:
             self._bulletin.ended()
             self._stepper.step_ended(time.monotonic())
+            if self._is_ahead:
+                self._bulletin.show(self._stepper.view(self._queue.suspended_views()))
         if isinstance(model_runner_output, PreemptedOutput):
             self._suspend(scheduler_output, model_runner_output)
             # To vLLM it was a step without requests, so that transfers and statistics are still handled.
             scheduler_output = dataclasses.replace(
                 scheduler_output, num_scheduled_tokens={}, total_num_scheduled_tokens=0
             )
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             if (request := self._unfinished(request_id)) is not None:
-                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-                self._note_done(request)
+                computed = request.num_computed_tokens - (request.num_in_flight_tokens - tokens)
+                if not self._is_ahead:
+                    self.kv_cache_manager.cache_blocks(request, computed)
+                self._note_done(request, computed)
         return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
@@ -150,8 +163,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super()._preempt_request(request, *args, **kwargs)
         self._stepper.started_over(self._queue.item(request))
 
-    def _note_done(self, request: Request) -> None:
-        if request.num_computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
+    def _note_done(self, request: Request, computed_tokens: int) -> None:
+        if computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
             self._stepper.job_done(job)
 
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
@@ -206,21 +219,22 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 self.waiting.add_request(request)
 
     @contextmanager
-    def _only(self, shown: Sequence[str]) -> Iterator[None]:
-        """Let vLLM see only these requests, in this order, while it composes a step."""
+    def _only(self, shown: Sequence[str], most_tokens: float) -> Iterator[None]:
+        """Let vLLM see only these requests, in this order, while it composes a step of so many tokens."""
         running = {request.request_id: request for request in self.running}
         waiting = {request.request_id: request for request in self.waiting}
         skipped, self.skipped_waiting = self.skipped_waiting, create_request_queue(self.policy)
         self.running = [running.pop(request_id) for request_id in shown if request_id in running]
         self.waiting.clear()
         self.waiting.extend(waiting.pop(request_id) for request_id in shown if request_id in waiting)
-        slots = self.max_num_running_reqs
+        slots, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = int(min(budget, most_tokens))
         if self._holds_slots:
             self.max_num_running_reqs = slots - len(running)
         try:
             yield
         finally:
-            self.max_num_running_reqs = slots
+            self.max_num_running_reqs, self.max_num_scheduled_tokens = slots, budget
             self.running = [*running.values(), *self.running]
             self.waiting.extend(waiting.values())
             skipped.extend(self.skipped_waiting)
@@ -242,9 +256,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             jobs = self._jobs_of(resumed.members)
             notice = Resumed(jobs, resumed.boundary, now_s - resumed.since_s, now_s, now_s)
         members = self._queue.members(output.num_scheduled_tokens)
-        self._stepper.step_issued(command, members, now_s)
-        step_id = self._stepper.step_id
-        StepOrder(step_id, checkpoint, self._suspensions.take_discarded()).attach(output)
+        view = self._stepper.step_issued(command, members, now_s)
+        predicted_s = self._stepper.rules.predictor.kinds_s(view.tokens, view.pairs)
+        StepOrder(view.step_id, checkpoint, self._suspensions.take_discarded(), predicted_s).attach(output)
         self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
         for new in output.scheduled_new_reqs:
             if job := self._queue.job_of(new.req_id):
@@ -265,9 +279,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
         kept_bytes = stopped.checkpoint_bytes
-        boundary, done = (stopped.resumes_at, stopped.done) if kept_bytes else (0, 0.0)
+        computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
+        boundary, kept = (stopped.resumes_at, done) if kept_bytes else (0, 0.0)
         step = SuspendedStep(
-            step_id, members, pairs, boundary, done, kept_bytes, stopped.stopped_s, beneficiary
+            step_id, members, pairs, boundary, kept, kept_bytes, stopped.stopped_s, beneficiary
         )
         self._stepper.step_preempted(step, time.monotonic())
         if beneficiary:
@@ -280,8 +295,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 reason="" if order is None else order.reason,
                 boundary=stopped.boundary,
                 boundaries=stopped.boundaries,
-                computed=stopped.computed,
-                done=stopped.done,
+                computed=computed,
+                done=done,
                 tokens=scheduled.total_num_scheduled_tokens,
                 pairs=pairs,
                 checkpoint_bytes=stopped.checkpoint_bytes,
@@ -289,6 +304,11 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 stopped_s=stopped.stopped_s,
             )
         )
+
+    def _fractions(self, stopped: PreemptedOutput, tokens: int, pairs: float) -> tuple[float, float]:
+        """How much of a stopped step's time lies before where it stopped, and before where it goes on."""
+        fraction = self._stepper.rules.predictor.fraction
+        return fraction(stopped.computed, tokens, pairs), fraction(stopped.done, tokens, pairs)
 
     def _pairs(self, scheduled: Mapping[str, int]) -> float:
         """The attention of an issued step: its tokens count as computed already."""
@@ -306,17 +326,26 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._inflight_prefills.add(request)
 
 
+class AsyncSlackScheduler(SlackScheduler, AsyncScheduler):  # type: ignore[misc] # the same
+    """The same where nothing is stopped and vLLM composes a step while the one before it runs."""
+
+
 class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no types for it
     """vLLM's manager, with `cache_blocks` left to the scheduler once a step is complete.
 
     vLLM registers the hashes of a step's blocks before its forward pass has run. That is sound while every
     step that is issued also runs to its end; a step that is stopped in the middle would leave blocks in the
     prefix cache that hold nothing.
+
+    Attributes:
+        delays: Whether steps can be stopped here.
     """
+
+    delays: bool
 
     def allocate_slots(self, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
         """Allocate as vLLM does, without registering hashes."""
-        kwargs["delay_cache_blocks"] = True
+        kwargs["delay_cache_blocks"] = self.delays or kwargs.get("delay_cache_blocks", False)
         return super().allocate_slots(*args, **kwargs)
 
     def blocks_of(self, request: Request) -> tuple[int, int]:
@@ -340,11 +369,12 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
         return held, missing
 
     @staticmethod
-    def adopt(manager: KVCacheManager) -> None:
+    def adopt(manager: KVCacheManager, *, delays: bool = True) -> None:
         """Turn the manager that vLLM's scheduler has made into one of these."""
         if type(manager) is not KVCacheManager:
             raise TypeError(f"expected vLLM's KVCacheManager, found {type(manager).__name__}")
         manager.__class__ = CommitOnCompletion
+        manager.delays = delays
 
 
 def _stepper(setup: EngineSetup) -> Stepper:

@@ -35,6 +35,7 @@ from slo.request import (
     ENGINE_DIED,
     JOB_XARG,
     PREDICTOR_XARG,
+    STOP_BOUND_XARG,
     TIER_XARG,
     WEIGHT_XARG,
     JobId,
@@ -155,6 +156,8 @@ class JobTable:
         }
         if deadline_s != NO_DEADLINE:
             xargs[DEADLINE_XARG] = deadline_s
+        if (bound := self._governor.profile.bound) is not None:
+            xargs[STOP_BOUND_XARG] = bound.encode()
         if context.cached_tokens:
             xargs[CACHED_XARG] = context.cached_tokens
         params = request.params.clone()

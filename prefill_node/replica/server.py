@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 
-from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.replica.engine import PrefillEngine
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.governing.snapshot import snapshot
@@ -39,6 +38,7 @@ from prefill_node.replica.report import ReportBuilder
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
 from sampling.carried import Prefilled, PrefillRequest
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
+from slo.predict.pass_shape import PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
@@ -116,7 +116,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         setup = replace(node.setup, board=str(board.path))
         llm_config.update_engine_kwargs(additional_config={**extra, **setup.encode()})
         with logs.kept():
-            await super().__init__(llm_config, engine_cls=ReplicaEngine)
+            await super().__init__(llm_config, engine_cls=PrefillEngine)
         board.unlink()  # all have attached; without a name nothing is left behind by a crash
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
@@ -135,14 +135,15 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         if differences := node.profiled.differences(self._measurable.subject):
             raise OtherSubjectError(differences)
         samples = await self._probe.warm_up(node.warmup_tokens)
-        predictor = node.predictor or fit(samples).predictor
+        profile = await self._profile_forward()
+        predictor = node.predictor or fit(samples, pair_work=profile.shape.pair_work).predictor
         ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._governor = Governor(
             ledger,
             node.weights,
             node.rules,
             QueueOrder(setup.order),
-            await self._profile_forward(),
+            profile,
             setup.fairness(),
         )
         self._reports = reports = ReportBuilder(self._replica_id, self.engine, self._governor, self._tap)
@@ -249,8 +250,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         answers = await client.collective_rpc("preemption_support")
-        done, granularity, why = answers[0]
-        shape = PassShape(tuple(done))
+        done, pair_work, late_by, granularity, why = answers[0]
+        shape = PassShape(tuple([PassPart(*each) for each in done]), pair_work, late_by)
         model = client.model_config
         per_token = 2 * model.get_hidden_size() * model.dtype.itemsize  # hidden states and residual
         if self._node.rules.mode is PreemptionMode.OFF:
@@ -265,7 +266,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
                 why_not_finer=why or None,
             )
         on_host = client.vllm_config.device_config.device_type == "cpu"
-        return ForwardProfile(shape, per_token, 0 if on_host else self._node.setup.launch_ahead)
+        setup = self._node.setup
+        ahead_s = 0.0 if on_host else setup.launch_ahead_s
+        return ForwardProfile(shape, per_token, ahead_s, setup.stop_within_s)
 
     async def __del__(self) -> None:
         """Serve's last call, with no request left: wait until decode has pulled what was computed for it."""

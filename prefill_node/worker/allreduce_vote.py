@@ -11,7 +11,7 @@ import time
 from datetime import timedelta
 from queue import Empty, Queue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 _ROLL_CALL_S = 1.0
 _ROLL_CALL_PAUSE_S = 0.02
+
+
+class _Round(NamedTuple):
+    """A vote that has been asked for."""
+
+    step_id: int
+    boundary: int
+    ballot: torch.Tensor
+    work: Any
+    began_s: float
+    limit_s: float
+
+    @property
+    def place(self) -> int:
+        """Step and boundary, packed."""
+        return self.step_id << BOUNDARY_BITS | self.boundary
 
 
 class AllReduceVote:
@@ -51,6 +67,10 @@ class AllReduceVote:
 
     def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: FBT001 - protocol
         """See `VoteTransport.vote`."""
+        return self._collect(self._issue(step_id, boundary, wish))
+
+    def _issue(self, step_id: int, boundary: int, wish: bool) -> _Round:  # noqa: FBT001 - as a vote
+        """Say what this rank wishes."""
         if self._failure is not None:
             raise self._failure
         if step_id >> STEP_BITS or boundary >> BOUNDARY_BITS:
@@ -62,18 +82,31 @@ class AllReduceVote:
         limit_s = max(self.timeout_s, FIRST_PASS_S) if self.is_first_pass else self.timeout_s
         self._options.timeout = timedelta(seconds=limit_s)
         try:
-            self._group.allreduce([ballot], self._options).wait(self._options.timeout)
+            work = self._group.allreduce([ballot], self._options)
         except RuntimeError as error:
-            absent = self._absent(began_s + limit_s + _ROLL_CALL_S)
-            self._failure = VoteTimeoutError(absent, step_id, boundary, time.monotonic() - began_s)
-            raise self._failure from error
-        any_wish, highest, lowest_negated = ballot.tolist()
+            raise self._timed_out(step_id, boundary, began_s, limit_s) from error
+        return _Round(step_id, boundary, ballot, work, began_s, limit_s)
+
+    def _collect(self, asked: _Round) -> bool:
+        """What all wish together."""
+        step_id, boundary, place = asked.step_id, asked.boundary, asked.place
+        try:
+            asked.work.wait(timedelta(seconds=asked.limit_s))
+        except RuntimeError as error:
+            raise self._timed_out(step_id, boundary, asked.began_s, asked.limit_s) from error
+        any_wish, highest, lowest_negated = asked.ballot.tolist()
         if highest != -lowest_negated:
             other = highest if highest != place else -lowest_negated
             where = other >> BOUNDARY_BITS, other & BOUNDARY_MASK
             self._failure = VoteMismatchError(step_id, boundary, "another rank", where)
             raise self._failure
         return bool(any_wish)
+
+    def _timed_out(self, step_id: int, boundary: int, began_s: float, limit_s: float) -> VoteTimeoutError:
+        """What every vote fails with from now on."""
+        absent = self._absent(began_s + limit_s + _ROLL_CALL_S)
+        self._failure = VoteTimeoutError(absent, step_id, boundary, time.monotonic() - began_s)
+        return self._failure
 
     def _absent(self, until_s: float) -> tuple[int, ...]:
         """The ranks that do not answer the roll call; rank 0 serves the store, and is absent if that is.
@@ -104,3 +137,26 @@ class AllReduceVote:
                 time.sleep(_ROLL_CALL_PAUSE_S)
         except RuntimeError:
             return (0,)
+
+
+class LateVote(AllReduceVote):
+    """The same, with the answer one boundary later: no rank waits for the network.
+
+    At a boundary each rank collects what was voted at the one before, in the same step, and votes anew. All
+    act on the same vote at the same boundary. What was voted at the last boundary of a step is asked of
+    nobody any more; it is collected at the next step's first, as every rank has to take part in it.
+    """
+
+    def __init__(self, group: ProcessGroup, rank: int, ranks: int, timeout_s: float) -> None:
+        super().__init__(group, rank, ranks, timeout_s)
+        self._asked: _Round | None = None
+
+    def vote(self, step_id: int, boundary: int, wish: bool) -> bool:  # noqa: FBT001 - protocol
+        """See `VoteTransport.vote`; the answer is that of the boundary before."""
+        if self._failure is not None:
+            raise self._failure
+        asked, self._asked = self._asked, None
+        if asked is not None and self._collect(asked) and asked.step_id == step_id:
+            return True
+        self._asked = self._issue(step_id, boundary, wish)
+        return False

@@ -10,16 +10,16 @@ nothing between two of them; `prefill_node.worker.rehearsal` sees whether that i
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.worker.forward import Forward
-from prefill_node.worker.operator_work import work
+from prefill_node.worker.operator_work import Work, work
+from slo.predict.pass_shape import PassShape
 
 
 class BoundaryLevel(enum.StrEnum):
@@ -79,7 +79,7 @@ class _Place:
 
     module: nn.Module
     resumes_back: int
-    work: float
+    work: Work
 
 
 def install(model: nn.Module, granularity: BoundaryLevel, forward: Forward) -> Boundaries:
@@ -90,15 +90,20 @@ def install(model: nn.Module, granularity: BoundaryLevel, forward: Forward) -> B
     """
     layers = decoder_layers(model)
     granularity, why_not_finer = _finest(layers, granularity)
-    stretches: list[float] = []
+    stretches: list[Work] = []
     for layer in layers:
         places = _places(layer, granularity)
         _wrap(layer, places, len(stretches), granularity, forward)
         stretches += [place.work for place in places]
-    return Boundaries(PassShape.of(stretches), granularity, why_not_finer)
+    return Boundaries(shape_of(stretches), granularity, why_not_finer)
 
 
-def stretches_of_layers(model: nn.Module, *, before_attention: bool) -> list[float]:
+def shape_of(stretches: Sequence[Work]) -> PassShape:
+    """The shape of a pass from the work behind each boundary, up to the next."""
+    return PassShape.of([each.per_token for each in stretches], [each.per_pair for each in stretches])
+
+
+def stretches_of_layers(model: nn.Module, *, before_attention: bool) -> list[Work]:
     """The work between cuts behind the attention of each layer, or before it too; none where layers differ.
 
     What lies behind the last layer, and before the first, counts to the stretch beside it.
@@ -107,11 +112,11 @@ def stretches_of_layers(model: nn.Module, *, before_attention: bool) -> list[flo
         layers = decoder_layers(model)
     except NoBoundariesError:
         return []
-    stretches, since = [], 0.0
+    stretches, since = [], Work()
     for layer in layers:
         kernel = next(part for part in layer.modules() if _is_attention(part))
         attention = (_halves(layer) or (None,))[0]
-        into_heads = 0.0
+        into_heads = Work()
         if attention is not None and (operators := _operators(attention)) is not None:
             into_heads = work(attention) - work(kernel) - work(operators[1])
         if before_attention:
@@ -198,7 +203,7 @@ def _places(layer: nn.Module, granularity: BoundaryLevel) -> list[_Place]:
     kernel, projection = operators
     into_heads = work(attention) - work(kernel) - work(projection)
     places = [
-        _Place(layer, 0, 0.0),
+        _Place(layer, 0, Work()),
         _Place(attention, 0, into_heads),
         _Place(kernel, 1, work(kernel)),
         _Place(projection, 2, work(projection)),
@@ -207,7 +212,7 @@ def _places(layer: nn.Module, granularity: BoundaryLevel) -> list[_Place]:
     if activation is None or down is None:  # a mixture of experts is one operator
         return [*places, _Place(feed_forward, 0, work(feed_forward))]
     up = _Place(feed_forward, 0, work(feed_forward) - work(down))
-    return [*places, up, _Place(activation, 1, 0.0), _Place(down, 2, work(down))]
+    return [*places, up, _Place(activation, 1, Work()), _Place(down, 2, work(down))]
 
 
 def _wrap(

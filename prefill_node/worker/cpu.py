@@ -10,8 +10,9 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.refusal import is_compiled
 from prefill_node.worker.compiled.cpu_passes import PASS_MANAGER
-from prefill_node.worker.worker import PreemptibleWorker, is_compiled
+from prefill_node.worker.worker import PreemptibleWorker
 from sampling.worker import CarryingWorker
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -90,7 +91,13 @@ class Forward:
     _size: int = 0
     _sizes: set[int] = field(default_factory=set)
 
-    def begin(self, step_id: int, rows: Callable[[], Rows], resume: Checkpoint | None) -> None:
+    def begin(
+        self,
+        step_id: int,
+        rows: Callable[[], Rows],
+        resume: Checkpoint | None,
+        at_s: Sequence[float] = (),
+    ) -> None:
         """A step's forward pass starts.
 
         Args:
@@ -98,6 +105,7 @@ class Forward:
             rows: Tells the rows of the batch, once the model runner has prepared it.
             resume: The checkpoint to go on from; one that does not hold all rows is ignored, and the pass
                 starts at the first layer.
+            at_s: When each boundary of a whole pass is reached, as predicted; empty where nothing is known.
         """
         self._step_id = step_id
         self._rows = rows
@@ -105,7 +113,7 @@ class Forward:
         self._stop = None
         self._started = False
         self.resumed_from = 0
-        self.launch_ahead.start()
+        self.launch_ahead.start(at_s)
         self.active = True
 
     def end(self) -> Stop | None:
@@ -144,10 +152,10 @@ class Forward:
             self._start()
         if self._resume is not None and self._resume.boundary >= span.stop:
             return self._entering
-        try:
+        with suppress(ForwardStopped):
             self._enter(span)
             output = compute()
-        except ForwardStopped:
+        if self._stop is not None:  # what the layer had in hand is let go of by now
             self._stand_in = self._zeros(tokens_of)
             return self._stand_in
         self._entering = output
@@ -198,12 +206,13 @@ class Forward:
         self._start()
         resume, self._resume = self._resume, None
         first, self._entering = (0, []) if resume is None else (resume.boundary, resume.entering)
-        try:
+        with suppress(ForwardStopped):
             for number in range(first, len(stretches)):
                 self._at(number)
                 self._entering = stretches[number](self._entering)
-        except ForwardStopped:
+        if self._stop is not None:
             self._own_what_is_kept()
+            self._entering = None
             return stand_in()
         return self._entering
 
@@ -236,7 +245,7 @@ class Forward:
 
     def _at(self, boundary: int, resumes_at: int | None = None) -> None:
         """Go on, or stop together with all ranks."""
-        self.launch_ahead.reach()
+        self.launch_ahead.reach(boundary)
         self.signal.reach(self.rank, self._step_id, boundary)
         wish = self.signal.is_target(self._step_id)
         try:
@@ -262,5 +271,14 @@ class Forward:
         )
 
     def _zeros(self, tokens_of: Callable[[], torch.Tensor]) -> Any:
+        """One tensor stands in for all outputs of one shape: nobody looks at what is computed of it."""
         rows = tokens_of().shape[0]
-        return map_tensors(self._shape_of_output, lambda tensor: tensor.new_zeros((rows, *tensor.shape[1:])))
+        made: dict[Any, torch.Tensor] = {}
+
+        def zeros(tensor: torch.Tensor) -> torch.Tensor:
+            like = (tensor.shape, tensor.dtype, tensor.device)
+            if like not in made:
+                made[like] = tensor.new_zeros((rows, *tensor.shape[1:]))
+            return made[like]
+
+        return map_tensors(self._shape_of_output, zeros)

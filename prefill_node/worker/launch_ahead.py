@@ -1,68 +1,126 @@
 """How far the host may run ahead of the device.
 
 On an accelerator the host launches kernels long before they run, so that a check on the host stops only
-what has not been launched. Owns the bound: before boundary k is launched, the device has passed boundary
-k - depth. Nothing else waits for the device.
+what has not been launched. Owns the bound: before boundary k is launched, the device has no more to do than
+so many seconds, as far as is predicted. Boundaries lie at very unequal distances, so their number bounds
+nothing. Nothing else waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    import torch
+_NAP_S: Final = 1e-4
+"""How often a waiting host looks whether the device was faster than predicted."""
 
 
 class LaunchAhead(Protocol):
     """Called at each boundary of a forward pass, before it is decided whether to go on."""
 
-    def start(self) -> None:
-        """A forward pass begins."""
+    def start(self, at_s: Sequence[float]) -> None:
+        """A forward pass begins, in which each boundary is reached after so many seconds, as predicted."""
         ...
 
-    def reach(self) -> None:
-        """The host is at the next boundary."""
+    def reach(self, boundary: int) -> None:
+        """The host is at a boundary."""
         ...
 
 
 class HostOnly:
     """The host computes: it is never ahead."""
 
-    def start(self) -> None:
+    def start(self, at_s: Sequence[float]) -> None:
         """Nothing to do."""
 
-    def reach(self) -> None:
+    def reach(self, boundary: int) -> None:
         """Nothing to do."""
 
 
-class EventBound:
-    """Keeps the host at most `depth` boundaries ahead of the device.
+class Event(Protocol):
+    """A mark in the device's stream of work, such as `torch.cuda.Event`."""
 
-    With a depth of 1 or more the device always has a boundary's work in its queue while the host waits.
+    def record(self) -> None:
+        """Set it behind what has been launched."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class TimeBound:
+    """Keeps the host at most so many seconds ahead of the device.
+
+    A mark is set at each boundary. What lies between the last mark that the device has passed and the place
+    where the host is, is known to be left; how long it takes is predicted. So the host waits for the last
+    mark that is farther back than the bound, and from then on until the prediction says that no more than the
+    bound is left, or the device passes the next mark. The device always has work while the host waits. Where
+    nothing is predicted the host is one boundary ahead.
 
     Args:
-        depth: Boundaries that may be launched and not finished, at least 1.
-        new_event: Makes a mark in the device's stream of work.
+        ahead_s: Seconds of work that may be launched and not done.
+        new_event: Makes a mark.
 
     Raises:
-        ValueError: for a depth below 1.
+        ValueError: for a bound that is not positive, as it would starve the device.
     """
 
-    def __init__(self, depth: int, new_event: Callable[[], torch.cuda.Event]) -> None:
-        if depth < 1:
-            raise ValueError(f"launch_ahead must be at least 1, not {depth}")
-        self._events = [new_event() for _ in range(depth)]
-        self._reached = 0
+    def __init__(
+        self,
+        ahead_s: float,
+        new_event: Callable[[], Event],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not ahead_s > 0:
+            raise ValueError(f"the launch-ahead must be positive, not {ahead_s} s")
+        self._ahead_s = ahead_s
+        self._new_event = new_event
+        self._clock = clock
+        self._sleep = sleep
+        self._events: list[Event] = []
+        self._at_s: Sequence[float] = ()
+        self._is_known = False
+        self._reached: list[int] = []
+        self._near = 0
+        self._passed: tuple[int, float] = (-1, 0.0)
 
-    def start(self) -> None:
+    def start(self, at_s: Sequence[float]) -> None:
         """Forget the marks of the last forward pass."""
-        self._reached = 0
+        self._at_s = at_s
+        self._is_known = bool(at_s) and at_s[-1] > 0
+        self._reached.clear()
+        self._near = 0
+        self._passed = (-1, 0.0)
 
-    def reach(self) -> None:
-        """Wait until the device has passed the boundary `depth` back, then mark this one."""
-        event = self._events[self._reached % len(self._events)]
-        if self._reached >= len(self._events):
-            event.synchronize()
-        event.record()
-        self._reached += 1
+    def reach(self, boundary: int) -> None:
+        """Mark this boundary, and wait until the device is near enough."""
+        here = len(self._reached)
+        if here == len(self._events):
+            self._events.append(self._new_event())
+        self._events[here].record()
+        self._reached.append(boundary)
+        if not self._is_known:
+            if here:
+                self._events[here - 1].synchronize()
+            return
+        near_s = self._at_s[boundary] - self._ahead_s
+        while self._near < here and self._at_s[self._reached[self._near]] < near_s:
+            self._near += 1
+        if self._near == 0:
+            return
+        far = self._near - 1
+        self._events[far].synchronize()
+        if self._passed[0] != far:
+            self._passed = far, self._clock()
+        until_s = self._passed[1] + near_s - self._at_s[self._reached[far]]
+        next_mark = self._events[self._near]
+        while (left_s := until_s - self._clock()) > 0 and not next_mark.query():
+            self._sleep(min(left_s, _NAP_S))

@@ -8,26 +8,25 @@ accelerator's own worker class is mixed in by `prefill_node.worker.cpu` and `pre
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from vllm import envs
-from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
 from prefill_node.worker.checkpoint import Checkpoint, Rows
 from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
-from prefill_node.worker.launch_ahead import EventBound, HostOnly, LaunchAhead
+from prefill_node.worker.launch_ahead import HostOnly, LaunchAhead, TimeBound
 from prefill_node.worker.vote import choose_transport
+from slo.predict.pass_shape import PassShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
+_ONCE_A_LAYER: Final = "ranks on several hosts vote once a layer"
 _log = logging.getLogger(__name__)
 
 
@@ -44,11 +44,17 @@ class NotPreemptibleError(Exception):
 
 @dataclass(slots=True)
 class Preemption:
-    """A rank's part in preemption: its forward pass and what it keeps of stopped ones."""
+    """A rank's part in preemption: its forward pass and what it keeps of stopped ones.
+
+    Attributes:
+        keep: Whether a stopped pass goes on where it was.
+        late_by: How many boundaries after the one at which an order is seen it stops.
+    """
 
     forward: Forward
     boundaries: Boundaries
     keep: bool
+    late_by: int = 0
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
 
     def begin(self, order: StepOrder, rows: Any) -> None:
@@ -58,7 +64,13 @@ class Preemption:
         if order.step_id == 0:
             return
         resume = None if order.resume is None else self.checkpoints.pop(order.resume, None)
-        self.forward.begin(order.step_id, rows, resume)
+        self.forward.begin(order.step_id, rows, resume, self._at_s(*order.predicted_s))
+
+    def _at_s(self, tokens_s: float, pairs_s: float) -> list[float]:
+        """When each boundary is reached in a pass whose two kinds of work take so long."""
+        if isinstance(self.forward.launch_ahead, HostOnly):
+            return []
+        return [part.tokens * tokens_s + part.pairs * pairs_s for part in self.boundaries.shape.done]
 
     def keep_checkpoint(self, step_id: int, stop: Stop) -> int:
         """Keep what was computed; the bytes that it takes."""
@@ -81,7 +93,7 @@ class PreemptibleWorker:
         """Load the model, then wrap its layers; those of one that is compiled are cut when it has been."""
         setup = EngineSetup.of(self.vllm_config)
         if setup.compiled and is_compiled(self.vllm_config):
-            self._compiled = CompiledPass(BoundaryLevel(setup.granularity))
+            self._compiled = CompiledPass(granularity_of(setup, one_host=_is_on_one_host()))
             self._compiled.watch()
         super().load_model(**kwargs)  # type: ignore[misc] # the worker mixed in
         try:
@@ -93,7 +105,7 @@ class PreemptibleWorker:
         """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory."""
         available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
         setup = EngineSetup.of(self.vllm_config)
-        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume":
+        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
             return available
         return available - setup.limits.max_suspended_bytes
 
@@ -115,12 +127,15 @@ class PreemptibleWorker:
         self._preemption, self._refusal = None, str(error)
         _log.warning("prefills of this replica cannot be preempted: %s", error)
 
-    def preemption_support(self) -> tuple[tuple[float, ...], str, str]:
-        """(`PassShape.done`, granularity, why none or no finer), for the replica to ask after start."""
+    def preemption_support(self) -> tuple[tuple[tuple[float, float], ...], float, int, str, str]:
+        """What `PassShape` is made of, granularity, why none or no finer: the replica asks after start."""
         if self._preemption is None:
-            return (), "", self._refusal
+            return (), 0.0, 0, "", self._refusal
         boundaries = self._preemption.boundaries
-        return boundaries.shape.done, boundaries.granularity.value, boundaries.why_not_finer
+        shape = boundaries.shape
+        done = tuple([(part.tokens, part.pairs) for part in shape.done])
+        late_by = self._preemption.late_by
+        return done, shape.pair_work, late_by, boundaries.granularity.value, boundaries.why_not_finer
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -167,10 +182,11 @@ def prepare(vllm_config: VllmConfig, runner: Any, compiled: CompiledPass | None 
         NotPreemptibleError: on every rank, when it cannot on one.
     """
     setup = EngineSetup.of(vllm_config)
+    if setup.refused:
+        raise NotPreemptibleError(setup.refused)
     if setup.mode == "off" or not setup.board:
         return None
-    group = get_tp_group()
-    one_host = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+    one_host = _is_on_one_host()
     preemption, refusal = None, ""
     try:
         preemption = _prepare_rank(vllm_config, setup, runner, compiled, one_host=one_host)
@@ -225,45 +241,6 @@ def _agree(refusal: str) -> None:
         raise NotPreemptibleError(refusal or "another rank cannot stop, see its log")
 
 
-def is_compiled(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model in any way."""
-    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
-
-
-def why_not(vllm_config: VllmConfig) -> str | None:
-    """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
-    device = vllm_config.device_config.device_type
-    reasons = {
-        "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
-            vllm_config.use_v2_model_runner
-        ),
-        "the model is compiled; set enforce_eager, or preemption.compiled": (
-            is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
-        ),
-        "the model is compiled as a whole; set no use_inductor_graph_partition and no fuse_attn_quant": (
-            is_compiled(vllm_config)
-            and (compilation.mode != CompilationMode.VLLM_COMPILE or not compilation.splitting_ops)
-        ),
-        "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
-            parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
-        ),
-        "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
-        "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
-        "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
-        "the model reads more than text": model.is_multimodal_model,
-        "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
-        "the model keeps a recurrent state, which a repeated step would advance twice": (
-            model.is_hybrid or model.is_attention_free
-        ),
-        "KV blocks are copied to the host after each step; set kv_transfer.buffer_device to auto": (
-            kv_transfer is not None and kv_transfer.kv_buffer_device != device
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
 def _prepare_rank(
     vllm_config: VllmConfig, setup: EngineSetup, runner: Any, compiled: CompiledPass | None, *, one_host: bool
 ) -> Preemption:
@@ -273,19 +250,38 @@ def _prepare_rank(
     rank, ranks = group.rank_in_group, group.world_size
     board = Board.attach(Path(setup.board)) if one_host else _board_if_here(Path(setup.board), group)
     votes = choose_transport(
-        rank, ranks, setup.vote_timeout_s, same_host=one_host, board=board, group=group.cpu_group
+        rank,
+        ranks,
+        setup.vote_timeout_s,
+        same_host=one_host,
+        board=board,
+        group=group.cpu_group,
+        is_late=True,
     )
     launch_ahead: LaunchAhead = HostOnly()
     if vllm_config.device_config.device_type == "cuda":
-        launch_ahead = EventBound(setup.launch_ahead, torch.cuda.Event)
+        launch_ahead = TimeBound(setup.launch_ahead_s, torch.cuda.Event)
     forward = Forward(rank, board or NoBoard(), votes, launch_ahead)
-    granularity = BoundaryLevel(setup.granularity)
+    granularity = granularity_of(setup, one_host=one_host)
     boundaries = (
         install(runner.get_model(), granularity, forward)
         if compiled is None
         else Boundaries(PassShape(()), granularity)
     )
-    return Preemption(forward, boundaries, keep=setup.mode == "resume")
+    if not one_host and granularity is not BoundaryLevel(setup.granularity):
+        boundaries = replace(boundaries, why_not_finer=_ONCE_A_LAYER)
+    return Preemption(forward, boundaries, keep=setup.mode == "resume", late_by=0 if one_host else 1)
+
+
+def _is_on_one_host() -> bool:
+    """Whether the ranks share memory. All ranks call it."""
+    group = get_tp_group()
+    return group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+
+
+def granularity_of(setup: EngineSetup, *, one_host: bool) -> BoundaryLevel:
+    """Where passes stop: ranks on several hosts vote once a layer, as each vote goes over the network."""
+    return BoundaryLevel(setup.granularity) if one_host else BoundaryLevel.LAYER
 
 
 def _board_if_here(path: Path, group: Any) -> Board | None:

@@ -6,13 +6,14 @@ nothing that they check costs them time, and what can be tuned for a rate is tun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from prefill_node.engine.stepping.step_choice import ChoiceRules
-from prefill_node.worker.operator_work import REFERENCE_TOKENS
+from prefill_node.replica.governing.governor import ForwardProfile
 from simulator.arms.aborting import AbortingReplica, AbortPolicy, AbortRules
 from simulator.arms.admitting import AdmittingReplica
 from simulator.arms.arm import Arm, Build
@@ -23,7 +24,14 @@ from simulator.replica.hardware import Hardware, ReplicaModel
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from simulator.replica.replica import ReplicaRules, VirtualReplica
-from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
+from slo.preemption.types import (
+    LAUNCH_AHEAD_S,
+    STOP_WITHIN_S,
+    Limits,
+    PreemptionMode,
+    PreemptionPolicy,
+    PreemptionRules,
+)
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import STEP_TOKENS
 from slo.queue.fairness import Fairness
@@ -52,7 +60,8 @@ class Scheduling:
     preemption: PreemptionRules
     order: QueueOrder
     granularity: Granularity
-    launch_ahead: int = 0
+    launch_ahead_s: float = 0.0
+    stop_within_s: float = math.inf
     join_tokens: int = JOIN_TOKENS
     step_tokens: int = WHOLE_TOKENS
     foresees: bool = False
@@ -76,10 +85,21 @@ class Scheduling:
         forecast = Forecast() if self.foresees else None
         join_tokens = int(setting.get("join_tokens", self.join_tokens))
         fairness = Fairness(hardware.tiers) if self.is_fair else None
-        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness)
+        profile = self.profile(hardware)
+        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound)
         engine = VirtualEngine(cost, choice, limits)
-        rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights, self.launch_ahead)
-        return VirtualReplica(loop, engine, rules, cost.times([(REFERENCE_TOKENS, 0)]).shape, prefilled)
+        rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights)
+        return VirtualReplica(loop, engine, rules, profile, prefilled)
+
+    def profile(self, hardware: Hardware) -> ForwardProfile:
+        """What the replica knows of its passes; nothing bounds the steps of one that stops none."""
+        is_bound = not hardware.on_host and self.preemption.mode is not PreemptionMode.OFF
+        return ForwardProfile(
+            hardware.at(self.granularity).shape_of_passes(),
+            0,
+            0.0 if hardware.on_host else self.launch_ahead_s,
+            self.stop_within_s if is_bound else math.inf,
+        )
 
 
 def _peer(order: PeerOrder, *, chunked: bool) -> Build:
@@ -144,14 +164,15 @@ SERVERS: Final = Scheduling(
     OURS,
     DEFAULT_ORDER,
     Granularity.REPLAYED,
-    1,
+    LAUNCH_AHEAD_S,
+    STOP_WITHIN_S,
     step_tokens=STEP_TOKENS,
     foresees=True,
     is_fair=True,
 )
 """How the servers run a replica by default."""
 _SLACKSERVE: Final = Arm("slackserve", "SlackServe", SERVERS.build)
-_UNSTOPPED: Final = replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead=0)
+_UNSTOPPED: Final = replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead_s=0.0)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (

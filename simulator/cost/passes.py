@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from prefill_node.board.pass_shape import PassShape
 from simulator.cost.operators import (
     AFTER_ATTENTION,
     BEFORE_ATTENTION,
@@ -25,6 +24,7 @@ from simulator.cost.operators import (
     ModelShape,
     OperatorTimes,
 )
+from slo.predict.pass_shape import PassShape
 
 
 class Granularity(enum.StrEnum):
@@ -32,6 +32,8 @@ class Granularity(enum.StrEnum):
 
     OPERATOR = "operator"
     """Before every operator, to go on with it."""
+    COMPILED = "compiled"
+    """Of a compiled pass: before and behind the attention of each layer."""
     REPLAYED = "replayed"
     """The servers' `operator`: at seven places in a layer, to go on from the start of the half layer."""
     SEGMENT = "segment"
@@ -41,6 +43,7 @@ class Granularity(enum.StrEnum):
     NONE = "none"
 
 
+REFERENCE_TOKENS: Final = 4096
 _RESUMABLE: Final = (0, 1, 4)
 """Of `REPLAYED`: the entry of a layer, its attention, its MLP."""
 
@@ -87,11 +90,6 @@ class PassTimes(msgspec.Struct, frozen=True):
     def boundaries(self) -> int:
         """Places where it can stop."""
         return len(self.ends) * self.layers
-
-    @property
-    def shape(self) -> PassShape:
-        """How much of its work lies before each boundary."""
-        return PassShape(tuple(self.done(boundary) for boundary in range(self.boundaries)))
 
     def done(self, boundary: int) -> float:
         """The fraction of its work that lies before a boundary."""
@@ -160,6 +158,14 @@ class CostModel:
         resumable = _RESUMABLE if self.granularity is Granularity.REPLAYED else ()
         return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, resumable)
 
+    def shape_of_passes(self) -> PassShape:
+        """Where the boundaries lie, with the operators weighed as they are for `REFERENCE_TOKENS`."""
+        times, reduce_s = self._of(REFERENCE_TOKENS)
+        tokens = self._parts(REFERENCE_TOKENS, times, 0.0, reduce_s)
+        with_attention = self._parts(REFERENCE_TOKENS, times, 1.0, reduce_s)
+        pairs = [both - alone for both, alone in zip(with_attention, tokens, strict=True)]
+        return PassShape.of([*tokens] * self.shape.layers, [*pairs] * self.shape.layers)
+
     def _of(self, tokens: int) -> tuple[dict[str, float], float]:
         """The times of the operators, and of an all-reduce between the ranks."""
         if (known := self._by_tokens.get(tokens)) is None:
@@ -183,6 +189,8 @@ class CostModel:
         match self.granularity:
             case Granularity.OPERATOR:
                 return [*before, attention_s, *after, *mlp]
+            case Granularity.COMPILED:
+                return [attention_s, sum(after) + sum(mlp) + sum(before)]
             case Granularity.REPLAYED:
                 norm_s, *rest = before
                 second_norm_s, up_s, *down = mlp

@@ -161,7 +161,7 @@ class FleetConfig(Section):
         kv = self.kv_tokens or _room_for_kv("the prefill replicas", shape, chip, self.tensor_parallel)
         return FleetSetup(
             arm=ARMS[self.arm],
-            hardware=Hardware(self._cost(), kv, tiers),
+            hardware=Hardware(self._cost(), kv, tiers, on_host=self._is_on_host()),
             prefill_replicas=prefill_replicas,
             decode_replicas=decode_replicas,
             decode=self._decode(),
@@ -190,6 +190,12 @@ class FleetConfig(Section):
                 self._shape(), read_profile(self.profile, FleetConfigError).predictor
             )
         return cost_model(self._shape(), _chip(self.accelerator), self.tensor_parallel)
+
+    def _is_on_host(self) -> bool:
+        """Whether the profile is of a CPU."""
+        if self.profile is None:
+            return False
+        return read_profile(self.profile, FleetConfigError).subject.accelerator == "cpu"
 
     def _link(self) -> Link:
         """What the file says; else what a profile has measured; else the default."""

@@ -65,14 +65,13 @@ class Issued(msgspec.Struct, frozen=True):
         """When it ends if nobody stops it."""
         return self.origin_s + self.times.total_s
 
-    def boundary_after(self, now_s: float, launch_ahead: int) -> int:
+    def boundary_after(self, now_s: float, launch_ahead_s: float) -> int:
         """The next boundary at which the host looks for a stop order.
 
-        Before it launches boundary k the host waits until the device has reached boundary k - `launch_ahead`;
-        with 0 it waits at each boundary until the device is there.
+        The host gets to a boundary so many seconds before the device; with 0 it waits until that is there.
         """
-        reached = max(self.times.passed(now_s - self.origin_s), self.view.from_boundary - 1)
-        return reached + 1 + launch_ahead
+        reached = self.times.passed(now_s + launch_ahead_s - self.origin_s)
+        return max(reached, self.view.from_boundary - 1) + 1
 
 
 class _KvBlocks:
@@ -144,9 +143,9 @@ class VirtualEngine:
         times: PassTimes | None = None
         from_boundary = 0
         match command:
-            case Start(requests=requests, drop_steps=steps, drop_requests=dropped):
+            case Start(requests, drop_steps=steps, drop_requests=dropped, most_tokens=most_tokens):
                 self._start_over([*(name for step in steps for name in step.members), *dropped], now_s)
-                members = self._start(requests)
+                members = self._start(requests, int(min(self._limits.budget_tokens, most_tokens)))
             case Resume(step=step):
                 members = {self.requests[name]: tokens for name, tokens in step.members.items()}
                 from_boundary, times = step.boundary, self._times.pop(step.step_id)
@@ -222,9 +221,8 @@ class VirtualEngine:
                 return command
             self._start_over(command.requests, now_s)
 
-    def _start(self, names: Sequence[str]) -> dict[Job, int]:
+    def _start(self, names: Sequence[str], budget: int) -> dict[Job, int]:
         """Compose the step as vLLM does from what it is shown: those under way first, up to the budget."""
-        budget = self._limits.budget_tokens
         jobs = [self.requests[name] for name in names]
         members: dict[Job, int] = {}
         for job in sorted(jobs, key=lambda job: not job.started):

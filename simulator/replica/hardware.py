@@ -49,12 +49,14 @@ class Hardware:
         tiers: Whose requests it serves.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
         noise: How far the predictions of all arms are off; None for hardly.
+        on_host: Whether it has no accelerator: nothing is launched ahead, and chunks have one length.
     """
 
     cost: CostModel
     kv_tokens: int = 400_000
     tiers: TierSet = DEFAULT_TIERS
     noise: PredictionNoise | None = None
+    on_host: bool = False
 
     @property
     def weights(self) -> dict[Tier, float]:

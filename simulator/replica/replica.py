@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from simulator.findings import State
@@ -30,7 +29,6 @@ class ReplicaRules:
 
     Attributes:
         weights: Value of a request on time, by tier.
-        launch_ahead: Boundaries that the host launches ahead of the device; 0 waits at each of them.
         signal_s: From an arrival to the moment at which the workers can see the order.
     """
 
@@ -38,7 +36,6 @@ class ReplicaRules:
     order: QueueOrder
     predictor: PrefillPredictor
     weights: Mapping[Tier, float]
-    launch_ahead: int = 1
     signal_s: float = 0.0002
 
 
@@ -46,7 +43,8 @@ class VirtualReplica:
     """One prefill replica.
 
     Args:
-        shape: Where a pass of its model can stop.
+        profile: Where a pass of its model can stop, and how far the host launches ahead of the device; with
+            nothing ahead it waits at each boundary.
         prefilled: Called with every request whose prefill is done; `release` must be called for it later.
 
     Attributes:
@@ -59,19 +57,19 @@ class VirtualReplica:
         loop: EventLoop,
         engine: VirtualEngine,
         rules: ReplicaRules,
-        shape: PassShape,
+        profile: ForwardProfile,
         prefilled: Callable[[Job], None],
     ) -> None:
         self.blocking_s: list[float] = []
         self.busy_s = 0.0
         self.engine = engine
         self.ledger = PrefillLedger(rules.predictor)
-        profile = ForwardProfile(shape, 0, rules.launch_ahead)
         self.governor = Governor(
             self.ledger, rules.weights, rules.preemption, rules.order, profile, engine.fairness
         )
         self._loop = loop
         self._rules = rules
+        self._ahead_s = profile.ahead_s
         self._prefilled = prefilled
         self._keeps = rules.preemption.mode is PreemptionMode.RESUME
         self._recheck = 0
@@ -105,7 +103,7 @@ class VirtualReplica:
         issued = self.engine.issued
         if issued is None:
             return 0, 0
-        host_at = issued.boundary_after(self._loop.now_s, self._rules.launch_ahead) - 1
+        host_at = issued.boundary_after(self._loop.now_s, self._ahead_s) - 1
         boundary = min(max(host_at, issued.view.from_boundary), issued.times.boundaries)
         return issued.view.step_id, boundary
 
@@ -146,7 +144,7 @@ class VirtualReplica:
         issued = self.engine.issued
         assert issued is not None
         ordered_s = self._loop.now_s
-        boundary = issued.boundary_after(ordered_s + self._rules.signal_s, self._rules.launch_ahead)
+        boundary = issued.boundary_after(ordered_s + self._rules.signal_s, self._ahead_s)
         if boundary >= issued.times.boundaries:
             return  # the last boundary is behind the host: the pass ends
         self._stopping = True

@@ -70,7 +70,7 @@ def hardware(recording: Recording) -> Hardware:
     nothing = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS}
     operators = nothing | {"attn_pre_proj": half, "mlp_up_proj": half}
     free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
-    return Hardware(CostModel(EMBEDDED, operators, free, step_s=0.0))
+    return Hardware(CostModel(EMBEDDED, operators, free, step_s=0.0), on_host=True)
 
 
 def simulated_s(recording: Recording) -> list[float]:

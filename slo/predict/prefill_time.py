@@ -11,6 +11,8 @@ from itertools import combinations
 
 import numpy as np
 
+from slo.predict.pass_shape import PassPart
+
 
 def attention_pairs(tokens: float, context_tokens: float = 0) -> float:
     """Pairs of a query and a key that causal attention looks at, per head, half a pair per token left out.
@@ -50,6 +52,20 @@ class PrefillPredictor:
         """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""
         return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs if tokens > 0 else 0.0
 
+    def part_s(self, part: PassPart, tokens: int, pairs: float) -> float:
+        """Seconds of a part of such a pass; what is fixed is spread over it as the work of its tokens is."""
+        return self.fraction(part, tokens, pairs) * self.pass_s(tokens, pairs)
+
+    def fraction(self, part: PassPart, tokens: int, pairs: float) -> float:
+        """The part of such a pass as a fraction of its time."""
+        of_tokens_s, of_pairs_s = self.kinds_s(tokens, pairs)
+        whole_s = of_tokens_s + of_pairs_s
+        return (part.tokens * of_tokens_s + part.pairs * of_pairs_s) / whole_s if whole_s > 0 else part.tokens
+
+    def kinds_s(self, tokens: int, pairs: float) -> tuple[float, float]:
+        """Seconds of such a pass that go with its tokens, and with its attention."""
+        return self.fixed_s + self.per_token_s * tokens, self.per_pair_s * pairs
+
     def times(self, factor: float) -> PrefillPredictor:
         """The predictor of a replica that takes `factor` times as long; the handoff stays as it is."""
         return replace(
@@ -86,8 +102,15 @@ class Fit:
     mape: float
 
 
-def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
+def fit(samples: Sequence[Sample], handoff_s: float = 0.0, pair_work: float = 0.0) -> Fit:
     """Fit by least squares of the relative errors, with no negative coefficient.
+
+    Args:
+        samples: What was measured.
+        handoff_s: See `PrefillPredictor`.
+        pair_work: The work of a pair over that of a token. A pair takes no less of the time of a token, since
+            no device computes attention faster than a product of matrices. In short prompts attention does
+            not show, and what they say of it is noise.
 
     Errors are relative because a tenth of a short prefill matters as much to its deadline as a tenth of a
     long one. Of repeated measurements the median is fitted, which one outlier does not move; the quality is
@@ -103,7 +126,9 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0) -> Fit:
     typical = _medians(samples)
     weights = np.array([1 / sample.measured_s for sample in typical])
     wanted = np.array([_features(sample) for sample in typical])
+    wanted[:, 1] += pair_work * wanted[:, 0]  # so that what is fitted to pairs is what they take beyond it
     coefficients = _non_negative(wanted * weights[:, None], np.ones(len(typical)))
+    coefficients[0] += pair_work * coefficients[1]
     measured = np.array([sample.measured_s for sample in samples])
     features = np.array([_features(sample) for sample in samples])
     per_pair_s, per_token_s, fixed_s = (float(value) for value in coefficients)

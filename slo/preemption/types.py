@@ -9,7 +9,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -81,6 +81,12 @@ class KeepReason(enum.StrEnum):
     """The waiter was itself preempted, for a member of the step or for another job."""
     STARVING = "starving"
     """The step belongs to a class that has waited for too long; no waiter has enough weight to pass it."""
+
+
+LAUNCH_AHEAD_S: Final = 0.002
+"""How much work the host launches ahead of an accelerator, by default: enough that it does not starve."""
+STOP_WITHIN_S: Final = 0.010
+"""How long a stop takes at most on an accelerator, by default; chunks are cut to that."""
 
 
 @dataclass(frozen=True, slots=True)

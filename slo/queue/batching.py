@@ -14,10 +14,12 @@ from typing import Final
 import msgspec
 
 from slo.predict.prefill_time import PrefillPredictor
+from slo.queue.chunks import StopBound
 
 STEP_TOKENS: Final = 8192
 """Default maximum of tokens in one step. A longer prompt is prefilled in chunks of this many, which fill a
-device as well as larger ones do and have their boundaries closer together."""
+device as well as larger ones do and have their boundaries closer together; where those are still too far
+apart, in smaller ones (`slo.queue.chunks`)."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -40,6 +42,8 @@ class StepLimit(enum.StrEnum):
     QUEUE_EMPTY = "queue_empty"
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - tokens of text
     SLACK = "slack"
+    STOP = "stop"
+    """A larger step could not be stopped soon enough."""
 
 
 JOIN_MARGIN: Final = 1.05
@@ -58,13 +62,14 @@ def compose_step(
     now_s: float,
     predictor: PrefillPredictor,
     token_budget: int,
+    stop: StopBound | None = None,
 ) -> Step:
     """Choose the longest prefix of `candidates` in which sharing the pass makes nobody late.
 
     A forward pass ends for all its requests at once, so each further request delays those already in it. One
     joins only if every member that would be on time without it is still on time with it, should the pass take
-    `JOIN_MARGIN` times its predicted time. The first candidate always runs. The step starts at `now_s`; the
-    candidates come most urgent first.
+    `JOIN_MARGIN` times its predicted time, and if the whole can still be stopped as soon as it must be. The
+    first candidate always runs. The step starts at `now_s`; the candidates come most urgent first.
     """
     if not candidates:
         return Step(0, StepLimit.QUEUE_EMPTY)
@@ -78,6 +83,8 @@ def compose_step(
         pass_s = predictor.pass_s(tokens, pairs)
         if now_s + JOIN_MARGIN * pass_s > earliest_deadline_s:
             return Step(size, StepLimit.SLACK)
+        if stop is not None and not stop.is_kept(tokens, pairs, predictor):
+            return Step(size, StepLimit.STOP)
         earliest_deadline_s = min(earliest_deadline_s, _binding_deadline_s(candidate, now_s + pass_s))
     return Step(len(candidates), StepLimit.QUEUE_EMPTY)
 

@@ -86,7 +86,7 @@ def test_several_suspended_at_operators_and_stopped_there_again(shared_engine):
 @pytest.mark.parametrize(("architecture", "per_layer"), [("qwen2", 7), ("qwen3", 7), ("qwen3_moe", 5)])
 def test_other_architectures_before_each_operator(architecture, per_layer, models):
     with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="operator")) as running:
-        ((done, granularity, why_not_finer),) = running.rpc("preemption_support")
+        ((done, _, _, granularity, why_not_finer),) = running.rpc("preemption_support")
         assert (len(done), granularity, why_not_finer) == (4 * per_layer, "operator", "")
         assert done[::per_layer] == pytest.approx((0, 0.25, 0.5, 0.75))
         expected = undisturbed(running)
@@ -137,7 +137,7 @@ def test_pieces_that_inductor_has_compiled(models, monkeypatch, tmp_path):
 
 def test_a_model_that_computes_between_its_layers_is_preempted_when_compiled(models):
     with engine(models("solar"), **COMPILED) as running:
-        ((done, granularity, _),) = running.rpc("preemption_support")
+        ((done, _, _, granularity, _),) = running.rpc("preemption_support")
         assert (len(done), granularity) == (2 * 4 + 1, "sublayer")
         expected = undisturbed(running)
         for boundary in range(running.boundaries):
@@ -147,7 +147,7 @@ def test_a_model_that_computes_between_its_layers_is_preempted_when_compiled(mod
 def test_a_model_that_computes_between_its_layers_is_not_preempted(models):
     """It would go on with other values: a skip connection starts before the checkpoint's layer."""
     with engine(models("solar")) as running:
-        ((done, _, refusal),) = running.rpc("preemption_support")
+        ((done, _, _, _, refusal),) = running.rpc("preemption_support")
         assert done == ()
         assert "SolarForCausalLM: a pass of it that is stopped and resumed ends with other values" in refusal
         running.stop_at(2)

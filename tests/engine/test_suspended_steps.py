@@ -1,5 +1,6 @@
 """What becomes of suspended steps: order, aborts, memory, pauses. Everything ends, and ends right."""
 
+import math
 import time
 
 import pytest
@@ -10,8 +11,10 @@ from waiting import assert_soon
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from prefill_node.engine_setup import EngineSetup
+from slo.predict.pass_shape import PassPart
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import MEMORY_S
+from slo.queue.chunks import StopBound
 
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)
@@ -71,6 +74,31 @@ def test_several_suspended_at_once_are_served_in_order_of_urgency(running):
     assert running.answers == expected
     kinds = [type(notice) for notice in running.notices() if not isinstance(notice, Passed | Started)]
     assert kinds == [Stopped, Served, Stopped, Served, Resumed, Resumed]
+
+
+def test_steps_are_as_short_as_they_must_be_to_stop_in_time(running):
+    """A stopped step goes on as it was, also when shorter ones are wanted by then."""
+    expected = alone(running, long=LONG)
+    running.notices()
+    running.add("long", LONG, stop_bound=chunks_of(256))
+    running.stop_at(2)
+    running.order_stop("short")
+    assert running.step() == []
+    running.add("short", SHORT, deadline_s=60, stop_bound=chunks_of(128))
+    ended = [name for _ in range(6) for name in running.step()]
+    assert ended == ["short", "long"]
+    notices = running.notices()
+    (stopped,) = [notice for notice in notices if isinstance(notice, Stopped)]
+    assert stopped.tokens == 256
+    undisturbed = [notice.tokens for notice in notices if isinstance(notice, Passed)]
+    assert undisturbed[-4:] == [64, 128, 128, 128], "of the last one nothing is said yet: 60 remain"
+    assert_same_output(running, expected)
+    running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
+
+
+def chunks_of(tokens):
+    """A bound that is met by so many, as the engine's predictor has it."""
+    return StopBound(1e-3 + 1e-5 * (tokens + 1), (PassPart(1.0, 0.0),))
 
 
 def test_what_vllm_had_skipped_does_not_slip_into_an_urgent_step(running):

@@ -20,6 +20,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import Candidate, compose_step
+from slo.queue.chunks import StopBound
 from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
@@ -49,13 +50,17 @@ class Suspended(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """Run these requests in a step of their own, after dropping what stands in the way of their memory.
 
-    `boost` is the right by which the first of them runs; None for its deadline.
+    Attributes:
+        boost: The right by which the first of them runs; None for its deadline.
+        most_tokens: What the step takes of them at most, for it to be stopped soon enough; infinite for what
+            the engine takes.
     """
 
     requests: tuple[str, ...]
     drop_steps: tuple[SuspendedStep, ...] = ()
     drop_requests: tuple[str, ...] = ()
     boost: Boost | None = None
+    most_tokens: float = math.inf
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -81,6 +86,7 @@ class ChoiceRules:
         join_tokens: Prompts share a step while they have no more tokens together.
         forecast: What is expected to arrive; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
+        stop: How soon steps must be able to stop; None for no bound.
     """
 
     queue_order: QueueOrder
@@ -88,6 +94,7 @@ class ChoiceRules:
     join_tokens: int
     forecast: Forecast | None = None
     fairness: Fairness | None = None
+    stop: StopBound | None = None
 
 
 def in_order(
@@ -152,13 +159,14 @@ def _first_that_fits(
         missing = (item := queued[first.job_id]).missing_blocks
         if missing <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
-            return Start(_joined(behind, free_blocks, now_s, rules), boost=boost)
+            requests = _joined(behind, free_blocks, now_s, rules)
+            return Start(requests, boost=boost, most_tokens=_most_tokens(item, len(requests), rules))
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
         if (start := _take_memory(item, may_take, missing - free_blocks, queue, suspended)) is not None:
-            return msgspec.structs.replace(start, boost=boost)
+            return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens(item, 1, rules))
         if may_take == math.inf:
             return None
     return None
@@ -182,8 +190,16 @@ def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: Choi
             break
         fitting.append(item)
     candidates = [Candidate(item.tokens, item.prefill.deadline_s, item.pairs) for item in fitting]
-    step = compose_step(candidates, now_s, rules.predictor, rules.join_tokens)
+    step = compose_step(candidates, now_s, rules.predictor, rules.join_tokens, rules.stop)
     return tuple([item.request for item in fitting[: step.size]])
+
+
+def _most_tokens(first: Queued, requests: int, rules: ChoiceRules) -> float:
+    """Of a step of so many requests; several share one only if the step can be stopped soon enough whole."""
+    if rules.stop is None or requests > 1 or first.tokens <= 0:
+        return math.inf
+    context_tokens = max(0.0, first.pairs / first.tokens - first.tokens / 2)
+    return rules.stop.chunk_tokens(context_tokens, rules.predictor)
 
 
 def _take_memory(

@@ -5,8 +5,10 @@ Pure: events and the time in, commands and views out. The shell (`prefill_node.e
 queues, the forward pass, the board.
 
     next_step -> StartOver | Start | Resume | Wait      what to do now
-    step_issued -> StepView                             it runs
+    step_issued -> StepView                             it runs, or will behind those that were issued before
     step_ended | step_preempted                         it does not run any more
+
+Where nothing is ever stopped a step may be issued while one runs, as vLLM does by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -32,6 +34,7 @@ from prefill_node.engine.stepping.step_choice import (
 from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
+from slo.queue.chunks import StopBound
 from slo.queue.fairness import Boost
 from slo.queue.prefill import Prefill
 from slo.request import JobId
@@ -39,6 +42,9 @@ from slo.tiers import Tier
 
 _REMEMBER_JOBS = 8192
 _REMEMBER_DONE = 128
+COMPOSED_AHEAD_S: Final = 0.05
+"""Behind a longer step none is issued before it ends: who arrives meanwhile would wait for two steps, and the
+host's time for a step, which is what that saves, is little of it."""
 
 
 class StartOver(msgspec.Struct, frozen=True):
@@ -69,9 +75,10 @@ class Member(NamedTuple):
 
 
 class _Issued(NamedTuple):
-    """The running step: its tokens by tier, and the right that it runs by."""
+    """A step that has been issued: its members, its tokens by tier, and the right that it runs by."""
 
     view: StepView
+    members: frozenset[str]
     tokens: dict[Tier, int]
     boost: Boost | None
 
@@ -84,7 +91,7 @@ class Stepper:
         arrival_wait_s: How long a stopped step waits for a beneficiary that has not reached the engine.
 
     Attributes:
-        rules: How it chooses; the predictor changes with what the replica sends.
+        rules: How it chooses; the predictor and the bound on stops change with what the replica sends.
         suspensions: What is suspended, and what each request has been through.
         jobs: Engine request ids by job, of all jobs that are in the engine.
         step_id: Identity of the last step.
@@ -99,8 +106,7 @@ class Stepper:
         self._arrival_wait_s = arrival_wait_s
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
-        self._issued: _Issued | None = None
-        self._members: frozenset[str] = frozenset()
+        self._issued: deque[_Issued] = deque()
         self._queue: dict[JobId, Queued] = {}
         self._ordered: list[Prefill] = []
 
@@ -110,6 +116,11 @@ class Stepper:
         """The replica has sent its predictor."""
         if predictor != self.rules.predictor:
             self.rules = replace(self.rules, predictor=predictor)
+
+    def must_stop(self, bound: StopBound) -> None:
+        """The replica has said how soon steps must be able to stop."""
+        if bound != self.rules.stop:
+            self.rules = replace(self.rules, stop=bound)
 
     def job_arrived(self, job: str, request: str, prefill: Prefill, now_s: float) -> None:
         """A job has reached the engine."""
@@ -166,14 +177,19 @@ class Stepper:
             guard=0.0 if boost is None else boost.guard,
             behind_tokens=behind_tokens,
         )
-        self._issued = _Issued(view, tokens, boost)
-        self._members = frozenset([member.request for member in members])
+        names = frozenset([member.request for member in members])
+        self._issued.append(_Issued(view, names, tokens, boost))
         return view
 
     def step_ended(self, now_s: float) -> None:
         """The running step has ended or stopped: charge it to the classes of its members."""
-        issued, self._issued, self._members = self._issued, None, frozenset()
-        if issued is not None and self.rules.fairness is not None:
+        if not self._issued:
+            return
+        issued = self._issued.popleft()
+        if self._issued:
+            started = msgspec.structs.replace(self._issued[0].view, started_s=now_s)
+            self._issued[0] = self._issued[0]._replace(view=started)
+        if self.rules.fairness is not None:
             seconds = now_s - issued.view.started_s
             self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
 
@@ -191,24 +207,33 @@ class Stepper:
         self, queue: Sequence[Queued], suspended: Sequence[Suspended], free_blocks: int, now_s: float
     ) -> Command:
         """What to do now."""
+        if self._issued and not self._may_issue_ahead():
+            return Wait()
         if suspended and (excess := in_excess(suspended, now_s, self._limits)):
             return StartOver(tuple(request for step in excess for request in step.members))
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         return choose(queue, suspended, free_blocks, now_s, self.rules, self._ordered)
 
+    def _may_issue_ahead(self) -> bool:
+        """Whether one step may follow on that which runs, without the host's time between them."""
+        (running, *others) = self._issued
+        step_s = self.rules.predictor.pass_s(running.view.tokens, running.view.pairs)
+        return not others and step_s <= COMPOSED_AHEAD_S
+
     # What is published
 
     @property
     def running(self) -> StepView | None:
         """The step that runs."""
-        return None if self._issued is None else self._issued.view
+        return self._issued[0].view if self._issued else None
 
     def view(self, suspended: Sequence[SuspendedView]) -> SchedulerView:
         """The step that runs and what waits behind it, in the order in which it would run."""
-        queue, members = self._queue, self._members
+        queue = self._queue
         waiting = [item for prefill in self._ordered if (item := queue.get(prefill.job_id)) is not None]
-        if members:
+        if self._issued:
+            members = frozenset[str]().union(*[step.members for step in self._issued])
             waiting = [item for item in waiting if item.request not in members]
         fairness = self.rules.fairness
         return SchedulerView(

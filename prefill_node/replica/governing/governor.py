@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.monitor.directives import PreemptDirective
+from slo.predict.pass_shape import PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
 from slo.preemption.types import (
@@ -34,6 +34,7 @@ from slo.preemption.types import (
     RunningStep,
 )
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.chunks import StopBound, longest_s
 from slo.queue.fairness import FairnessRule
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
@@ -51,18 +52,30 @@ class ForwardProfile:
     Attributes:
         shape: Where it can stop; without boundaries when it cannot.
         checkpoint_bytes_per_token: What stopping keeps, on each rank.
-        ahead: Boundaries that are launched on an accelerator before the one that it is at.
-        longest_stop: The largest fraction of it that runs between an order and the stop.
+        ahead_s: What is launched on an accelerator before it runs.
+        within_s: How long a stop may take at most; infinite for any time.
+        stretches: See `PassShape.stretches`.
+        bound: What a step may be for that; None where no step stops, or any may be.
     """
 
     shape: PassShape
     checkpoint_bytes_per_token: int
-    ahead: int = 0
-    longest_stop: float = field(init=False)
+    ahead_s: float = 0.0
+    within_s: float = math.inf
+    stretches: tuple[PassPart, ...] = field(init=False)
+    bound: StopBound | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Work out what does not change."""
-        object.__setattr__(self, "longest_stop", self.shape.longest(self.ahead))
+        stretches = self.shape.stretches()
+        is_bound = bool(stretches) and self.within_s < math.inf
+        object.__setattr__(self, "stretches", stretches)
+        left_s = max(0.0, self.within_s - self.ahead_s)
+        object.__setattr__(self, "bound", StopBound(left_s, stretches) if is_bound else None)
+
+    def stop_s(self, tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
+        """The longest that such a pass runs between an order and the stop, as predicted."""
+        return self.ahead_s + longest_s(self.stretches, tokens, pairs, predictor)
 
     @property
     def boundaries(self) -> int:
@@ -173,8 +186,9 @@ class Governor:
         return self.ledger.predictor.pass_s(step.tokens, step.pairs)
 
     def progress(self, step: StepView, reached: tuple[int, int]) -> float:
-        """The fraction of a running step's forward pass that is done."""
-        return self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
+        """The fraction of a running step's forward pass that is done, by its time."""
+        at = self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
+        return self.ledger.predictor.fraction(at, step.tokens, step.pairs)
 
     def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
         """How soon the running step would be preempted for somebody more urgent; None when it would not."""
@@ -231,7 +245,7 @@ class Governor:
             progress=progress,
             stoppable=step.stoppable and bool(members),
             checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
-            boundary_s=total_s * self.profile.longest_stop,
+            boundary_s=self.profile.stop_s(step.tokens, step.pairs, self.ledger.predictor),
             guard=step.guard,
         )
 

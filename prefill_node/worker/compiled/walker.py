@@ -15,11 +15,17 @@ import vllm.compilation.caching
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from prefill_node.board.pass_shape import PassShape
-from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, stretches_of_layers
+from prefill_node.worker.boundary import (
+    Boundaries,
+    BoundaryLevel,
+    NoBoundariesError,
+    shape_of,
+    stretches_of_layers,
+)
 from prefill_node.worker.checkpoint import map_tensors
 from prefill_node.worker.compiled.stretches import PIECES, NotInPiecesError, Stretches, cut, stretch_name
 from prefill_node.worker.forward import Forward
+from slo.predict.pass_shape import PassShape
 
 if TYPE_CHECKING:
     import torch
@@ -132,13 +138,19 @@ class CompiledPass:
         is_fine = self._granularity is not BoundaryLevel.LAYER
         level = BoundaryLevel.SUBLAYER if is_fine else BoundaryLevel.LAYER
         why = "" if level is self._granularity else "pieces are compiled as a whole"
-        return Boundaries(PassShape.of(self._work(model, walker.stretches)), level, why)
+        return Boundaries(self._shape(model, walker.stretches), level, why)
 
-    def _work(self, model: Any, stretches: Stretches) -> list[float]:
-        """Of each stretch; all alike where the layers of the model do not tell."""
+    def _shape(self, model: Any, stretches: Stretches) -> PassShape:
+        """Of the pass; where the layers of the model do not tell, all attentions and all others are alike."""
         is_fine = self._granularity is not BoundaryLevel.LAYER
         known = stretches_of_layers(model, before_attention=is_fine)
-        return known if len(known) == stretches.count else [1.0] * stretches.count
+        if len(known) == stretches.count:
+            return shape_of(known)
+        if not is_fine:
+            return PassShape.even(stretches.count)
+        at_attention = [float(is_so) for is_so in stretches.at_attention]
+        even = PassShape.of([1.0 - each for each in at_attention], at_attention)
+        return PassShape(even.done)
 
     def _make(
         self,

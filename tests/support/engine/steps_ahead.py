@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from unittest import mock
 
 from vllm.config.scheduler import SchedulerConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.arg_utils import EngineArgs
 
-from decode_node.carrying import ASYNC_SCHEDULER
+from decode_node.carrying import ASYNC_SCHEDULER as OF_DECODE
+from prefill_node.replica.engine import ASYNC_SCHEDULER as OF_PREFILL
 
 
 class AheadConfig(SchedulerConfig):
@@ -21,16 +22,16 @@ class AheadConfig(SchedulerConfig):
 
 @contextmanager
 def steps_ahead_on_cpu():
-    """Engines that start meanwhile with our asynchronous scheduler have it on."""
-    create = AsyncEngineArgs.create_engine_config
+    """Engines that start meanwhile with one of our asynchronous schedulers have it on."""
+    create = EngineArgs.create_engine_config
 
     def ahead(arguments, *args, **kwargs):
         config = create(arguments, *args, **kwargs)
-        if config.scheduler_config.scheduler_cls == ASYNC_SCHEDULER:
+        if config.scheduler_config.scheduler_cls in (OF_DECODE, OF_PREFILL):
             config.scheduler_config.__class__ = AheadConfig
             config.scheduler_config.async_scheduling = True
             config.parallel_config.worker_extension_cls = "no_streams.NoStreams"
         return config
 
-    with mock.patch.object(AsyncEngineArgs, "create_engine_config", ahead):
+    with mock.patch.object(EngineArgs, "create_engine_config", ahead):
         yield

@@ -34,6 +34,7 @@ class Join:
     ranks: int
     timeout_s: float
     port: int | None = None
+    is_late: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,9 @@ class Ranks:
     def __exit__(self, *_):
         self.close()
 
-    def join(self, ranks: int, board: Board, timeout_s: float, across_hosts: bool = False):
+    def join(
+        self, ranks: int, board: Board, timeout_s: float, across_hosts: bool = False, is_late: bool = False
+    ):
         """Give the first so many processes a seat each, and replace those that are gone or still busy."""
         for rank in range(ranks):
             if rank == len(self._processes):
@@ -108,7 +111,7 @@ class Ranks:
                 self._start(rank)
         port = free_port() if across_hosts else None
         for rank in range(ranks):
-            self._send(rank, Join(board.path, rank, ranks, timeout_s, port))
+            self._send(rank, Join(board.path, rank, ranks, timeout_s, port, is_late))
         assert [self.reply(rank) for rank in range(ranks)] == ["joined"] * ranks
 
     def run(self, *runs: Run, starvation_timeout_s: float = _PATIENCE_S) -> list[Outcome]:
@@ -195,6 +198,7 @@ class _Seat:
             same_host=self.group is None,
             board=self.board,
             group=self.group,
+            is_late=join.is_late,
         )
 
     def leave(self):

@@ -71,7 +71,7 @@ def test_every_resumed_pass_ends_as_it_would_have(run):
 
 def test_between_layers_a_checkpoint_is_two_rows(run):
     _, found = run
-    rows = [row for row in found["results"]["exactness"] if row["variant"] == "layer, ahead 2"]
+    rows = [row for row in found["results"]["exactness"] if row["variant"] == "layer, ahead 2 ms"]
     assert len(rows) == 2
     for row in rows:
         assert row["checkpoint_bytes"] == row["two_rows_bytes"] == 2 * row["tokens"] * SMALL.hidden * 4

@@ -210,6 +210,34 @@ def test_decode_composes_steps_ahead_on_gpus_unless_something_forbids_it(options
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("values", "is_eager", "is_ahead"),
+    [
+        ({}, True, False),
+        ({"preemption": {"compiled": True}}, False, False),
+        ({"preemption": {"mode": "off"}}, False, None),
+        ({"preemption": {"mode": "off"}, "prefill": {"engine_kwargs": {"enforce_eager": True}}}, True, None),
+        ({"preemption": {"mode": "off"}, "accelerator": "cpu"}, True, None),
+    ],
+    ids=str,
+)
+def test_where_prefill_is_never_stopped_it_runs_as_vllm_does(options, tiny, values, is_eager, is_ahead):
+    config, _ = options({"model": tiny, "accelerator": "cuda", **values})["prefill"]
+    assert config.engine_kwargs["enforce_eager"] is is_eager
+    assert config.engine_kwargs["async_scheduling"] is is_ahead
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in config.runtime_env["env_vars"], "the replica chooses it"
+
+
+@pytest.mark.slow
+def test_prefill_that_turns_out_to_be_refused_knows_how_vllm_would_run(tiny):
+    from deployments.engine_kwargs import stock_prefill
+
+    for accelerator, is_eager in (("cuda", False), ("cpu", True)):
+        config = parse({"model": tiny, "accelerator": accelerator})
+        assert stock_prefill(config) == {"async_scheduling": None, "enforce_eager": is_eager}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("accelerator", "swap_gib", "expected"),
     [("cpu", None, {}), ("cpu", 0.5, 1 << 29), ("cuda", None, None), ("cuda", 0, {}), ("cuda", 2, 2 << 30)],
 )

@@ -1,5 +1,6 @@
 """The section `preemption` of a deployment's configuration, and the rules that it becomes."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,8 @@ def test_the_documented_defaults_are_the_real_ones():
         Limits.default_for(mode).max_preemptions for mode in (PreemptionMode.RESUME, PreemptionMode.RECOMPUTE)
     ]
     real["limits.max_preemptions"] = f"{most[0]}, or {most[1]} with `recompute"
+    real["stop_within_ms"] = f"{config.stop_within_s('cuda') * 1e3:g} on `cuda`, none on `cpu"
+    assert config.stop_within_s("cpu") == math.inf
     real["compiled"] = str(config.compiled).lower()
     shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in real.items()}
     assert documented_defaults() == shown
@@ -114,8 +117,9 @@ def test_the_engine_starts_from_the_same_defaults():
         ({"margin": 0.99}, "preemption.margin", "greater than or equal to 1"),
         ({"margin": float("inf")}, "preemption.margin", "finite number"),
         ({"margin": float("nan")}, "preemption.margin", "finite number"),
-        ({"launch_ahead": 0}, "preemption.launch_ahead", "greater than or equal to 1"),
-        ({"launch_ahead": 65}, "preemption.launch_ahead", "less than or equal to 64"),
+        ({"launch_ahead_ms": 0}, "preemption.launch_ahead_ms", "greater than 0"),
+        ({"launch_ahead_ms": 1001}, "preemption.launch_ahead_ms", "less than or equal to 1000"),
+        ({"stop_within_ms": 0}, "preemption.stop_within_ms", "greater than 0"),
         ({"join_tokens": 0}, "preemption.join_tokens", "greater than or equal to 1"),
         ({"vote_timeout_s": 0}, "preemption.vote_timeout_s", "greater than 0"),
         ({"limits": {"max_preemptions": -1}}, "preemption.limits.max_preemptions", "greater than or equal"),

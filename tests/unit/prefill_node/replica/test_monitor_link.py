@@ -5,7 +5,6 @@ from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
 from prefill_node.board.messages import SchedulerView
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
@@ -13,6 +12,7 @@ from prefill_node.replica.governing.monitor_view import replica_seen
 from prefill_node.replica.monitor_link import Monitored
 from slo.monitor.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
 from slo.monitor.policy import ClusterPolicy
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import (
     Keep,
@@ -229,8 +229,8 @@ def test_a_step_that_ran_to_its_end_is_measured_once(board, bulletin):
     bulletin.issued(view(), None)
     bulletin.ended()
     assert passed(board) == [], "it may turn out to have been stopped"
-    bulletin.idle(SchedulerView())
-    bulletin.idle(SchedulerView())
+    bulletin.show(SchedulerView())
+    bulletin.show(SchedulerView())
     (measured,) = passed(board)
     assert (measured.tokens, measured.pairs) == (2000, 0.0)
     assert measured.seconds != 0.0
@@ -248,5 +248,5 @@ def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(b
     )
     bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
     bulletin.ended()
-    bulletin.idle(SchedulerView())
+    bulletin.show(SchedulerView())
     assert passed(board) == []

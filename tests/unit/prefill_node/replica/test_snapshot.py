@@ -7,10 +7,10 @@ from published import Account, Engine
 from published import running as running_step
 from published import suspended as suspended_step
 
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.governing.snapshot import load, snapshot
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits, PreemptionRules
 from slo.queue.order import QueueOrder

@@ -305,9 +305,10 @@ def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_i
 
 def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
     shape = install(decoder(), BoundaryLevel.OPERATOR, forward).shape
+    assert shape.pair_work == 0, "attention of this decoder has no sizes"
     layer = 1 + 0 + 1 + 3 + 3  # in squares of the width: before attention, attention, behind it, up, down
     within = [0, 0, 1, 1, 2, 5, 5]
-    assert shape.done == pytest.approx(
+    assert [part.tokens for part in shape.done] == pytest.approx(
         [(number * layer + before) / (3 * layer) for number in range(3) for before in within]
     )
 
@@ -316,7 +317,7 @@ def test_boundaries_are_weighed_by_the_matrices_between_them(forward):
 def test_the_entry_of_a_layer_is_as_far_however_finely_it_can_stop(granularity, forward):
     shape = install(decoder(), granularity, forward).shape
     per_layer = shape.boundaries // 3
-    assert shape.done[::per_layer] == pytest.approx([0, 1 / 3, 2 / 3])
+    assert [part.tokens for part in shape.done[::per_layer]] == pytest.approx([0, 1 / 3, 2 / 3])
 
 
 # Wrapped

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -419,11 +420,11 @@ class Watched:
     def __init__(self):
         self.calls = []
 
-    def start(self):
-        self.calls.append("start")
+    def start(self, at_s):
+        self.calls.append(("start", at_s))
 
-    def reach(self):
-        self.calls.append("reach")
+    def reach(self, boundary):
+        self.calls.append(boundary)
 
 
 def test_the_launch_ahead_is_bounded_at_each_boundary_that_is_reached():
@@ -432,10 +433,57 @@ def test_the_launch_ahead_is_bounded_at_each_boundary_that_is_reached():
     watched.calls.clear()
     model.board.stop_at = [5]
     _, stop = model.run()
-    assert watched.calls == ["start", *["reach"] * 6]
+    assert watched.calls == [("start", ()), *range(6)]
     watched.calls.clear()
     model.run(resume=stop.checkpoint)
-    assert watched.calls == ["start", *["reach"] * 3]
+    assert watched.calls == [("start", ()), *range(5, 8)]
+
+
+# Memory
+
+
+def test_what_stands_in_after_a_stop_is_one_tensor_made_when_the_layer_has_let_go_of_its_own():
+    """A layer's intermediate values are most of what a pass takes: nothing comes on top of them."""
+    forward = Forward(0, Board(stop_at=[2]), SoleVote(), HostOnly())
+    forward._is_shape_known = True
+    tokens, held = torch.zeros(9, WIDTH), []
+
+    def with_intermediates():
+        up = torch.zeros(9, 4 * WIDTH)
+        held.append(weakref.ref(up))
+        forward.operator(2, 1)
+        return up
+
+    def tokens_of():
+        assert held[0]() is None
+        return tokens
+
+    forward.begin(1, lambda: ROWS, None)
+    forward.layer(range(1), lambda: (tokens + 1, tokens + 2), lambda: tokens)
+    hidden, residual = forward.layer(range(1, 3), with_intermediates, tokens_of)
+    assert forward.end().boundary == 2
+    assert hidden.shape == residual.shape == (9, WIDTH)
+    assert hidden.data_ptr() == residual.data_ptr()
+    assert not hidden.any()
+
+
+def test_a_compiled_pass_lets_go_of_what_it_has_copied_before_something_stands_in():
+    forward = Forward(0, Board(stop_at=[1]), SoleVote(), HostOnly())
+    held = []
+
+    def first(alive):
+        made = torch.ones(9, WIDTH)
+        held.append(weakref.ref(made))
+        return [made]
+
+    def stand_in():
+        assert held[0]() is None
+        return torch.zeros(9, WIDTH)
+
+    forward.begin(1, lambda: ROWS, None)
+    forward.walk([first, lambda alive: alive.pop()], stand_in)
+    stop = forward.end()
+    assert torch.equal(stop.checkpoint.entering[0], torch.ones(9, WIDTH))
 
 
 # Rows

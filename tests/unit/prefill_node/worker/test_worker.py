@@ -1,12 +1,19 @@
 """What keeps a real engine's configuration from being preempted, and what preemption takes of its memory."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harness.tiny_models import build_tiny
 from prefill_node.engine_setup import EngineSetup
-from prefill_node.worker.worker import PreemptibleWorker
+from prefill_node.worker.boundary import BoundaryLevel
+from prefill_node.worker.worker import (
+    NotPreemptibleError,
+    PreemptibleWorker,
+    granularity_of,
+    prepare,
+)
 from slo.preemption.types import Limits
 
 KV_TO_HOST = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
@@ -18,7 +25,7 @@ def reason(tmp_path_factory):
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from prefill_node.worker.worker import why_not
+    from prefill_node.refusal import why_not
 
     model = str(build_tiny(tmp_path_factory.mktemp("model"), "llama"))
 
@@ -49,13 +56,19 @@ def test_what_keeps_an_engine_from_being_preempted_is_named(reason, arguments, w
 @pytest.mark.slow
 def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
     assert reason() is None
+    compiled = EngineSetup(mode="resume", compiled=True).encode()
+    assert reason(enforce_eager=False, additional_config=compiled) is None, "the worker has it cut in pieces"
 
 
 @pytest.mark.parametrize(
     ("device", "mode", "kept_free"),
-    [("cuda", "resume", 3 << 30), ("cuda", "recompute", 0), ("cpu", "resume", 0)],
+    [("cuda", "resume", 3 << 30), ("cuda", "recompute", 0), ("cpu", "resume", 0), ("cuda", "refused", 0)],
 )
 def test_checkpoints_have_memory_of_their_own(device, mode, kept_free):
+    setup = EngineSetup(mode=mode, limits=Limits(max_suspended_bytes=3 << 30))
+    if mode == "refused":
+        setup = replace(setup, mode="resume", refused="it cannot be stopped")
+
     class Worker:
         def determine_available_memory(self):
             return 10 << 30
@@ -63,7 +76,22 @@ def test_checkpoints_have_memory_of_their_own(device, mode, kept_free):
     class Preemptible(PreemptibleWorker, Worker):
         vllm_config = SimpleNamespace(
             device_config=SimpleNamespace(device_type=device),
-            additional_config=EngineSetup(mode=mode, limits=Limits(max_suspended_bytes=3 << 30)).encode(),
+            additional_config=setup.encode(),
         )
 
     assert Preemptible().determine_available_memory() == (10 << 30) - kept_free
+
+
+def test_a_worker_of_an_engine_that_was_refused_prepares_nothing_and_says_why():
+    config = SimpleNamespace(
+        additional_config=EngineSetup(board="/no/board", mode="resume", refused="it is hybrid").encode()
+    )
+    with pytest.raises(NotPreemptibleError, match="it is hybrid"):
+        prepare(config, None)
+
+
+@pytest.mark.parametrize("granularity", ["operator", "layer"])
+def test_ranks_on_several_hosts_vote_once_a_layer(granularity):
+    setup = EngineSetup(granularity=granularity)
+    assert granularity_of(setup, one_host=True) == granularity
+    assert granularity_of(setup, one_host=False) is BoundaryLevel.LAYER

@@ -1,5 +1,7 @@
 """Times of passes, and where they can be stopped."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -159,8 +161,15 @@ def test_the_servers_do_the_half_layer_again_in_which_they_stopped():
 
 @pytest.mark.parametrize("granularity", [g for g in Granularity if g is not Granularity.NONE])
 def test_what_is_done_at_a_boundary_is_the_time_until_there(granularity):
-    times = cost(granularity).times([(3000, 0)])
-    work_s = times.total_s - times.head_s
-    assert times.shape.done == pytest.approx(
-        [(times.at_s(boundary) - times.head_s) / work_s for boundary in range(times.boundaries)]
-    )
+    """With the operators as they are for a reference length, and attention as the pass has it."""
+    model = cost(granularity)
+    shape = model.shape_of_passes()
+    for members in ([(4096, 0)], [(4096, 60_000)]):
+        times = model.times(members)
+        alone = replace(model, accelerator=replace(model.accelerator, peak_flops=math.inf)).times(members)
+        attention_s = times.layer_s - alone.layer_s
+        work_s = [alone.layer_s * times.layers, attention_s * times.layers]
+        done_s = [part.tokens * work_s[0] + part.pairs * work_s[1] for part in shape.done]
+        assert done_s == pytest.approx(
+            [times.at_s(boundary) - times.head_s for boundary in range(times.boundaries)]
+        )

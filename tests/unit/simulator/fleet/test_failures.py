@@ -32,8 +32,8 @@ def test_a_death_is_deterministic():
 
 
 def test_a_request_is_placed_again_when_the_death_is_noticed():
-    arrivals = [Arrival(0, 1.0, "one", 8000, 5, None, BACKGROUND)]
-    prefill_s = HARDWARE.cost.prefill_s(8000)
+    arrivals = [Arrival(0, 1.0, "one", 6000, 5, None, BACKGROUND)]
+    prefill_s = HARDWARE.cost.prefill_s(6000)
     result = simulate(fleet(replicas=2), arrivals, [Failure(0, 1.0 + prefill_s / 2, 100.0)])
     (passage,) = result.passages
     assert passage.placements == 2

@@ -9,6 +9,7 @@ from simulator.cost.passes import Granularity
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Kind, Mix
+from slo.preemption.types import LAUNCH_AHEAD_S
 from slo.queue.fairness import STARVATION_TIMEOUT_S
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -88,7 +89,13 @@ def urgent_on_time(name):
 def ours(**limits):
     rules = replace(OURS, limits=replace(OURS.limits, **limits))
     scheduling = Scheduling(
-        rules, DEFAULT_ORDER, Granularity.REPLAYED, 1, step_tokens=8192, foresees=True, is_fair=True
+        rules,
+        DEFAULT_ORDER,
+        Granularity.REPLAYED,
+        LAUNCH_AHEAD_S,
+        step_tokens=8192,
+        foresees=True,
+        is_fair=True,
     )
     return Arm("limited", "With these limits", scheduling.build)
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor, Sample, attention_pairs, fit
 
 
@@ -48,6 +49,34 @@ def test_two_lengths_give_a_line_and_no_curve():
     result = fit([Sample(10, 1.0), Sample(100, 5.0)])
     assert result.predictor.per_pair_s == 0.0
     assert result.mape == pytest.approx(0.0, abs=1e-9)
+
+
+def test_short_prompts_cannot_make_attention_cheaper_than_its_work():
+    """A warm-up says next to nothing of attention; at 100,000 tokens it is most of what a prefill takes."""
+    pair_work = 1 / 15_000
+    line = PrefillPredictor(per_token_s=7e-5, fixed_s=0.003)
+    short = [Sample(n, line.prefill_s(n)) for n in (32, 256, 1024)]
+    assert fit(short).predictor.per_pair_s == pytest.approx(0.0, abs=1e-12)
+    found = fit(short, pair_work=pair_work).predictor
+    assert found.per_pair_s == pytest.approx(pair_work * found.per_token_s)
+    assert found.prefill_s(1024) == pytest.approx(line.prefill_s(1024), rel=0.02)
+    assert found.prefill_s(100_000) > 3 * line.prefill_s(100_000)
+
+
+def test_attention_that_takes_longer_than_its_work_is_found_as_it_is():
+    curve = PrefillPredictor(per_token_s=7e-5, fixed_s=0.003, per_pair_s=2e-8)
+    found = fit([Sample(n, curve.prefill_s(n)) for n in (32, 2048, 32_768)], pair_work=1 / 15_000).predictor
+    assert found.per_pair_s == pytest.approx(curve.per_pair_s)
+    assert found.per_token_s == pytest.approx(curve.per_token_s)
+
+
+def test_what_is_done_of_a_pass_depends_on_what_it_computes():
+    curve = PrefillPredictor(per_token_s=1.0, fixed_s=0.0, per_pair_s=1.0)
+    half_of_attention = PassPart(tokens=1.0, pairs=0.5)
+    assert curve.fraction(half_of_attention, 10, 10.0) == pytest.approx(0.75)
+    assert curve.fraction(half_of_attention, 10, 90.0) == pytest.approx(0.55)
+    assert curve.part_s(half_of_attention, 10, 90.0) == pytest.approx(55.0)
+    assert PrefillPredictor(0.0, 0.0).fraction(PassPart(0.3, 0.1), 10, 90.0) == 0.3, "nothing is known"
 
 
 @given(

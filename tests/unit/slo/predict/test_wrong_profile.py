@@ -6,7 +6,6 @@ import random
 import pytest
 
 from prefill_node.board.events import Passed
-from prefill_node.board.pass_shape import PassShape
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.monitor_link import Monitored
@@ -14,6 +13,7 @@ from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import MonitorReport, PrefillSeen, Role
 from slo.monitor.settings import MonitorSettings
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder

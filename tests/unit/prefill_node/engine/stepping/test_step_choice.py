@@ -1,7 +1,7 @@
 """What runs next: the order, who is held back, who gives up memory, and that nothing ever hangs."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import event, given, settings
@@ -19,8 +19,10 @@ from prefill_node.engine.stepping.step_choice import (
     in_excess,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
+from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
+from slo.queue.chunks import StopBound
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
@@ -105,6 +107,28 @@ def test_the_most_urgent_that_can_be_met_goes_first(queue, stopped, expected):
 )
 def test_a_victim_waits_for_whom_it_made_way_for_but_not_for_ever(flags, expected):
     assert chosen([queued("a")], [suspended(1, deadline_s=5, **flags)]) == expected
+
+
+# How much of it
+
+
+def bounded(*tokens, join_tokens=2048):
+    """The choice among prompts of these lengths, when a step of more than 256 takes too long to stop."""
+    bound = StopBound(0.0257, (PassPart(0.1, 0.0),))
+    waiting = [queued(f"{number}", each) for number, each in enumerate(tokens)]
+    return choose(waiting, [], PLENTY, 0.0, replace(rules(join_tokens), stop=bound))
+
+
+def test_a_step_takes_no_more_of_a_prompt_than_can_be_stopped_in_time():
+    assert bounded(1000) == Start(("0",), most_tokens=256)
+
+
+def test_prompts_that_share_a_step_can_be_stopped_in_time_together():
+    assert bounded(100, 100, 100) == Start(("0", "1"), most_tokens=math.inf)
+
+
+def test_without_a_bound_a_step_takes_what_the_engine_takes():
+    assert choose([queued("a", 100_000)], [], PLENTY, 0.0, rules()).most_tokens == math.inf
 
 
 def test_a_blocked_step_goes_on_when_nothing_else_can_run():

@@ -116,3 +116,42 @@ def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     assert (stepper.jobs, stepper.has_arrived("a")) == ({}, True)
     assert stepper.view([]).done == ("a",)
     assert stepper.next_step([], [], PLENTY, 0.0) == Wait()
+
+
+# Steps that are issued ahead
+
+
+def short(stepper, name, at_s, tokens=10):
+    """A step of a predicted hundredth of a second is issued."""
+    return stepper.step_issued(Start((f"engine-{name}",)), [member(name, tokens)], at_s)
+
+
+def test_of_two_issued_steps_the_first_runs_and_the_second_begins_when_it_ends(stepper):
+    first = short(stepper, "a", 0.0)
+    short(stepper, "b", 0.001)
+    stepper.next_step([], [], PLENTY, 0.002)
+    assert stepper.running is first
+    stepper.step_ended(0.01)
+    assert (stepper.running.jobs, stepper.running.started_s) == (("b",), 0.01)
+    stepper.step_ended(0.03)
+    assert stepper.running is None
+    assert stepper.rules.fairness.account.achieved(PREMIUM) == pytest.approx(1.0)
+
+
+def test_nothing_is_issued_behind_two_or_behind_a_long_one(stepper):
+    queue = [queued("c")]
+    short(stepper, "a", 0.0)
+    assert stepper.next_step(queue, [], PLENTY, 0.0) == Start(("engine-c",))
+    short(stepper, "b", 0.0)
+    assert stepper.next_step(queue, [], PLENTY, 0.0) == Wait()
+    stepper.step_ended(0.01)
+    stepper.step_ended(0.02)
+    short(stepper, "long", 0.02, tokens=51)
+    assert stepper.next_step(queue, [], PLENTY, 0.02) == Wait()
+
+
+def test_who_is_in_an_issued_step_does_not_wait(stepper):
+    stepper.next_step([queued("a"), queued("b"), queued("c")], [], PLENTY, 0.0)
+    short(stepper, "a", 0.0)
+    short(stepper, "b", 0.0)
+    assert [item.prefill.job_id for item in stepper.view([]).queue] == ["c"]

@@ -1,0 +1,58 @@
+"""What in an engine's configuration keeps its forward pass from being stopped.
+
+The replica reads it before the engine starts, and starts one that cannot be stopped as vLLM does by itself;
+the workers read it again. What only a loaded model shows, its layers and whether it resumes exactly, is
+`prefill_node.worker`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm import envs
+from vllm.config import CompilationMode
+
+from prefill_node.engine_setup import EngineSetup
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def is_compiled(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model in any way."""
+    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
+
+
+def why_not(vllm_config: VllmConfig) -> str | None:
+    """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
+    device = vllm_config.device_config.device_type
+    reasons = {
+        "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
+            vllm_config.use_v2_model_runner
+        ),
+        "the model is compiled; set enforce_eager, or preemption.compiled": (
+            is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
+        ),
+        "the model is compiled as a whole; set no use_inductor_graph_partition and no fuse_attn_quant": (
+            is_compiled(vllm_config)
+            and not (device == "cpu" and compilation.mode == CompilationMode.DYNAMO_TRACE_ONCE)
+            and (compilation.mode != CompilationMode.VLLM_COMPILE or not compilation.splitting_ops)
+        ),
+        "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
+            parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
+        ),
+        "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
+        "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
+        "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
+        "the model reads more than text": model.is_multimodal_model,
+        "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
+        "the model keeps a recurrent state, which a repeated step would advance twice": (
+            model.is_hybrid or model.is_attention_free
+        ),
+        "KV blocks are copied to the host after each step; set kv_transfer.buffer_device to auto": (
+            kv_transfer is not None and kv_transfer.kv_buffer_device != device
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
