@@ -99,6 +99,9 @@ def _sizes_of(architecture: str, layers: int, hidden: int) -> dict[str, Any]:
             "n_routed_experts": 4,
             "n_shared_experts": 1,
             "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
             **experts,
         },
         "falcon_h1": {  # a recurrent state and attention in each layer

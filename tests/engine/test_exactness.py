@@ -206,7 +206,6 @@ def test_keys_and_values_of_eight_bits(options, models):
     [
         ("falcon_h1", COMPILED | {"dtype": "bfloat16"}, "keeps a recurrent state"),
         ("falcon_h1", {"dtype": "bfloat16"}, "keeps a recurrent state"),
-        ("paligemma", {}, "reads more than text"),
         ("paligemma", COMPILED | {"language_model_only": True}, "compiled as a whole"),
     ],
 )
