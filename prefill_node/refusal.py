@@ -46,7 +46,9 @@ def why_not(vllm_config: VllmConfig) -> str | None:
         "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
         "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
         "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
-        "the model reads more than text": model.is_multimodal_model,
+        "the model reads more than text; prefill.engine_kwargs can have language_model_only": (
+            model.multimodal_config is not None and not model.multimodal_config.language_model_only
+        ),
         "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
         "the model keeps a recurrent state, which a repeated step would advance twice": (
             model.is_hybrid or model.is_attention_free

@@ -46,7 +46,6 @@ LLAMA_3_8B_OBJECTIVES_S: Final = (0.25, 0.5, 4.0, 6.0)
 """For the first token of text, image, search and file (FlowPrefill, arXiv 2602.16603)."""
 FINEST: Final = list(BoundaryLevel)[-1].value
 PARTS: Final = ("urgent", "idle", "load")
-ARMS: Final = ("fcfs", "chunked", "slackserve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,17 @@ class EnginePlan:
 
 
 FULL: Final = EnginePlan()
+ARMS: Final = {
+    arm.name: arm
+    for arm in (
+        EngineArm("stock", is_compiled=True, as_shipped=True),
+        EngineArm("fcfs"),
+        EngineArm("chunked", FULL.chunk_tokens),
+        EngineArm("slackserve", STEP_TOKENS, is_ours=True),
+        EngineArm("compiled", STEP_TOKENS, is_ours=True, is_compiled=True),
+    )
+}
+"""`stock` is vLLM as it is shipped, `compiled` SlackServe with passes that vLLM has compiled."""
 TINY: Final = replace(
     FULL,
     shape=ModelShape(layers=8, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),
@@ -210,19 +220,20 @@ async def measure(
 
     device = Device.found()
     about = {"device": device.about(), "seed": seed, "arm": name, "vllm": vllm.__version__}
+    arm = ARMS[name]
+    setup = replace(setup, compiled=arm.is_compiled)
+    if name == "chunked":
+        arm = replace(arm, chunk_tokens=plan.chunk_tokens)
     findings = Measurements(out / f"engine-{name}.json", about | {"setup": asdict(setup)})
-    chunk_tokens = {"chunked": plan.chunk_tokens, "slackserve": STEP_TOKENS}.get(name)
-    arm = EngineArm(name, chunk_tokens, is_ours=name == "slackserve")
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory), plan.shape, plan.vocabulary, plan.longest)
         async with governed_engine(arm, model, setup, plan.warm_up_tokens, seed=seed) as running:
             findings.add(
                 "engine",
                 {
-                    "model_runner": running.model_runner,
+                    **running.about(),
                     "governed": running.is_governed,
                     "granularity": running.granularity,
-                    "chunk_tokens": arm.chunk_tokens,
                     "per_token_ms": running.predictor.per_token_s * 1e3,
                     "fixed_ms": running.predictor.fixed_s * 1e3,
                 },
@@ -275,7 +286,7 @@ def _verdict(reached: bool, *, is_gpu: bool) -> str:  # noqa: FBT001 - a word fo
 def main() -> None:
     """Measure one arm here, or each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arm", choices=ARMS, action="append", help="may be repeated; all by default")
+    parser.add_argument("--arm", choices=[*ARMS], action="append", help="may be repeated; all by default")
     parser.add_argument("--part", choices=PARTS, action="append", help="likewise")
     parser.add_argument("--rate", type=float, action="append", help="requests per second, likewise")
     parser.add_argument("--seconds", type=float, help="of load at each rate")
@@ -287,7 +298,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
     arguments = parser.parse_args()
-    arms, parts = arguments.arm or ARMS, arguments.part or PARTS
+    arms, parts = arguments.arm or [*ARMS], arguments.part or PARTS
     plan = TINY if arguments.tiny else FULL
     if arguments.rate:
         plan = replace(plan, rates_rps=tuple(arguments.rate))

@@ -54,11 +54,15 @@ class EngineArm:
     Attributes:
         chunk_tokens: Most tokens of a pass; None for a whole prompt, however long.
         is_ours: SlackServe's scheduler, worker and governor; else stock vLLM, first come first served.
+        is_compiled: Whether vLLM compiles the passes.
+        as_shipped: Whether a stock engine is as vLLM's own server has it, also in the tokens of a pass.
     """
 
     name: str
     chunk_tokens: int | None = None
     is_ours: bool = False
+    is_compiled: bool = False
+    as_shipped: bool = False
 
 
 class Tally:
@@ -96,10 +100,16 @@ class GovernedEngine:
         self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self._vocabulary = vocabulary
 
-    @property
-    def model_runner(self) -> str:
-        """Which of vLLM's model runners it has."""
-        return "V2" if self.engine.vllm_config.use_v2_model_runner else "V1"
+    def about(self) -> dict[str, Any]:
+        """What runs here, as vLLM has it once it has started."""
+        config = self.engine.vllm_config
+        return {
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
+            "compilation": config.compilation_config.mode.name,
+            "cuda_graphs": config.compilation_config.cudagraph_mode.name,
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "pass_tokens": config.scheduler_config.max_num_batched_tokens,
+        }
 
     async def prefill(self, tokens: int, ttft_s: float | None = None) -> float:
         """Seconds from here to the first token of a random prompt, with an objective or without."""
@@ -210,15 +220,20 @@ async def governed_engine(
     is_gpu = torch.cuda.is_available()
     config = json.loads((model / "config.json").read_text())
     longest = config["max_position_embeddings"]
+    options: dict[str, Any] = {}
+    if not arm.as_shipped:
+        options["max_num_batched_tokens"] = min(longest, arm.chunk_tokens or longest)
+        options["enforce_eager"] = not arm.is_compiled
     with async_engine(
         model,
         setup=setup if arm.is_ours else None,
-        worker_cls=BAREABLE_WORKER,
+        worker_cls=None if arm.as_shipped else BAREABLE_WORKER,
         is_gpu=is_gpu,
+        as_shipped=arm.as_shipped,
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=longest,
-        max_num_batched_tokens=min(longest, arm.chunk_tokens or longest),
+        **options,
     ) as (engine, board):
         running = GovernedEngine(engine, arm, config["vocab_size"], seed)
         try:

@@ -52,10 +52,12 @@ def _missing(package: Path, place: str, names: list[str]) -> list[str]:
 
 
 def _defined(statement: ast.stmt) -> set[str]:
-    """Classes and variables that a statement defines, and the attributes that a method sets."""
+    """Classes and variables that a statement defines or imports, and the attributes that a method sets."""
     match statement:
         case ast.ClassDef(name=name):
             return {name}
+        case ast.ImportFrom(names=imported):
+            return {each.asname or each.name for each in imported}
         case ast.Assign(targets=targets):
             return {target.id for target in targets if isinstance(target, ast.Name)}
         case ast.AnnAssign(target=ast.Name(id=name)):

@@ -22,11 +22,14 @@ from prefill_node.engine_setup import EngineSetup
 
 Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.harness.bare_worker.BareableWorker"
+_RUNNER: Final = "VLLM_USE_V2_MODEL_RUNNER"
+_UNCOMPILED: Final = "TORCHDYNAMO_DISABLE"
+"""What the servers set for their engines on CPU, so that vLLM's sampler is not compiled."""
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     # A step can only be stopped on vLLM's first model runner; all that are compared run on it.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    _RUNNER: "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
@@ -99,6 +102,7 @@ def async_engine(
     worker_cls: str | None = None,
     cores: str | None = None,
     is_gpu: bool = False,
+    as_shipped: bool = False,
     ranks: int = 1,
     **options: Any,
 ) -> Iterator[tuple[Any, Board | None]]:
@@ -110,20 +114,27 @@ def async_engine(
         worker_cls: By default the prefill worker of the machine, and vLLM's own without a setup.
         cores: What it computes on, as vLLM's `VLLM_CPU_OMP_THREADS_BIND` names them; without, vLLM chooses.
         is_gpu: Whether it runs on a GPU.
+        as_shipped: Whether a stock engine is left as vLLM's own server has it: passes compiled, and in CUDA
+            graphs on a GPU; the model runner that vLLM chooses; steps composed ahead; its tokens of a step.
         ranks: Degree of tensor parallelism.
         options: Further engine arguments.
     """
-    _prepare(cores, is_gpu=is_gpu)
+    _prepare(cores, is_gpu=is_gpu, as_shipped=as_shipped)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     options = {"tensor_parallel_size": ranks, **options}
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     board = None if setup is None else Board.create(ranks)
     try:
         own = _arguments(model, board, setup, worker_cls, is_gpu=is_gpu)
+        context = UsageContext.ENGINE_CONTEXT
+        if as_shipped:
+            del own["enforce_eager"], own["async_scheduling"]
+            context = UsageContext.OPENAI_API_SERVER  # what vLLM takes the size of a step from
         arguments = AsyncEngineArgs(**(own | options))
-        engine = AsyncLLM.from_engine_args(arguments)
+        engine = AsyncLLM.from_engine_args(arguments, usage_context=context)
         try:
             if board is not None:
                 board.unlink()
@@ -155,13 +166,17 @@ def prefill_s(llm: Any, prompt: list[int]) -> float:
     return time.perf_counter() - started_s
 
 
-def _prepare(cores: str | None, *, is_gpu: bool) -> None:
+def _prepare(cores: str | None, *, is_gpu: bool, as_shipped: bool = False) -> None:
     """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
     os.environ |= _ENVIRONMENT
+    if as_shipped:
+        os.environ.pop(_RUNNER, None)
     if not is_gpu:
         from deployments.local.engine_start import cpu_environment
 
         os.environ |= cpu_environment(kv_cache_gib=1)
+        if as_shipped:
+            os.environ.pop(_UNCOMPILED, None)
         if cores is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, Final
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+_GROUP: Final = 32
+"""Rows of a quantised matrix that share a scale."""
+_VISION: Final = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "projection_dim": 128,
+}
 
 
 def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -> Path:
@@ -18,10 +30,11 @@ def build_tiny(
 ) -> Path:
     """A random model of a transformers `architecture`, with a byte-level tokenizer and a chat template.
 
-    `solar` is a Llama whose middle layers are skipped over, which transformers does not know.
+    `solar` is a Llama whose middle layers are skipped over, which transformers does not know; `awq` one whose
+    matrices have four bits; `paligemma` a Gemma that also reads images.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     vocabulary = _save_tokenizer(directory)
     sizes = {
@@ -36,17 +49,18 @@ def build_tiny(
         "bos_token_id": vocabulary["<s>"],
         "eos_token_id": vocabulary["</s>"],
     }
-    if architecture == "qwen3_moe":
-        sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    if architecture == "gemma3_text":  # KV cache of two kinds
-        half = layers // 2
-        sizes |= {
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention"] * half + ["full_attention"] * (layers - half),
-        }
+    sizes |= _sizes_of(architecture, layers, hidden)
     torch.manual_seed(0)
-    config = AutoConfig.for_model("llama" if architecture == "solar" else architecture, **sizes)
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    if architecture == "paligemma":
+        sizes |= {"model_type": "gemma"}
+        config = AutoConfig.for_model(architecture, text_config=sizes, vision_config=_VISION)
+        model = AutoModelForImageTextToText.from_config(config)
+    else:
+        known = "llama" if architecture in ("solar", "awq") else architecture
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(known, **sizes))
+    model.float().save_pretrained(directory)
+    if architecture == "awq":
+        _quantise(directory)
     if architecture == "solar":
         skips = {
             "bskcn_1": [1],
@@ -59,6 +73,68 @@ def build_tiny(
         named = json.loads(written.read_text()) | skips | {"bskcn_tv": [0.9, 0.8]}
         written.write_text(json.dumps(named | {"architectures": ["SolarForCausalLM"]}))
     return directory
+
+
+def _sizes_of(architecture: str, layers: int, hidden: int) -> dict[str, Any]:
+    """What a transformers architecture has beside the sizes that all have, or has otherwise."""
+    half, experts = layers // 2, {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    sliding = {"sliding_window": 128}  # with whole attention beside it, KV cache of two kinds
+    return {
+        "mistral": {"sliding_window": None},
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "qwen3_moe": {"num_experts": 4, **experts},
+        "gemma3_text": sliding
+        | {"layer_types": ["sliding_attention"] * half + ["full_attention"] * (layers - half)},
+        "gpt_oss": sliding
+        | {"layer_types": ["sliding_attention", "full_attention"] * half}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "deepseek_v2": {  # vLLM computes latent attention on a CPU in these sizes only
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "head_dim": 64,
+            "num_key_value_heads": hidden // 32,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            **experts,
+        },
+        "falcon_h1": {  # a recurrent state and attention in each layer
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_ssm": 256,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+        },
+    }.get(architecture, {})
+
+
+def _quantise(directory: Path) -> None:
+    """Give a saved Llama random matrices of four bits in its layers, as AWQ stores them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    generator, weights = torch.Generator().manual_seed(0), {}
+    for name, weight in load_file(directory / "model.safetensors").items():
+        if ".layers." not in name or weight.dim() != 2:  # noqa: PLR2004 - a matrix
+            weights[name] = weight.half()
+            continue
+        (columns, rows), part = weight.shape, name.removesuffix("weight")
+        for kind, groups in (("qweight", rows), ("qzeros", rows // _GROUP)):
+            bits = torch.randint(-(2**31), 2**31, (groups, columns // 8), generator=generator)
+            weights[part + kind] = bits.int()
+        scales = torch.rand(rows // _GROUP, columns, generator=generator)
+        weights[f"{part}scales"] = (scales * 0.01).half()
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    written = directory / "config.json"
+    stored = {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"}
+    described = json.loads(written.read_text()) | {"quantization_config": stored, "dtype": "float16"}
+    written.write_text(json.dumps(described))
 
 
 def build_tiny_adapter(directory: Path, model: Path, seed: int, rank: int = 8) -> Path:

@@ -63,6 +63,8 @@ class Checkpoint:
         total = sum(tokens for _, tokens in self.rows)
 
         def pick(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.numel():  # holds nothing; by it a compiled pass keeps its operators in order
+                return tensor
             if tensor.dim() == 0 or tensor.shape[0] != total:
                 raise _NotRowsError
             return torch.cat([tensor[slice(*spans[request])] for request, _ in rows])

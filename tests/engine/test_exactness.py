@@ -83,7 +83,41 @@ def test_several_suspended_at_operators_and_stopped_there_again(shared_engine):
         running.forget()
 
 
-@pytest.mark.parametrize(("architecture", "per_layer"), [("qwen2", 7), ("qwen3", 7), ("qwen3_moe", 5)])
+@pytest.mark.parametrize("shared_engine", ["llama_operator", "llama_compiled"], indirect=True)
+def test_stopped_behind_a_prefix_from_the_cache(shared_engine):
+    """The rest of the prompt attends to blocks of another request; those of a stopped one serve as well."""
+    running = shared_engine
+    cached = len(PROMPT) // 128 * 128
+
+    def behind_a_prefix(*boundaries):
+        running.forget()
+        running.prefill("prefix", PROMPT[:300])
+        running.stop_at(*boundaries)
+        answer = running.prefill("whole", PROMPT)
+        assert running.cached_tokens["whole"] == 256
+        assert running.rpc("stops_left")[0] == 0
+        again = running.prefill("again", PROMPT)
+        assert running.cached_tokens["again"] == cached
+        running.check_at_rest()
+        return answer, again
+
+    expected = behind_a_prefix()
+    assert expected[0].tokens == expected[1].tokens
+    for boundary in range(running.boundaries):
+        assert behind_a_prefix(boundary) == expected, f"differs after a stop at boundary {boundary}"
+    running.forget()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "per_layer"),
+    [
+        ("qwen2", 7),
+        ("qwen3", 7),
+        ("qwen3_moe", 5),
+        pytest.param("mistral", 7, marks=pytest.mark.long),
+        pytest.param("mixtral", 5, marks=pytest.mark.long),
+    ],
+)
 def test_other_architectures_before_each_operator(architecture, per_layer, models):
     with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="operator")) as running:
         ((done, _, _, granularity, why_not_finer),) = running.rpc("preemption_support")
@@ -112,13 +146,75 @@ def test_several_suspended_between_compiled_pieces(shared_engine):
     running.forget()
 
 
+OTHERS = {
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "gemma3_text": {},
+    "mistral": {},
+    "mixtral": {},
+    "gpt_oss": {"dtype": "bfloat16"},  # vLLM computes its router in no other on a CPU
+    "awq": {"dtype": "float16"},
+    "deepseek_v2": {},
+}
+"""Architectures of four layers with one attention each, and what their engines are started with."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "qwen3_moe", "gemma3_text"])
+@pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_compiled(architecture, models):
-    with engine(models(architecture), **COMPILED) as running:
+    with engine(models(architecture), **COMPILED, **OTHERS[architecture]) as running:
+        assert running.boundaries == 2 * 4 + 1
         expected = undisturbed(running)
         for boundary in range(running.boundaries):
             assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("architecture", "boundaries", "options"),
+    [
+        ("gemma3_text", 4, {}),
+        ("gpt_oss", 4, OTHERS["gpt_oss"]),
+        ("deepseek_v2", 4, {}),
+        ("awq", 28, OTHERS["awq"]),
+        ("paligemma", 4, {"language_model_only": True}),
+    ],
+)
+def test_other_architectures_eager(architecture, boundaries, options, models):
+    """Those whose code nobody has read for it stop between layers."""
+    setup = EngineSetup(mode="resume", granularity="operator")
+    with engine(models(architecture), setup=setup, **options) as running:
+        assert running.boundaries == boundaries
+        expected = undisturbed(running)
+        for boundary in range(running.boundaries):
+            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [COMPILED, {"setup": EngineSetup(mode="resume", granularity="operator")}])
+def test_keys_and_values_of_eight_bits(options, models):
+    with engine(models("llama"), dtype="bfloat16", kv_cache_dtype="fp8", **options) as running:
+        expected = undisturbed(running)
+        for boundary in range(running.boundaries):
+            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("architecture", "options", "why"),
+    [
+        ("falcon_h1", COMPILED | {"dtype": "bfloat16"}, "keeps a recurrent state"),
+        ("falcon_h1", {"dtype": "bfloat16"}, "keeps a recurrent state"),
+        ("paligemma", COMPILED | {"language_model_only": True}, "compiled as a whole"),
+    ],
+)
+def test_what_is_served_without_preemption(architecture, options, why, models):
+    with engine(models(architecture), **options) as running:
+        ((done, _, refusal),) = running.rpc("preemption_support")
+        assert done == ()
+        assert why in refusal
+        assert undisturbed(running).tokens
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ def run(out, *arguments):
     """Run it as a person would, and return what it has written."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
+        "VLLM_CPU_CI_ENV": "1",  # vLLM compiles without C++
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
@@ -39,6 +40,7 @@ def found(tmp_path_factory):
 def test_it_says_what_ran(found):
     (engine,) = found["results"]["engine"]
     assert engine["model_runner"] == "V1"
+    assert (engine["compilation"], engine["pass_tokens"]) == ("NONE", 2048)
     assert engine["governed"] is True
     assert engine["granularity"] == list(BoundaryLevel)[-1].value
     assert found["about"]["vllm"]
@@ -65,3 +67,23 @@ def test_every_request_of_the_load_is_on_time_late_or_unfinished(found):
     assert row["ttft_ms"]["count"] + row["unfinished"] == row["requests"]
     assert 0 <= row["on_time"] <= 1
     assert row["on_time_by_kind"]
+
+
+@pytest.mark.long
+def test_compiled_passes_make_way_too(tmp_path):
+    """On a CPU it is the worker that has them compiled in pieces; a GPU is told so from the start."""
+    found = run(tmp_path, "--arm", "compiled", "--part", "urgent")
+    (engine,), (row,) = found["results"]["engine"], found["results"]["urgent"]
+    assert (engine["compilation"], engine["granularity"]) == ("DYNAMO_TRACE_ONCE", "sublayer")
+    assert found["about"]["setup"]["compiled"] is True
+    assert row["preemptions"] > 0
+
+
+@pytest.mark.long
+def test_a_stock_engine_is_as_vllm_ships_it(tmp_path):
+    """On a CPU: compiled as a whole, and no steps ahead; a GPU has both otherwise."""
+    found = run(tmp_path, "--arm", "stock", "--part", "urgent")
+    (engine,), (row,) = found["results"]["engine"], found["results"]["urgent"]
+    assert engine["compilation"] == "DYNAMO_TRACE_ONCE"
+    assert engine["governed"] is False
+    assert (row["preemptions"], row["order_to_stop_ms"]) == (0, {})

@@ -19,6 +19,8 @@ FUNCTION: Final = "execution_fn"
 PIECES: Final = "__vllm_submods__"
 _BETWEEN: Final = "__vllm_inlined_submods__"
 """How the names of what stands between compiled pieces begin."""
+_WRITES_CACHE: Final = "kv_cache_update"
+"""How operators end that only put keys and values in the KV cache; vLLM sets them apart like an attention."""
 _INPUTS: Final = "_inputs"
 _ALIVE: Final = "_alive"
 
@@ -36,7 +38,7 @@ class Stretches:
             whole function, as a tuple; what the stretch before it has returned, a list, which it empties; and
             vLLM's pieces. It returns the list of what is alive, and the last one what the function returns.
         count: How many there are.
-        at_attention: Whether each begins with what stands between two pieces.
+        at_attention: Whether each begins with an attention.
         inputs: Names of the function's inputs, in order.
     """
 
@@ -70,7 +72,8 @@ def cut(code: str, *, before: bool) -> Stretches:
     *assignments, last = statements
     if not isinstance(last, ast.Return) or not all(_is_assignment(node) for node in assignments):
         raise NotInPiecesError("it is more than assignments and a return")
-    places = [number for number, node in enumerate(assignments) if _is_between(node)]
+    heavy = {node.name for node in functions if not _only_writes_cache(node)}
+    places = [number for number, node in enumerate(assignments) if _is_between(node, heavy)]
     if not places:
         raise NotInPiecesError("nothing stands between its pieces")
     starts = {0, *(place + 1 for place in places), *(places if before else ())}
@@ -85,18 +88,30 @@ def cut(code: str, *, before: bool) -> Stretches:
         alive = _known_behind(part, alive, after, inputs)
         kept.append(function)
     source = ast.unparse(ast.fix_missing_locations(ast.Module(kept, [])))
-    return Stretches(source, len(parts), tuple(_is_between(part[0]) for part in parts), inputs)
+    return Stretches(source, len(parts), tuple(_is_between(part[0], heavy) for part in parts), inputs)
 
 
 def _is_assignment(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
 
 
-def _is_between(node: ast.stmt) -> bool:
+def _is_between(node: ast.stmt, heavy: set[str]) -> bool:
     """Whether a statement calls what stands between two pieces, of which vLLM inlines the code."""
     call = node.value if isinstance(node, ast.Assign) else None
     function = call.func if isinstance(call, ast.Call) else None
-    return isinstance(function, ast.Name) and function.id.startswith(_BETWEEN)
+    return isinstance(function, ast.Name) and function.id.startswith(_BETWEEN) and function.id in heavy
+
+
+def _only_writes_cache(function: ast.FunctionDef) -> bool:
+    """Whether what stands between two pieces takes no time: a pass need not stop around it."""
+    called = [
+        node.func.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func).startswith("torch.ops.")
+    ]
+    return bool(called) and all(name.endswith(_WRITES_CACHE) for name in called)
 
 
 def _read(statements: Iterable[ast.stmt]) -> set[str]:

@@ -177,8 +177,8 @@ class Engine:
 
         def freeing(request):
             if (name := argument(request, JOB_XARG)) is not None:
-                blocks = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
-                self._blocks[name] = list(blocks)
+                groups = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+                self._blocks[name] = [block for group in groups for block in group if block]  # 0 is nobody's
             free(request)
 
         self.scheduler._free_blocks = freeing

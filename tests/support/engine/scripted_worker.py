@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 
+import torch
+
 from prefill_node.worker.cpu import PreemptibleCPUWorker
 
 
@@ -77,12 +79,17 @@ class ScriptedCPUWorker(PreemptibleCPUWorker):
 
     def clear_kv(self):
         """Zero all KV blocks, so that what a request has not written is the same in every run."""
-        for cache in self.model_runner.kv_caches:
+        for cache in self._caches():
             cache.zero_()
 
     def kv_digest(self, blocks):
         """SHA-256 of some KV blocks, in their order, over all layers."""
         digest = hashlib.sha256()
-        for cache in self.model_runner.kv_caches:
-            digest.update(cache[blocks].contiguous().numpy().tobytes())
+        for cache in self._caches():
+            digest.update(cache[blocks].contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def _caches(self):
+        """A tensor for each layer; a layer with a recurrent state has several."""
+        for cache in self.model_runner.kv_caches:
+            yield from [cache] if isinstance(cache, torch.Tensor) else cache

@@ -257,7 +257,7 @@ def test_the_installed_vllm_has_what_is_built_on():
 
 def test_a_vllm_that_lacks_something_is_told(tmp_path):
     package = Path(importlib.util.find_spec("vllm").origin).parent
-    for name in ("v1", "config", "distributed", "model_executor"):
+    for name in ("v1", "config", "distributed", "model_executor", "compilation", "forward_context.py"):
         (tmp_path / name).symlink_to(package / name)
     assert missing(tmp_path) == []
     (tmp_path / "v1").unlink()

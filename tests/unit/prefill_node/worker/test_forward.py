@@ -532,6 +532,16 @@ def test_what_is_not_laid_out_by_token_cannot_be_taken_apart():
     assert kept.select((("b", 1),)) is None
 
 
+def test_a_tensor_that_holds_nothing_has_no_rows_to_select():
+    """Latent attention has one: a compiled pass orders the cache's update before it by that."""
+    rows = (("a", 1), ("b", 2))
+    kept = Checkpoint(2, rows, [torch.arange(3.0).view(3, 1), torch.empty(0)])
+    selected = kept.select((("b", 2),))
+    assert selected is not None
+    assert selected.entering[0].tolist() == [[1.0], [2.0]]
+    assert selected.entering[1].numel() == 0
+
+
 # Size
 
 

@@ -27,11 +27,14 @@ def reason(tmp_path_factory):
 
     from prefill_node.refusal import why_not
 
-    model = str(build_tiny(tmp_path_factory.mktemp("model"), "llama"))
+    def directory(architecture):
+        return str(build_tiny(tmp_path_factory.mktemp("model"), architecture))
 
-    def ask(kv_transfer_config=None, **arguments):
+    models = {architecture: directory(architecture) for architecture in ("llama", "paligemma", "falcon_h1")}
+
+    def ask(architecture="llama", kv_transfer_config=None, **arguments):
         transfer = None if kv_transfer_config is None else KVTransferConfig(**kv_transfer_config)
-        given = {"model": model, "dtype": "float32", "enforce_eager": True, **arguments}
+        given = {"model": models[architecture], "dtype": "float32", "enforce_eager": True, **arguments}
         return why_not(EngineArgs(**given, kv_transfer_config=transfer).create_engine_config())
 
     return ask
@@ -47,6 +50,8 @@ def reason(tmp_path_factory):
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
         ({"runner": "pooling"}, "the model is an encoder"),
         ({"kv_transfer_config": KV_TO_HOST}, "set kv_transfer.buffer_device to auto"),
+        ({"architecture": "paligemma"}, "prefill.engine_kwargs can have language_model_only"),
+        ({"architecture": "falcon_h1", "dtype": "bfloat16"}, "the model keeps a recurrent state"),
     ],
 )
 def test_what_keeps_an_engine_from_being_preempted_is_named(reason, arguments, why):
@@ -58,6 +63,11 @@ def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
     assert reason() is None
     compiled = EngineSetup(mode="resume", compiled=True).encode()
     assert reason(enforce_eager=False, additional_config=compiled) is None, "the worker has it cut in pieces"
+
+
+@pytest.mark.slow
+def test_nothing_keeps_the_text_of_a_model_that_reads_images_from_being_preempted(reason):
+    assert reason("paligemma", language_model_only=True) is None
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,37 @@ def test_cut_behind_the_attention_only():
     assert last(INPUTS, first(INPUTS, [], PIECES), PIECES) == (30,)
 
 
+def test_not_around_what_only_writes_the_cache():
+    """Of latent attention that stands by itself, with a piece that computes next to nothing behind it."""
+    code = """
+import torch
+
+def __vllm_inlined_submods__1(kv):
+    written = torch.ops.vllm.unified_mla_kv_cache_update(kv, 'layer')
+    return (written,)
+
+def __vllm_inlined_submods__3(q, written):
+    empty = torch.empty([1])
+    attended = torch.ops.vllm.unified_mla_attention_with_output(q, written, empty, 'layer')
+    return (empty,)
+
+def execution_fn(x, *, __vllm_submods__):
+    submod_0 = __vllm_submods__[0](x)
+    q = submod_0[0]
+    kv = submod_0[1]
+    submod_1 = __vllm_inlined_submods__1(kv)
+    written = submod_1[0]
+    submod_2 = __vllm_submods__[2](q)
+    view = submod_2[0]
+    submod_3 = __vllm_inlined_submods__3(view, written)
+    out = submod_3[0]
+    submod_4 = __vllm_submods__[4](out)
+    return (submod_4,)
+"""
+    stretches = cut(code, before=True)
+    assert stretches.at_attention == (False, True, False)
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
