@@ -83,13 +83,49 @@ class PassShape:
 
     def stretches(self) -> tuple[PassPart, ...]:
         """Those between two places where an order is heeded, of which one is the longest in any pass."""
-        ends = [self.at(number + 1 + self.late_by) for number in range(self.boundaries)]
-        sizes = [PassPart(end[0] - at[0], end[1] - at[1]) for at, end in zip(self.done, ends, strict=True)]
         found: list[PassPart] = []
-        for size in sorted(sizes, reverse=True):
+        for size in sorted(self._behind(1 + self.late_by), reverse=True):
             if not found or size.pairs > found[-1].pairs + _ROUNDING:
                 found.append(size)
         return tuple(found)
+
+    def mean_stop(self) -> MeanStop:
+        """How long a stop takes in the mean, over orders at any moment of a pass."""
+        by_tokens = by_both = by_pairs = 0.0
+        for at, until in zip(self._behind(1), self._behind(1 + self.late_by), strict=True):
+            # An order that comes while a stretch runs waits for half of it, and for those behind it.
+            tokens, pairs = until.tokens - at.tokens / 2, until.pairs - at.pairs / 2
+            by_tokens += at.tokens * tokens
+            by_both += at.tokens * pairs + at.pairs * tokens
+            by_pairs += at.pairs * pairs
+        return MeanStop(by_tokens, by_both, by_pairs)
+
+    def _behind(self, stretches: int) -> list[PassPart]:
+        """What lies between each boundary and the one so many stretches behind it."""
+        ends = [self.at(number + stretches) for number in range(self.boundaries)]
+        return [PassPart(end[0] - at[0], end[1] - at[1]) for at, end in zip(self.done, ends, strict=True)]
+
+
+class MeanStop(NamedTuple):
+    """The mean time to a stop, for a pass of any tokens and pairs.
+
+    With a stretch of d seconds and s until the stop behind it, orders that come at any moment wait for the sum
+    of d * (s - d/2) over that of d. Both d and s are sums of what goes with tokens and what goes with pairs.
+    """
+
+    by_tokens: float
+    by_both: float
+    by_pairs: float
+
+    def seconds(self, tokens_s: float, pairs_s: float) -> float:
+        """The mean, where so many seconds of the pass go with its tokens, and with its pairs."""
+        whole_s = tokens_s + pairs_s
+        if whole_s <= 0:
+            return 0.0
+        squares = (
+            self.by_tokens * tokens_s**2 + self.by_both * tokens_s * pairs_s + self.by_pairs * pairs_s**2
+        )
+        return squares / whole_s
 
 
 def _before(work: Sequence[float]) -> tuple[list[float], float]:

@@ -18,7 +18,7 @@ import msgspec
 from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.monitor.directives import PreemptDirective
-from slo.predict.pass_shape import PassPart, PassShape
+from slo.predict.pass_shape import MeanStop, PassPart, PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.decide import as_one, decide, limit_reached, must_wait, refusal_of
 from slo.preemption.types import (
@@ -55,6 +55,7 @@ class ForwardProfile:
         ahead_s: What is launched on an accelerator before it runs.
         within_s: How long a stop may take at most; infinite for any time.
         stretches: See `PassShape.stretches`.
+        mean_stop: See `PassShape.mean_stop`.
         bound: What a step may be for that; None where no step stops, or any may be.
     """
 
@@ -63,6 +64,7 @@ class ForwardProfile:
     ahead_s: float = 0.0
     within_s: float = math.inf
     stretches: tuple[PassPart, ...] = field(init=False)
+    mean_stop: MeanStop = field(init=False)
     bound: StopBound | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,12 +72,17 @@ class ForwardProfile:
         stretches = self.shape.stretches()
         is_bound = bool(stretches) and self.within_s < math.inf
         object.__setattr__(self, "stretches", stretches)
+        object.__setattr__(self, "mean_stop", self.shape.mean_stop())
         left_s = max(0.0, self.within_s - self.ahead_s)
         object.__setattr__(self, "bound", StopBound(left_s, stretches) if is_bound else None)
 
     def stop_s(self, tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
         """The longest that such a pass runs between an order and the stop, as predicted."""
         return self.ahead_s + longest_s(self.stretches, tokens, pairs, predictor)
+
+    def mean_stop_s(self, tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
+        """The mean of the same."""
+        return self.ahead_s + self.mean_stop.seconds(*predictor.kinds_s(tokens, pairs))
 
     @property
     def boundaries(self) -> int:
@@ -191,12 +198,19 @@ class Governor:
         return self.ledger.predictor.fraction(at, step.tokens, step.pairs)
 
     def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
-        """How soon the running step would be preempted for somebody more urgent; None when it would not."""
-        if not self.is_on or view.step is None:
+        """How soon the running step would be preempted for somebody more urgent; None when it would not.
+
+        What is decided here reckons with the longest that a stop may take; what is predicted, with the mean.
+        """
+        if not self.is_on or (step := view.step) is None:
             return None
-        running = self._running(view.step, reached, now_s)
+        running = self._running(step, reached, now_s)
         limit = limit_reached(running, self._state(view, running, ()), self.rules)
-        return running.boundary_s if limit is None else None
+        return (
+            self.profile.mean_stop_s(step.tokens, step.pairs, self.ledger.predictor)
+            if limit is None
+            else None
+        )
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""

@@ -75,7 +75,7 @@ def test_the_running_step_and_everybody_who_waits_are_told_with_their_slack():
     )
     assert told.replica_id == R
     assert told.step == StepSeen(
-        7, (BACKGROUND,), pytest.approx(1.0), pytest.approx(0.2), KeepReason.WAITERS_IN_TIME
+        7, (BACKGROUND,), pytest.approx(1.0), pytest.approx(0.1), KeepReason.WAITERS_IN_TIME
     )
     assert told.waiting == (
         WaiterSeen(JobId("urgent"), PREMIUM, pytest.approx(1.0)),

@@ -129,7 +129,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
 @pytest.mark.parametrize(
     ("rest", "preemptible_in_s"),
     [
-        ({}, 0.1),
+        ({}, 0.05),  # half of a stretch
         ({"max_preemptions": 0}, None),
         ({"max_suspended_s": 1.0}, None),
         ({"max_suspended_steps": 0}, None),

@@ -73,7 +73,8 @@ def test_a_rank_that_is_gone_is_named(processes, seated):
     seated(2, LIMIT_S)
     outcomes = processes.run(a_pass(7), a_pass(7, drop_out=DropOut(2, "before_vote")))
     assert outcomes[1].kind == "killed"
-    assert (outcomes[0].kind, outcomes[0].absent, outcomes[0].where) == ("timeout", (1,), (7, 2))
+    assert (outcomes[0].kind, outcomes[0].absent) == ("timeout", (1,))
+    assert outcomes[0].where in ((7, 1), (7, 2)), "its last vote may have been on its way when it died"
 
 
 def test_ranks_at_different_places_fail_one_boundary_later(processes, seated):

@@ -72,3 +72,29 @@ def test_whatever_a_pass_computes_one_of_the_stretches_is_its_longest(
     longest = max(end - start for start, end in pairwise(at))
     assert max(map(seconds, shape.stretches())) == pytest.approx(longest, rel=1e-6, abs=1e-9 * at[-1] + 1e-12)
     assert at[-1] == pytest.approx(predictor.pass_s(tokens, pairs))
+
+
+def waits_s(ends_s, late_by):
+    """What orders wait for that come at a thousand moments of a pass, spread evenly."""
+    whole_s, stops_s = ends_s[-1], [*ends_s, *[ends_s[-1]] * late_by]
+    for number in range(1000):
+        at_s = (number + 0.5) / 1000 * whole_s
+        stretch = sum(1 for end_s in ends_s if end_s <= at_s)
+        yield stops_s[stretch + late_by] - at_s
+
+
+@given(stretches, st.integers(0, 2), st.floats(0.01, 5.0), st.floats(0, 5.0))
+def test_the_mean_stop_is_that_of_orders_at_any_moment(found, late_by, tokens_s, pairs_s):
+    shape = replace(shape_of(found), late_by=late_by)
+    ends = [shape.at(boundary) for boundary in range(1, len(found) + 1)]
+    ends_s = [part.tokens * tokens_s + part.pairs * pairs_s for part in ends]
+    mean_s = sum(waits_s(ends_s, late_by)) / 1000
+    whole_s = tokens_s + pairs_s
+    assert shape.mean_stop().seconds(tokens_s, pairs_s) == pytest.approx(
+        mean_s, rel=0.01, abs=0.003 * whole_s
+    )
+
+
+def test_a_pass_of_nothing_stops_at_once():
+    assert PassShape.even(4).mean_stop().seconds(0.0, 0.0) == 0.0
+    assert PassShape(()).mean_stop().seconds(1.0, 1.0) == 0.0
