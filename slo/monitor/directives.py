@@ -46,8 +46,8 @@ class StepSeen:
         step_id: As the governor would name it in an order to stop.
         tiers: Those of its members.
         remaining_s: Predicted seconds to its end.
-        preemptible_in_s: How soon it would stop, in the mean; None when it cannot be stopped or is at one of its
-            limits.
+        preemptible_in_s: How soon it would stop, in the mean; None when it cannot be stopped or is at one of
+            its limits.
         kept: Why the governor let it go on, when it was last asked; None when it has not been.
     """
 
