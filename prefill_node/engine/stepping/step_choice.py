@@ -20,6 +20,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import Candidate, compose_step
+from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
@@ -81,6 +82,7 @@ class ChoiceRules:
         join_tokens: Prompts share a step while they have no more tokens together.
         forecast: What is expected to arrive; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
+        targets: What each class aims at; None when all requests are alike.
     """
 
     queue_order: QueueOrder
@@ -88,6 +90,7 @@ class ChoiceRules:
     join_tokens: int
     forecast: Forecast | None = None
     fairness: Fairness | None = None
+    targets: ClassTargets | None = None
 
 
 def in_order(
@@ -95,7 +98,15 @@ def in_order(
 ) -> list[Prefill]:
     """The order in which they would run, those that wait for their beneficiary left out."""
     waiting = [item.prefill for item in queue] + [item.prefill for item in suspended if not item.blocked]
-    return order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=rules.fairness)
+    targets = None if rules.targets is None else rules.targets.state
+    return order(
+        rules.queue_order,
+        waiting,
+        now_s,
+        forecast=rules.forecast,
+        fairness=rules.fairness,
+        targets=targets,
+    )
 
 
 def choose(

@@ -111,7 +111,7 @@ def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
     assert (stepper.jobs, stepper.has_arrived("a")) == ({"a": "engine-a"}, True)
     assert stepper.rules.forecast.load > 0
-    stepper.job_done("a")
+    stepper.job_done("a", 1.0)
     stepper.job_left("a", "engine-a")
     assert (stepper.jobs, stepper.has_arrived("a")) == ({}, True)
     assert stepper.view([]).done == ("a",)
