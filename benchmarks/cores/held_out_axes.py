@@ -7,7 +7,7 @@ at which SlackServe is down to suspend-and-resume, between two charges by a line
 
     python -m benchmarks.cores.held_out_axes [--streams 3] [--model 8b]
     python -m benchmarks.cores.held_out_axes --model 8b --model 14b --model 70b --level 0.9 --level 0.99 \
-        --axis sigma --no-parts --output held_out_sigma
+        --axis sigma --value 0.3 --no-parts --output held_out_sigma
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=MODELS, default=[])
     parser.add_argument("--level", action="append", type=float, default=[])
     parser.add_argument("--axis", action="append", choices=[*AXES], default=[])
+    parser.add_argument("--value", type=float)
     parser.add_argument("--no-parts", action="store_true")
     parser.add_argument("--streams", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2000)
@@ -113,7 +114,7 @@ def main() -> None:
     for model in models:
         base = Case(model, OURS, 0, 0.0, 0, options.requests)
         for axis in options.axis or AXES:
-            for value in AXES[axis]:
+            for value in AXES[axis] if options.value is None else (options.value,):
                 groups[model, axis, value] = along(base, options.streams, axis, value)
         if not options.no_parts:
             groups[model, "without", 0.0] = without_parts(base, options.streams)

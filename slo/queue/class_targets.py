@@ -6,10 +6,10 @@ counts, and how much of `slo.preemption.types.PreemptionRules.margin` is kept fo
 
 With all requests alike, the class with the most work is given up first, as its requests have the least value
 per second. The price is therefore the usual work of the class, so that of each class those are given up that
-are long for it, times its burn, what it has missed over what its target allows. How strict a target is decides
-two things. Where a tenth may be late, a step is trusted to take what is predicted, so that those who wait
-for its end share a pass, and it matters whom to give up; where a hundredth may, a stop has to be sure, and
-nobody is to be given up, so that the price is the burn alone.
+are long for it, times its burn, what it has missed over what its target allows. How strict a target is
+decides two things. Where a tenth may be late, a step is trusted to take what is predicted, so that those who
+wait for its end share a pass, and it matters whom to give up; where a hundredth may, a stop has to be sure,
+and nobody is to be given up, so that the price is the burn alone.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TargetState(msgspec.Struct, frozen=True, array_like=True):
         burn = (counts.missed + late + 1.0) / ((counts.ended + late) * self.allowed[tier] + 1.0)
         usual_s = counts.work_s / counts.arrived if counts.work_s > 0 else 1.0
         by_work = usual_s ** (1.0 - _strictness(self.allowed[tier]))
-        return by_work * min(MOST_BURN, max(LEAST_BURN, burn))
+        return float(by_work * min(MOST_BURN, max(LEAST_BURN, burn)))
 
 
 class ClassPrices:
