@@ -13,16 +13,20 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
+from simulator.arms.by_class import BY_CLASS
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
+_TARGETS: Final = "targets"
+_TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
 
 
 def result(name: str) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def held_out(file: str, level: str) -> str:
+def held_out(file: str, level: str, ours: str = _OURS) -> str:
     """Goodput of all and of the worst class by arm and model, and ours over each with its interval."""
     rows = result(file)["rows"]
     cells = {(row["arm"], row["model"], row["figure"]): row for row in rows}
@@ -49,19 +53,80 @@ def held_out(file: str, level: str) -> str:
     ]
     table = []
     for arm in arms:
-        title = ARMS[arm].title
-        row = [f"**{title}**" if arm == _OURS else title]
+        title = _TITLES[arm]
+        row = [f"**{title}**" if arm == ours else title]
         for model in models:
             for figure in figures:
                 cell = cells[arm, model, figure]
-                over = "" if arm == _OURS else f" ({_interval(cell)})"
+                over = "" if arm == ours else f" ({_interval(cell)})"
                 row.append(f"{cell['goodput_rps']:.2f}{over}")
         table.append(row)
     return markdown([f"{level} in time, requests/s", *columns], table)
 
 
+_AXES: Final = {
+    "scale": "objectives times {:g}",
+    "sigma": "predictions off, sigma {:g}",
+    "bias": "predictions times {:g}",
+    "charged_s": "each boundary takes {:g} s",
+}
+
+
+def along_axes(file: str) -> str:
+    """The worst class's goodput by place on an axis, and ours over each peer."""
+    rows = [row for row in result(file)["rows"] if row["axis"] in _AXES]
+    arms = [*dict.fromkeys(row["arm"] for row in rows)]
+    places = dict.fromkeys((row["model"], row["level"], row["axis"], row["value"]) for row in rows)
+    cells = {(row["model"], row["level"], row["axis"], row["value"], row["arm"]): row for row in rows}
+    table = []
+    for place in places:
+        model, level, axis, value = place
+        row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(value)]
+        for arm in arms:
+            cell = cells[*place, arm]
+            over = "" if arm == _TARGETS else f" ({_interval(cell)})"
+            row.append(f"{cell['goodput_rps']:.2f}{over}")
+        table.append(row)
+    return markdown(["", "in time", "", *[_TITLES[arm] for arm in arms]], table)
+
+
+def without_parts(file: str) -> str:
+    """The worst class's goodput without one part each, and with all over it."""
+    table = []
+    for row in result(file)["rows"]:
+        if row["axis"] == "without":
+            name, _, chunk = row["arm"].partition(" ")
+            title = _TITLES[name] + (f", of {chunk} tokens" if chunk else "")
+            over = "" if name == _TARGETS else _interval(row)
+            table.append([title, f"{row['goodput_rps']:.2f}", over])
+    return markdown(["", "requests/s", "all of it over this"], table)
+
+
 def _interval(row: Mapping[str, Any]) -> str:
     return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
+
+
+def through_the_server() -> str:
+    """Medians of the times to the first token with preemption and without, and of what a stop takes."""
+    modes = result("engines/preemption")["modes"]
+    resume = modes["resume"]
+
+    def ttft(of: str) -> list[str]:
+        return [f"{median(modes[mode]['ttft'][of]['ms']):,.0f} ms" for mode in ("resume", "off")]
+
+    def took(of: str) -> str:
+        return f"{median(resume[of]):.0f} ms ({max(resume[of]):.0f} ms)"
+
+    rows = [
+        ["TTFT, urgent, alone", *ttft("urgent_alone")],
+        ["TTFT, urgent, during the long one", *ttft("urgent")],
+        ["TTFT, long, alone", *ttft("long_alone")],
+        ["TTFT, long, with the urgent one", *ttft("long")],
+        ["order to stop, median (largest)", took("order_to_stop_ms"), ""],
+        ["stop to the urgent request's first operator", took("stop_to_urgent_ms"), ""],
+        ["resume to its first operator", took("resume_overhead_ms"), ""],
+    ]
+    return markdown(["", "With preemption", "Without"], rows)
 
 
 def hostile_clients() -> str:
@@ -126,6 +191,9 @@ def long_context() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
+    "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
+    "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
+    "preemption-server": through_the_server,
     "hostile-clients": hostile_clients,
     "long-context": long_context,
 }

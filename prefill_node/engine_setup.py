@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from slo.preemption.types import LAUNCH_AHEAD_S, Limits
+from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Fairness, FairnessRules
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
@@ -26,6 +27,11 @@ _KEY: Final = "slackserve"
 def shares_of(tiers: TierSet) -> dict[str, tuple[float, float]]:
     """Weight and share by the name of the tier, the most valuable first."""
     return {tier: (policy.weight, policy.share) for tier, policy in tiers.clients.items()}
+
+
+def targets_of(tiers: TierSet) -> dict[str, float]:
+    """Target by the name of the tier."""
+    return {tier: policy.target for tier, policy in tiers.clients.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class EngineSetup:
         limits: How long and how much may be suspended; see `prefill_node.engine.stepping.step_choice`.
         shares: Weight and share of each tier by name, the most valuable first.
         starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
+        targets: The target of each tier by name; empty when all requests are alike.
     """
 
     board: str = ""
@@ -65,6 +72,7 @@ class EngineSetup:
     limits: Limits = field(default_factory=Limits)
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
+    targets: dict[str, float] = field(default_factory=dict)
 
     def fairness(self) -> Fairness:
         """What the queue owes to those that it would leave behind, with nothing served yet."""
@@ -74,6 +82,11 @@ class EngineSetup:
         }
         tiers = TierSet(policies, default=next(iter(policies)))
         return Fairness(tiers, FairnessRules(starvation_timeout_s=self.starvation_timeout_s))
+
+    def class_targets(self) -> ClassTargets | None:
+        """What each class aims at, with nothing served yet; None when all requests are alike."""
+        targets = {Tier(name): target for name, target in self.targets.items()}
+        return ClassTargets(targets) if targets else None
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -5,12 +5,18 @@ peers have to choose, chunks and joined prompts, is the best for each figure on 
 runs with its defaults. The ratios to it are of means over the streams, with bootstrap intervals over the
 streams at 95 %. With `--sigma` the predictions of all arms are off, log-normally.
 
-    python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b]
+The arms of `simulator.arms.by_class` have the mix's kinds as classes, with the level that is asked for as the
+target of each; to all others the requests are alike. `--beside RESULT` takes what an earlier result found on
+the same streams for arms that are not among those of this run. The other axes, and what each part of
+SlackServe is worth, are `held_out_axes`'s.
+
+    python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b] [--arm targets]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,14 +27,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import print_rows, write
+from benchmarks.report import RESULTS, print_rows, write
+from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS
+from simulator.arms.by_class import BY_CLASS, with_classes
 from simulator.cost.prediction_noise import PredictionNoise
 from simulator.fleet.outcome import attainment_by, share
 from simulator.replica.hardware import Hardware
 from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
+from simulator.workload.arrivals import Mix
 
 MODELS: Final = ("8b", "14b", "70b")
 NAMES: Final = ("sedf-chunked", "sedf-resume", "slackserve-chunked", "slackserve")
@@ -48,7 +57,9 @@ class Case:
 
     Attributes:
         setting: Its place among the arm's.
-        sigma: Of the predictions' error.
+        sigma: Of the predictions' error, and `bias` its median.
+        scale: What the mix's objectives are multiplied by.
+        charged_s: What each boundary adds to a pass of an arm of ours that can be stopped.
     """
 
     model: str
@@ -57,12 +68,31 @@ class Case:
     sigma: float
     seed: int
     requests: int
+    bias: float = 1.0
+    scale: float = 1.0
+    charged_s: float = 0.0
 
 
-def hardware(model: str, sigma: float, seed: int = 0) -> Hardware:
-    """A model's replica, with predictions that are off."""
-    exact = PRESETS[f"flowprefill-{model}"].hardware
-    return replace(exact, noise=PredictionNoise(sigma, seed=seed)) if sigma > 0 else exact
+def arm_of(name: str) -> Arm:
+    """Any arm by name."""
+    return ARMS[name] if name in ARMS else BY_CLASS[name]
+
+
+def offered(case: Case, level: float) -> tuple[Hardware, Mix]:
+    """The replica and the mix, for an arm that aims at `level`, if it aims."""
+    preset = PRESETS[f"flowprefill-{case.model}"]
+    replica, mix = preset.hardware, preset.workload
+    assert isinstance(mix, Mix)
+    if case.sigma > 0 or case.bias != 1:
+        replica = replace(replica, noise=PredictionNoise(case.sigma, case.bias, case.seed))
+    if case.charged_s > 0 and (case.arm == "slackserve" or case.arm in BY_CLASS):
+        replica = replace(replica, cost=replace(replica.cost, check_s=case.charged_s, _by_tokens={}))
+    if case.scale != 1:
+        kinds = {
+            name: replace(kind, ttft_s=case.scale * (kind.ttft_s or 0)) for name, kind in mix.kinds.items()
+        }
+        mix = replace(mix, kinds=kinds)
+    return with_classes(replica, mix, level) if case.arm in BY_CLASS else (replica, mix)
 
 
 @cache
@@ -72,62 +102,82 @@ def capacity_rps(model: str) -> float:
     return Experiment(preset.hardware, preset.workload, 0, (1,)).capacity_rps()
 
 
-def goodputs(case: Case) -> dict[str, float]:
+def goodputs(
+    case: Case, whom: Sequence[str] = (ALL, WORST), levels: Sequence[float] = LEVELS
+) -> dict[str, float]:
     """Requests per second by figure; 0 for never. Attainment is taken to fall with the load."""
-    arm = ARMS[case.arm]
-    preset, replica = PRESETS[f"flowprefill-{case.model}"], hardware(case.model, case.sigma, case.seed)
+    arm = arm_of(case.arm)
 
     @cache
-    def attained(number: int) -> Mapping[str, float]:
-        arrivals = preset.workload.stream(LOADS[number] * capacity_rps(case.model), case.requests, case.seed)
+    def attained(number: int, target: float) -> Mapping[str, float]:
+        replica, mix = offered(case, target)
+        arrivals = mix.stream(LOADS[number] * capacity_rps(case.model), case.requests, case.seed)
         jobs = run(arm, replica, arrivals, arm.settings[case.setting]).jobs
         by_kind = attainment_by(jobs, "kind")
         return {ALL: share(job.is_on_time for job in jobs), WORST: min(by_kind.values())}
 
     found = {}
-    for whom, level in product((ALL, WORST), LEVELS):
+    for who, level in product(whom, levels):
+        target = level if case.arm in BY_CLASS else LEVELS[0]
         good, bad = -1, len(LOADS)
         while bad - good > 1:
             middle = (good + bad) // 2
-            if attained(middle)[whom] >= level:
+            if attained(middle, target)[who] >= level:
                 good = middle
             else:
                 bad = middle
-        found[f"{whom} {level:.0%}"] = LOADS[good] * capacity_rps(case.model) if good >= 0 else 0.0
+        found[f"{who} {level:.0%}"] = LOADS[good] * capacity_rps(case.model) if good >= 0 else 0.0
     return found
 
 
-def compare(found: Mapping[Case, Mapping[str, float]]) -> list[dict[str, Any]]:
+def compare(found: Mapping[Case, Mapping[str, float]], ours: str = OURS) -> list[dict[str, Any]]:
     """A row for each model, error, figure and arm, the arm with its best setting."""
+    values: dict[tuple[str, float], dict[str, dict[str, dict[int, list[float]]]]] = {}
+    for case, figures in found.items():
+        group = values.setdefault((case.model, case.sigma), {})
+        for figure, value in figures.items():
+            by_setting = group.setdefault(figure, {}).setdefault(case.arm, {})
+            by_setting.setdefault(case.setting, []).append(value)
     rows = []
-    groups = dict.fromkeys((case.model, case.sigma) for case in found)
-    figures = [*next(iter(found.values()))]
-    for (model, sigma), figure in product(groups, figures):
-        best: dict[str, tuple[int, list[float]]] = {}
-        for name in NAMES:
-            by_setting: dict[int, list[float]] = {}
-            for case, value in found.items():
-                if (case.model, case.sigma, case.arm) == (model, sigma, name):
-                    by_setting.setdefault(case.setting, []).append(value[figure])
-            best[name] = max(by_setting.items(), key=lambda item: statistics.fmean(item[1]))
-        ours = best[OURS][1]
-        for name, (setting, values) in best.items():
-            low, ratio, high = ratio_interval(ours, values)
-            rows.append(
-                {
-                    "model": model,
-                    "sigma": sigma,
-                    "figure": figure,
-                    "arm": name,
-                    "setting": dict(ARMS[name].settings[setting]),
-                    "goodput_rps": statistics.fmean(values),
-                    "ours over it": ratio,
-                    "low": low,
-                    "high": high,
-                    "streams": values,
-                }
-            )
-    return rows
+    for (model, sigma), by_figure in values.items():
+        for figure, by_arm in by_figure.items():
+            for name, by_setting in by_arm.items():
+                setting, streams = max(by_setting.items(), key=lambda item: statistics.fmean(item[1]))
+                row = {"model": model, "sigma": sigma, "figure": figure, "arm": name}
+                rows.append({**row, "setting": dict(arm_of(name).settings[setting]), "streams": streams})
+    return against(rows, ours)
+
+
+def against(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
+    """The rows with their means, and one arm's means over them, in pairs."""
+    groups = {
+        (row["model"], row["sigma"], row["figure"]): row["streams"] for row in rows if row["arm"] == ours
+    }
+    full = []
+    for row in rows:
+        streams = row["streams"]
+        low, ratio, high = ratio_interval(groups[row["model"], row["sigma"], row["figure"]], streams)
+        compared = {"goodput_rps": statistics.fmean(streams), "ours over it": ratio, "low": low, "high": high}
+        full.append({**row, **compared})
+    return full
+
+
+def earlier(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier result on the same streams that these complete, by other arms.
+
+    Raises:
+        ValueError: if the streams are not the same.
+    """
+    results = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    if differing := [key for key, value in wanted.items() if results[key] != value]:
+        raise ValueError(f"{name} has other streams: its {', '.join(differing)} differ; give the same here")
+    known = {(row["model"], row["sigma"], row["figure"]) for row in rows}
+    arms = {row["arm"] for row in rows}
+    return [
+        row
+        for row in results["rows"]
+        if (row["model"], row["sigma"], row["figure"]) in known and row["arm"] not in arms
+    ]
 
 
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
@@ -146,26 +196,34 @@ def main() -> None:
     """Simulate everything, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, default=[])
+    parser.add_argument("--arm", action="append", choices=[*ARMS, *BY_CLASS], default=[])
+    parser.add_argument("--ours", default=OURS)
     parser.add_argument("--sigma", default="0")
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--beside")
     parser.add_argument("--output", default="held_out")
     options = parser.parse_args()
     cases = [
         Case(model, name, setting, float(sigma), FIRST_SEED + stream, options.requests)
         for model in options.model or MODELS
         for sigma in options.sigma.split(",")
-        for name in NAMES
-        for setting in range(len(ARMS[name].settings))
+        for name in options.arm or NAMES
+        for setting in range(len(arm_of(name).settings))
         for stream in range(options.streams)
     ]
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(options.processes) as pool:
         found = dict(zip(cases, pool.map(goodputs, cases, chunksize=4), strict=True))
-    rows = compare(found)
+    rows = compare(found, options.ours)
+    settings = {"streams": options.streams, "requests": options.requests, "first_seed": FIRST_SEED}
+    beside = {}
+    if options.beside is not None:
+        rows = against([*earlier(options.beside, settings, rows), *rows], options.ours)
+        beside = {"beside": options.beside}
     shown = ["model", "sigma", "figure", "arm", "goodput_rps", "ours over it", "low", "high"]
     print_rows("requests per second", rows, {name: name for name in shown})
-    settings = {"streams": options.streams, "requests": options.requests, "first_seed": FIRST_SEED}
-    print(write(f"cores/{options.output}", {**settings, "rows": rows}))
+    print(write(f"cores/{options.output}", {**settings, **beside, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -16,18 +16,21 @@ from benchmarks.report import print_rows, quantiles, write
 from slo.preemption.decide import decide
 from slo.preemption.types import Keep, PreemptionPolicy, PreemptionRules, ReplicaState, RunningStep
 from slo.queue.arrival_forecast import Forecast
-from slo.queue.order import QueueOrder, order
+from slo.queue.class_targets import ClassTargets
+from slo.queue.order import Aim, QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
+from slo.tiers import DEFAULT_TIERS
 
 SEED = 20260216
 DECISIONS = 2000
 WEIGHTS = (1.0, 2.0, 4.0)
 WAITING = (10, 30, 100)
 CASES = (
-    (QueueOrder.SEDF, PreemptionPolicy.RESCUE),
-    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.RESCUE),
-    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.FEASIBLE_SET),
+    (QueueOrder.SEDF, PreemptionPolicy.RESCUE, Aim.REQUESTS),
+    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.RESCUE, Aim.REQUESTS),
+    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.FEASIBLE_SET, Aim.REQUESTS),
+    (QueueOrder.FEASIBLE_SET, PreemptionPolicy.FEASIBLE_SET, Aim.TARGETS),
 )
 
 
@@ -41,18 +44,25 @@ def queue_of(waiting: int, rng: random.Random, *, crowded: bool) -> list[Prefill
             rng.uniform(0.2, 1) * horizon_s,
             rng.uniform(0.02, 0.4),
             rng.random(),
+            tier=DEFAULT_TIERS.names[number % len(DEFAULT_TIERS.names)],
         )
         for number in range(waiting)
     ]
 
 
-def measure(kind: QueueOrder, policy: PreemptionPolicy, waiting: int, *, crowded: bool) -> dict[str, float]:
+def measure(
+    kind: QueueOrder, policy: PreemptionPolicy, aim: Aim, waiting: int, *, crowded: bool
+) -> dict[str, float]:
     """Microseconds of CPU to decide, the order of the queue included where the policy asks for it."""
     rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
     rules = PreemptionRules(policy=policy)
     forecast = Forecast()
     for number in range(300):
         forecast.arrived(0.15 if crowded else 0.05, rng.choice(WEIGHTS), number * 0.1)
+    account = ClassTargets({tier: policy.target for tier, policy in DEFAULT_TIERS.clients.items()})
+    for number in range(300):
+        account.ended(DEFAULT_TIERS.names[number % 3], rng.uniform(-0.1, 1.0), 0.0)
+    targets = account.state if aim is Aim.TARGETS else None
     running = Prefill(JobId("running"), 1e9, 0.1, 0.1, 0.0)
     step = RunningStep(1, (running,) * 4, 0.1, 0.1)
     times_us = []
@@ -61,7 +71,7 @@ def measure(kind: QueueOrder, policy: PreemptionPolicy, waiting: int, *, crowded
         started_ns = time.thread_time_ns()
         if policy is not PreemptionPolicy.FEASIBLE_SET:
             queue = order(kind, queue, 0.0, forecast=forecast)
-        decision = decide(ReplicaState(step, queue), 0.0, rules, forecast)
+        decision = decide(ReplicaState(step, queue), 0.0, rules, forecast, targets)
         times_us.append((time.thread_time_ns() - started_ns) / 1e3)
         assert isinstance(decision, Keep)
     return quantiles(times_us, 50, 99)
@@ -73,11 +83,12 @@ def main() -> None:
         {
             "order": kind.value,
             "policy": policy.value,
+            "aim": aim.value,
             "waiting": waiting,
             "crowded": crowded,
-            "cpu_us": measure(kind, policy, waiting, crowded=crowded),
+            "cpu_us": measure(kind, policy, aim, waiting, crowded=crowded),
         }
-        for kind, policy in CASES
+        for kind, policy, aim in CASES
         for crowded in (False, True)
         for waiting in WAITING
     ]

@@ -18,7 +18,7 @@ from slo.preemption.types import (
     PreemptionPolicy,
     PreemptionRules,
 )
-from slo.queue.order import DEFAULT_ORDER, QueueOrder
+from slo.queue.order import DEFAULT_ORDER, Aim, QueueOrder
 
 _RULES = PreemptionRules()
 _LIMITS = Limits.default_for(PreemptionMode.RESUME)
@@ -54,6 +54,9 @@ class PreemptionConfig(Section):
         description="How much more urgent a waiter must be, or how far predictions are trusted.",
     )
     order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
+    aim: Aim = Field(
+        Aim.REQUESTS, description="What feasible_set aims at: most requests on time, or each tier's target."
+    )
     granularity: Literal["layer", "sublayer", "operator"] = Field(
         "operator",
         description="Where a forward pass can stop: before each layer, also before each MLP, or also within.",

@@ -11,6 +11,7 @@ import math
 
 import msgspec
 
+from slo.queue.class_targets import TargetState
 from slo.queue.prefill import Prefill
 from slo.queue.shares import FairnessState
 
@@ -109,6 +110,7 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
         suspended: Steps that wait to be resumed, in the order in which they stopped.
         done: The jobs whose prefill was completed last; the replica may not have heard of it yet.
         fairness: What the order of the queue owes to which class; None for nothing.
+        targets: How many misses each class has used up; None when all requests are alike.
     """
 
     step: StepView | None = None
@@ -116,6 +118,7 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     suspended: tuple[SuspendedView, ...] = ()
     done: tuple[str, ...] = ()
     fairness: FairnessState | None = None
+    targets: TargetState | None = None
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):

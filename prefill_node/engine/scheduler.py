@@ -165,7 +165,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
 
     def _note_done(self, request: Request, computed_tokens: int) -> None:
         if computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
-            self._stepper.job_done(job)
+            self._stepper.job_done(job, time.monotonic())
 
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
         if (step := self._suspensions.step_of(request.request_id)) is None:
@@ -380,6 +380,11 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
 def _stepper(setup: EngineSetup) -> Stepper:
     nothing_known = PrefillPredictor(0.0, 0.0)
     rules = ChoiceRules(
-        QueueOrder(setup.order), nothing_known, setup.join_tokens, Forecast(), setup.fairness()
+        QueueOrder(setup.order),
+        nothing_known,
+        setup.join_tokens,
+        Forecast(),
+        setup.fairness(),
+        targets=setup.class_targets(),
     )
     return Stepper(rules, setup.limits, setup.arrival_wait_s)

@@ -34,6 +34,7 @@ from slo.preemption.types import (
 )
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import STEP_TOKENS
+from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Fairness
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
 
@@ -55,7 +56,13 @@ NO_LIMITS: Final = Limits(
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """The settings of a replica that runs our code."""
+    """The settings of a replica that runs our code.
+
+    Attributes:
+        foresees: Whether it keeps time free for what will arrive.
+        is_fair: Whether no class starves.
+        aims: Whether each class has a target of its own, or all requests are alike.
+    """
 
     preemption: PreemptionRules
     order: QueueOrder
@@ -66,6 +73,7 @@ class Scheduling:
     step_tokens: int = WHOLE_TOKENS
     foresees: bool = False
     is_fair: bool = False
+    aims: bool = False
 
     def build(
         self,
@@ -86,7 +94,8 @@ class Scheduling:
         join_tokens = int(setting.get("join_tokens", self.join_tokens))
         fairness = Fairness(hardware.tiers) if self.is_fair else None
         profile = self.profile(hardware)
-        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound)
+        targets = ClassTargets(hardware.targets) if self.aims else None
+        choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound, targets)
         engine = VirtualEngine(cost, choice, limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights)
         return VirtualReplica(loop, engine, rules, profile, prefilled)
@@ -123,7 +132,7 @@ def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
     return build
 
 
-_CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
 _JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
     PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
@@ -172,13 +181,13 @@ SERVERS: Final = Scheduling(
 )
 """How the servers run a replica by default."""
 _SLACKSERVE: Final = Arm("slackserve", "SlackServe", SERVERS.build)
-_UNSTOPPED: Final = replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead_s=0.0)
+UNSTOPPED: Final = replace(SERVERS, preemption=OFF, granularity=Granularity.NONE, launch_ahead_s=0.0)
 ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
         Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
-        Arm("slackserve-off", "SlackServe, preemption off", _UNSTOPPED.build),
-        Arm("slackserve-chunked", "SlackServe in chunks, no preemption", _UNSTOPPED.build, _CHUNKED),
+        Arm("slackserve-off", "SlackServe, preemption off", UNSTOPPED.build),
+        Arm("slackserve-chunked", "SlackServe in chunks, no preemption", UNSTOPPED.build, CHUNKED),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
         Arm("abort-aggressive", "Blog: aggressive", _aborting(AbortPolicy.AGGRESSIVE)),
@@ -205,11 +214,11 @@ ARMS: Final[Mapping[str, Arm]] = {
             ),
         ),
         Arm("fcfs", "FCFS", _peer(PeerOrder.FCFS, chunked=False), _JOINED),
-        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), _CHUNKED),
+        Arm("fcfs-chunked", "FCFS, chunked prefill", _peer(PeerOrder.FCFS, chunked=True), CHUNKED),
         Arm(
             "sedf", "S-EDF, no preemption", Scheduling(OFF, QueueOrder.SEDF, Granularity.NONE).build, _JOINED
         ),
-        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), _CHUNKED),
+        Arm("sedf-chunked", "S-EDF, chunked prefill", _peer(PeerOrder.SEDF, chunked=True), CHUNKED),
         Arm(
             "sedf-recompute",
             "S-EDF, abort and recompute",

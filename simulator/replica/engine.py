@@ -174,7 +174,7 @@ class VirtualEngine:
         for job in issued.members:
             if job.num_computed_tokens >= job.num_tokens:
                 done.append(job)
-                self._stepper.job_done(job.job_id)
+                self._stepper.job_done(job.job_id, now_s)
                 job.prefilled_s = now_s
                 self.running.remove(job)
                 self._cache.put(job.arrival)

@@ -110,7 +110,7 @@ class MeanStop(NamedTuple):
     """The mean time to a stop, for a pass of any tokens and pairs.
 
     With a stretch of d seconds and s until the stop behind it, orders that come at any moment wait for the
-    sum of d * (s - d/2) over that of d. Both d and s are sums of what goes with tokens and what goes with pairs.
+    sum of d * (s - d/2) over that of d. Both are sums of what goes with tokens and what goes with pairs.
     """
 
     by_tokens: float

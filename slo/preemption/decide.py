@@ -25,16 +25,21 @@ from slo.preemption.types import (
     RunningStep,
 )
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import TargetState
 from slo.queue.prefill import Prefill
 from slo.queue.slack import slack_s
 
 
 def decide(
-    state: ReplicaState, now_s: float, rules: PreemptionRules, forecast: Forecast | None = None
+    state: ReplicaState,
+    now_s: float,
+    rules: PreemptionRules,
+    forecast: Forecast | None = None,
+    targets: TargetState | None = None,
 ) -> PreemptionDecision:
     """Whether to stop the running step, and for whom.
 
-    `PreemptionPolicy.FEASIBLE_SET` alone heeds the forecast.
+    `PreemptionPolicy.FEASIBLE_SET` alone heeds the forecast and the targets of classes.
     """
     if rules.mode is PreemptionMode.OFF:
         return Keep(KeepReason.OFF)
@@ -50,7 +55,7 @@ def decide(
         return Keep(limit)
     match rules.policy:
         case PreemptionPolicy.FEASIBLE_SET:
-            return decide_by_feasible_set(running, state.waiting, now_s, rules, forecast)
+            return decide_by_feasible_set(running, state.waiting, now_s, rules, forecast, targets)
         case PreemptionPolicy.CONSERVATIVE | PreemptionPolicy.AGGRESSIVE | PreemptionPolicy.RESCUE:
             return decide_by_deadlines(running, state.waiting, now_s, rules)
         case _:

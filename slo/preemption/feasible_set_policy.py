@@ -24,6 +24,7 @@ from slo.preemption.types import (
     RunningStep,
 )
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
 from slo.queue.prefill import Prefill
 
@@ -37,6 +38,7 @@ def decide_by_feasible_set(
     now_s: float,
     rules: PreemptionRules,
     forecast: Forecast | None,
+    targets: TargetState | None = None,
 ) -> PreemptionDecision:
     """Stop the step if the value on time is higher than when it ends first.
 
@@ -47,7 +49,9 @@ def decide_by_feasible_set(
 
     Waiters that have been suspended for as long as they may be go before all others; nothing is stopped for
     them. Those that were preempted for the step itself are left out. The rules' margin is how many times its
-    predicted time the step is assumed to take.
+    predicted time the step is assumed to take; with `targets`, only so much of it as a waiter's class is
+    insured (`slo.queue.class_targets`). Then, in an overload, a step that is late anyway stops for whoever is
+    not.
     """
     limit_s = rules.limits.max_suspended_s
     members = {member.job_id for member in step.members}
@@ -57,19 +61,24 @@ def decide_by_feasible_set(
         return Keep(KeepReason.PROTECTED)
     overdue_s = sum([waiter.remaining_s for waiter in waiting if waiter.suspended_s >= limit_s])
     stop_s = rules.stop_latency_s + step.boundary_s
-    ended_s = now_s + rules.margin * step.remaining_s + overdue_s
+    prices = None if targets is None else targets.at([*step.members, *waiting], now_s)
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
-    stopped = feasible_set(pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast)
+    stopped = feasible_set(
+        pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast, prices
+    )
     before = [*takewhile(lambda prefill: prefill is not runner, stopped.feasible)]
     in_set = len(before) < len(stopped.feasible)
-    spare_s = _min_spare_s(before, ended_s)
+    is_crowded = forecast is not None and forecast.pressure > 0
+    if before and runner is None and prices is not None and is_crowded:
+        return _preempt(step, runner, before, stop_s + overdue_s, limit_s, in_set=in_set)
+    spare_s, ended_s = _binding(before, step.remaining_s, now_s, overdue_s, rules.margin, prices)
     if spare_s >= 0:
         # Who is in time now can become late only by a slow step, and that shows at its boundaries.
         at_s = now_s + spare_s + stop_s
         reason = _why_not(stopped, pool, now_s, in_set=in_set)
         return Keep(reason, at_s if at_s > now_s else math.inf)
-    value_if_ended = _value_if_ended(step, runner, pool, ended_s, forecast, rules.mode)
-    if value_if_ended >= sum(map(value, stopped.feasible)):
+    value_if_ended = _value_if_ended(step, runner, pool, ended_s, forecast, prices, rules.mode)
+    if value_if_ended >= _sum_of_values(stopped.feasible, prices):
         return Keep(KeepReason.WOULD_HARM)
     return _preempt(step, runner, before, stop_s + overdue_s, limit_s, in_set=in_set)
 
@@ -80,6 +89,7 @@ def _value_if_ended(
     pool: Sequence[Prefill],
     ended_s: float,
     forecast: Forecast | None,
+    prices: ClassPrices | None,
     mode: PreemptionMode,
 ) -> float:
     """The value on time if the step runs to its end at `ended_s`.
@@ -91,10 +101,14 @@ def _value_if_ended(
     if runner is not None and runner.deadline_s < math.inf:
         took_s = step.restart_s if mode is PreemptionMode.RECOMPUTE else step.remaining_s
         if (behind_s := runner.remaining_s - took_s) <= _NOTHING_S:
-            ended_value = value(runner)
+            ended_value = value(runner, prices)
         else:
             pool = [msgspec.structs.replace(runner, remaining_s=behind_s), *pool]
-    return ended_value + sum(map(value, feasible_set(pool, ended_s, forecast).feasible))
+    return ended_value + _sum_of_values(feasible_set(pool, ended_s, forecast, prices).feasible, prices)
+
+
+def _sum_of_values(prefills: Sequence[Prefill], prices: ClassPrices | None) -> float:
+    return sum([value(prefill, prices) for prefill in prefills])
 
 
 def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Prefill | None:
@@ -113,6 +127,27 @@ def _as_prefill(step: RunningStep, now_s: float, rules: PreemptionRules) -> Pref
         preemptions=first.preemptions,
         tier=first.tier,
     )
+
+
+def _binding(
+    prefills: Sequence[Prefill],
+    step_s: float,
+    now_s: float,
+    overdue_s: float,
+    margin: float,
+    prices: ClassPrices | None,
+) -> tuple[float, float]:
+    """(smallest slack of any when they run in this order behind the step, when that ends by its margin)."""
+    ended_s = now_s + margin * step_s + overdue_s
+    if prices is None:
+        return _min_spare_s(prefills, ended_s), ended_s
+    min_s, before_s = math.inf, 0.0
+    for prefill in prefills:
+        before_s += prefill.remaining_s
+        end_s = now_s + prices.insured(prefill.tier, margin) * step_s + overdue_s
+        if (spare_s := prefill.deadline_s - end_s - before_s) < min_s:
+            min_s, ended_s = spare_s, end_s
+    return min_s, ended_s
 
 
 def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:

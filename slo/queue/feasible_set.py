@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import ClassPrices
 from slo.queue.prefill import Prefill
 
 PREEMPTED_FACTOR: Final = 2.0
@@ -24,9 +25,10 @@ _Row: TypeAlias = "tuple[float, float, int, float, Prefill]"
 """Seconds until it is due, its arrival, its position, its work, itself; sorts by deadline, then arrival."""
 
 
-def value(prefill: Prefill) -> float:
-    """The value of having a prefill on time: its weight, more once it has been preempted."""
-    return prefill.weight * PREEMPTED_FACTOR if prefill.preemptions else prefill.weight
+def value(prefill: Prefill, prices: ClassPrices | None = None) -> float:
+    """The value of having a prefill on time: its weight at its class's price, more once it was preempted."""
+    weight = prefill.weight if prices is None else prefill.weight * prices.price(prefill.tier)
+    return weight * PREEMPTED_FACTOR if prefill.preemptions else weight
 
 
 class FeasibleSet(NamedTuple):
@@ -44,12 +46,16 @@ class FeasibleSet(NamedTuple):
 
 
 def feasible_set(
-    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None = None
+    prefills: Sequence[Prefill],
+    start_s: float,
+    forecast: Forecast | None = None,
+    prices: ClassPrices | None = None,
 ) -> FeasibleSet:
     """Choose whom to keep on time, so that the tardy set has little value.
 
     Time is kept free for what the forecast expects to arrive with more value per second of work than the
-    least dense of the feasible set; without a forecast the present alone counts.
+    least dense of the feasible set; without a forecast the present alone counts. Without `prices` all
+    requests are alike but for their weights.
     """
     rows: list[_Row] = []
     rest: list[Prefill] = []
@@ -67,7 +73,7 @@ def feasible_set(
     if forecast is None and _all_fit(rows):
         return FeasibleSet([row[-1] for row in rows], [], rest)
     deadlines, _, _, works, candidates = zip(*rows, strict=True)
-    search = _TardySetSearch(works, deadlines, [*map(value, candidates)], forecast)
+    search = _TardySetSearch(works, deadlines, [value(prefill, prices) for prefill in candidates], forecast)
     if forecast is not None and search.all_fit():
         return FeasibleSet([*candidates], [], rest)
     tardy = search.tardy()

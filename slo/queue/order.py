@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.fairness import FairnessRule
 from slo.queue.feasible_set import feasible_set
 from slo.queue.prefill import Prefill
@@ -33,10 +34,22 @@ class QueueOrder(enum.StrEnum):
     FEASIBLE_SET = "feasible_set"
 
 
+class Aim(enum.StrEnum):
+    """What `QueueOrder.FEASIBLE_SET`, as order and as policy, makes as large as it can.
+
+    `REQUESTS`: the number of requests on time, by their weights, all classes alike.
+
+    `TARGETS`: the attainment of each class, measured by its own target (`slo.queue.class_targets`).
+    """
+
+    REQUESTS = "requests"
+    TARGETS = "targets"
+
+
 DEFAULT_ORDER: Final = QueueOrder.FEASIBLE_SET
 
 
-def order(
+def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
     kind: QueueOrder,
     prefills: Sequence[Prefill],
     now_s: float,
@@ -44,6 +57,7 @@ def order(
     max_suspended_s: float = math.inf,
     forecast: Forecast | None = None,
     fairness: FairnessRule | None = None,
+    targets: TargetState | None = None,
 ) -> list[Prefill]:
     """Sort waiting prefills, the one to run next first.
 
@@ -51,7 +65,8 @@ def order(
     Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among the
     infeasible, and among those without a deadline, preempted ones go first: until they end they hold memory
     and one of the places of suspended steps. The first of them can start at `free_at_s`, if not now.
-    `FEASIBLE_SET` keeps time free for what the `forecast` expects, if there is one.
+    `FEASIBLE_SET` keeps time free for what the `forecast` expects, and aims at the `targets` of the classes,
+    if there are any.
     """
     start_s = now_s if free_at_s is None else free_at_s
     overdue: list[Prefill] = []
@@ -65,7 +80,8 @@ def order(
         case QueueOrder.SEDF:
             ordered = _by_sedf_rank(prefills, start_s)
         case QueueOrder.FEASIBLE_SET:
-            ordered = _feasible_first(prefills, start_s, forecast, fairness)
+            prices = None if targets is None else targets.at(prefills, start_s)
+            ordered = _feasible_first(prefills, start_s, forecast, fairness, prices)
         case _:
             assert_never(kind)
     if fairness is not None and (boosts := fairness.boosts(prefills, now_s)):
@@ -84,13 +100,17 @@ def _by_sedf_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
 
 
 def _feasible_first(
-    prefills: Sequence[Prefill], start_s: float, forecast: Forecast | None, fairness: FairnessRule | None
+    prefills: Sequence[Prefill],
+    start_s: float,
+    forecast: Forecast | None,
+    fairness: FairnessRule | None,
+    prices: ClassPrices | None,
 ) -> list[Prefill]:
     """The feasible set, then the tardy set, then those that are infeasible or have no deadline."""
-    feasible, tardy, rest = feasible_set(prefills, start_s, forecast)
+    feasible, tardy, rest = feasible_set(prefills, start_s, forecast, prices)
     if len(rest) > 1:
         rest = _by_sedf_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
     if forecast is not None and tardy:  # some may be tardy only for what may arrive: they have a feasible set
         start_s += sum(prefill.remaining_s for prefill in feasible)
-        return feasible + _feasible_first(tardy, start_s, None, fairness) + rest
+        return feasible + _feasible_first(tardy, start_s, None, fairness, prices) + rest
     return feasible + tardy + rest

@@ -21,6 +21,7 @@ from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.batching import Candidate, compose_step
 from slo.queue.chunks import StopBound
+from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
@@ -87,6 +88,7 @@ class ChoiceRules:
         forecast: What is expected to arrive; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
         stop: How soon steps must be able to stop; None for no bound.
+        targets: What each class aims at; None when all requests are alike.
     """
 
     queue_order: QueueOrder
@@ -95,6 +97,7 @@ class ChoiceRules:
     forecast: Forecast | None = None
     fairness: Fairness | None = None
     stop: StopBound | None = None
+    targets: ClassTargets | None = None
 
 
 def in_order(
@@ -102,7 +105,15 @@ def in_order(
 ) -> list[Prefill]:
     """The order in which they would run, those that wait for their beneficiary left out."""
     waiting = [item.prefill for item in queue] + [item.prefill for item in suspended if not item.blocked]
-    return order(rules.queue_order, waiting, now_s, forecast=rules.forecast, fairness=rules.fairness)
+    targets = None if rules.targets is None else rules.targets.state
+    return order(
+        rules.queue_order,
+        waiting,
+        now_s,
+        forecast=rules.forecast,
+        fairness=rules.fairness,
+        targets=targets,
+    )
 
 
 def choose(

@@ -107,6 +107,7 @@ class Stepper:
         self._arrived: OrderedDict[str, None] = OrderedDict()
         self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
         self._issued: deque[_Issued] = deque()
+        self._due: dict[str, tuple[Tier, float]] = {}
         self._queue: dict[JobId, Queued] = {}
         self._ordered: list[Prefill] = []
 
@@ -126,10 +127,15 @@ class Stepper:
         """A job has reached the engine."""
         self.jobs[job] = request
         self._arrived[job] = None
+        self._due[job] = prefill.tier, prefill.deadline_s
         while len(self._arrived) > _REMEMBER_JOBS:
             self._arrived.popitem(last=False)
+        weight, targets = prefill.weight, self.rules.targets
+        if targets is not None:
+            targets.arrived(prefill.tier, prefill.remaining_s, now_s)
+            weight *= targets.state.at((), now_s).price(prefill.tier)
         if self.rules.forecast is not None:
-            self.rules.forecast.arrived(prefill.remaining_s, prefill.weight, now_s)
+            self.rules.forecast.arrived(prefill.remaining_s, weight, now_s)
 
     def has_arrived(self, job: str) -> bool:
         """Whether a job has reached the engine, even if it has left since."""
@@ -139,6 +145,7 @@ class Stepper:
         """A request has left the engine; its job is empty if it had none."""
         self.suspensions.ended(request)
         self.jobs.pop(job, None)
+        self._due.pop(job, None)
         self._queue.pop(JobId(job), None)
 
     def started_over(self, item: Queued) -> None:
@@ -147,9 +154,11 @@ class Stepper:
             self._ordered.append(item.prefill)
         self._queue[item.prefill.job_id] = item
 
-    def job_done(self, job: str) -> None:
+    def job_done(self, job: str, now_s: float) -> None:
         """The prefill of a job is complete."""
         self._done.append(job)
+        if (due := self._due.pop(job, None)) is not None and self.rules.targets is not None:
+            self.rules.targets.ended(*due, now_s)
 
     def step_issued(
         self, command: Start | Resume | Wait, members: Sequence[Member], now_s: float
@@ -235,11 +244,12 @@ class Stepper:
         if self._issued:
             members = frozenset[str]().union(*[step.members for step in self._issued])
             waiting = [item for item in waiting if item.request not in members]
-        fairness = self.rules.fairness
+        fairness, targets = self.rules.fairness, self.rules.targets
         return SchedulerView(
             self.running,
             tuple(waiting),
             tuple(suspended),
             tuple(self._done),
             None if fairness is None else fairness.standing,
+            None if targets is None else targets.state,
         )

@@ -140,7 +140,9 @@ class Governor:
             waiting = self._prefills(view, now_s)
             if self.rules.policy is not PreemptionPolicy.FEASIBLE_SET:
                 waiting = self._ordered(view, waiting, now_s)
-            decision = decide(self._state(view, running, waiting), now_s, self.rules, self.forecast)
+            decision = decide(
+                self._state(view, running, waiting), now_s, self.rules, self.forecast, view.targets
+            )
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
         return decision
@@ -182,7 +184,10 @@ class Governor:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
         work_s = self.ledger.predictor.prefill_s(*job.left(0))
-        self.forecast.arrived(work_s, self.weights[job.tier], job.arrived_s)
+        weight, view = self.weights[job.tier], self._view
+        if view is not None and view.targets is not None:
+            weight *= view.targets.at((), job.arrived_s).price(job.tier)
+        self.forecast.arrived(work_s, weight, job.arrived_s)
 
     def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
         """Predicted seconds to the end of a running step."""
@@ -241,6 +246,7 @@ class Governor:
             max_suspended_s=self.rules.limits.max_suspended_s,
             forecast=self.forecast,
             fairness=fairness,
+            targets=view.targets,
         )
 
     def _state(self, view: SchedulerView, running: RunningStep, waiting: Sequence[Prefill]) -> ReplicaState:

@@ -9,7 +9,7 @@ import yaml
 
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, parse
-from prefill_node.engine_setup import EngineSetup, shares_of
+from prefill_node.engine_setup import EngineSetup, shares_of, targets_of
 from slo.tiers import DEFAULT_TIERS
 
 PAGE = Path(__file__).parents[4] / "docs" / "configuration.md"
@@ -88,6 +88,15 @@ def test_the_engine_has_the_weights_shares_and_ranks_of_these_tiers():
     }
     assert received.shares["text"] == (8.0, 0.4)
     assert list(received.shares) == list(tiers.names)
+
+
+def test_the_engine_aims_at_the_targets_of_these_tiers_if_it_is_to():
+    sent = EngineSetup(targets=targets_of(example().tiers.tier_set())).encode()
+    received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
+    assert received.class_targets().state.allowed == pytest.approx(
+        {"text": 0.01, "image": 0.03, "search": 0.05, "file": 0.1}
+    )
+    assert EngineSetup().class_targets() is None
 
 
 def test_the_monitor_measures_against_the_targets_of_the_tiers():

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.config.preemption import PreemptionConfig
 from prefill_node.engine.queue import QueueView
 from prefill_node.replica.governing.governor import Governor
-from simulator.arms.arms import ARMS, OURS
+from simulator.arms.arms import ARMS
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_8B_A100
 from simulator.cost.passes import CostModel
 from simulator.findings import State
@@ -19,8 +20,8 @@ from simulator.replica.loop import EventLoop
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
-from slo.preemption.types import PreemptionRules
 from slo.queue.batching import STEP_TOKENS
+from slo.queue.order import Aim
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
@@ -123,7 +124,12 @@ def test_the_replica_runs_the_code_that_serves():
     replica = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None)
     assert isinstance(replica.governor, Governor)
     assert isinstance(replica.engine._queues, QueueView)
-    assert replica.governor.rules == OURS == PreemptionRules()
+    configured = PreemptionConfig()
+    assert replica.governor.rules == configured.rules()
+    assert replica.governor.queue_order is configured.order
+    assert replica.governor.profile.ahead == configured.launch_ahead
+    assert replica.engine._stepper.rules.join_tokens == configured.join_tokens
+    assert (replica.engine._stepper.rules.targets is None) == (configured.aim is Aim.REQUESTS)
 
 
 def test_a_prefix_that_is_known_is_not_computed_again():
@@ -201,3 +207,5 @@ def test_under_its_own_conditions_the_abort_variant_gains_nothing():
         for name in ("control", "conservative", "aggressive")
     )
     assert conservative == aggressive == control
+    seeing = [job.first_token_s for job in run(ARMS["abort-sees-arrivals"], hardware, stream, {}).jobs]
+    assert seeing != control

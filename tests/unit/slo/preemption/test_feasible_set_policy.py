@@ -23,9 +23,11 @@ from slo.preemption.types import (
     RunningStep,
 )
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import ClassTargets
 from slo.queue.feasible_set import feasible_set, value
 from slo.queue.prefill import Prefill
 from slo.request import JobId
+from slo.tiers import Tier
 
 RESUME, RECOMPUTE, _ = PreemptionMode
 NEVER = math.inf
@@ -45,8 +47,8 @@ def rules(mode=RESUME, margin=1.0, **fields):
     return PreemptionRules(mode, PreemptionPolicy.FEASIBLE_SET, margin, **fields)
 
 
-def asked(running, *waiting, now_s=0.0, forecast=None, **about):
-    return decide(ReplicaState(running, waiting), now_s, rules(**about), forecast)
+def asked(running, *waiting, now_s=0.0, forecast=None, targets=None, **about):
+    return decide(ReplicaState(running, waiting), now_s, rules(**about), forecast, targets)
 
 
 def stops(running, *waiting, **about):
@@ -60,6 +62,15 @@ def crowded():
     for n in range(2000):
         forecast.arrived(0.1, 4.0, n * 0.05)
     return forecast
+
+
+def missed(target=0.9, **misses):
+    """Classes of which a hundred have ended and so many were late."""
+    account = ClassTargets({Tier(name): target for name in misses})
+    for name, count in misses.items():
+        for number in range(100):
+            account.ended(Tier(name), -1.0 if number < count else 1.0, 0.0)
+    return account.state
 
 
 # Whom a step is preempted for
@@ -361,3 +372,50 @@ def test_a_waiter_without_a_deadline_or_that_is_infeasible_changes_nothing(state
     else:
         assert isinstance(after, Keep)
         assert after.recheck_at_s == before.recheck_at_s
+
+
+# With a target for each class
+
+
+def of(tier, prefill):
+    return replace(prefill, tier=Tier(tier))
+
+
+def test_a_class_that_has_used_up_its_misses_is_not_stopped_for_one_that_has_not():
+    long = step(of("files", job("long", 10.5)), remaining_s=10.0)
+    shorts = of("chat", job("short", 1.5)), of("chat", job("other", 2.5))
+    assert stops(long, *shorts) is not None
+    assert stops(long, *shorts, targets=missed(chat=0, files=0)) is not None
+    assert stops(long, *shorts, targets=missed(chat=0, files=30)) is None
+    assert stops(long, *shorts, targets=missed(chat=30, files=0)) is not None
+
+
+def test_the_margin_is_kept_for_those_with_a_strict_target():
+    """The waiter is in time behind the step if that takes what is predicted, not if half as much again."""
+    long, short = step(of("files", job("long", 50.0)), remaining_s=2.0), of("chat", job("short", 3.5))
+    assert stops(long, short, margin=1.5) == ("short", PreemptReason.RESCUE)
+    assert stops(long, short, margin=1.5, targets=missed(0.99, chat=0, files=0)) is not None
+    trusting = asked(long, short, margin=1.5, targets=missed(0.9, chat=0, files=0))
+    assert trusting == Keep(KeepReason.WAITERS_IN_TIME, pytest.approx(0.5))
+
+
+def test_in_a_crowd_a_step_that_is_late_anyway_stops_for_whoever_is_not():
+    late, waiter = step(of("files", job("late", 1.0))), of("chat", job("short", 9.0, weight=1000.0))
+    state = missed(chat=0, files=0)
+    assert stops(late, waiter, forecast=crowded()) is None
+    assert stops(late, waiter, targets=state) is None
+    assert stops(late, waiter, forecast=crowded(), targets=state) == (
+        "short",
+        PreemptReason.RUNNER_INFEASIBLE,
+    )
+
+
+@given(
+    waiting=st.lists(st.tuples(st.floats(0.1, 30), st.floats(0.1, 10)), max_size=6), due_s=st.floats(0.1, 30)
+)
+def test_one_class_alone_without_a_margin_is_decided_as_without_targets(waiting, due_s):
+    waiters = [of("chat", job(f"w{n}", *one)) for n, one in enumerate(waiting)]
+    running = step(of("chat", job("r", due_s)))
+    with_targets = asked(running, *waiters, targets=missed(chat=7))
+    without = asked(running, *waiters)
+    assert (type(with_targets), getattr(with_targets, "reason", None)) == (type(without), without.reason)

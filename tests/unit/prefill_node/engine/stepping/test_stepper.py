@@ -15,6 +15,7 @@ from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
+from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Fairness
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
@@ -111,7 +112,7 @@ def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
     assert (stepper.jobs, stepper.has_arrived("a")) == ({"a": "engine-a"}, True)
     assert stepper.rules.forecast.load > 0
-    stepper.job_done("a")
+    stepper.job_done("a", 1.0)
     stepper.job_left("a", "engine-a")
     assert (stepper.jobs, stepper.has_arrived("a")) == ({}, True)
     assert stepper.view([]).done == ("a",)
@@ -155,3 +156,27 @@ def test_who_is_in_an_issued_step_does_not_wait(stepper):
     short(stepper, "a", 0.0)
     short(stepper, "b", 0.0)
     assert [item.prefill.job_id for item in stepper.view([]).queue] == ["c"]
+
+
+# What classes aim at
+
+
+def test_what_each_class_has_missed_is_counted_and_published():
+    targets = ClassTargets({PREMIUM: 0.9, STANDARD: 0.9})
+    stepper = Stepper(ChoiceRules(QueueOrder.FEASIBLE_SET, LINE, 1, targets=targets), Limits())
+    for name, tier in (("a", PREMIUM), ("b", STANDARD), ("gone", STANDARD)):
+        stepper.job_arrived(name, f"engine-{name}", prefill(name, due_s=5.0, tier=tier), 0.0)
+    stepper.job_done("a", 4.0)
+    stepper.job_left("gone", "engine-gone")
+    stepper.job_done("b", 6.0)
+    stepper.job_done("b", 7.0)
+    counts = stepper.view([]).targets.counts
+    assert (counts[PREMIUM].ended, counts[PREMIUM].missed) == pytest.approx((1.0, 0.0), abs=0.05)
+    assert (counts[STANDARD].ended, counts[STANDARD].missed) == pytest.approx((1.0, 1.0), abs=0.05)
+    assert counts[STANDARD].arrived == pytest.approx(2.0, abs=0.1)
+
+
+def test_without_targets_nothing_is_published_of_them(stepper):
+    stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
+    stepper.job_done("a", 9.0)
+    assert stepper.view([]).targets is None
