@@ -155,7 +155,7 @@ class RouterCore:
             settled = self._is_settled(now_s)
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
-        memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer)
+        memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer, now_s)
         cached = self.view.cached_tokens(request, tokens)
         if not request.is_admitted:
             max_cached = max(cached.values(), default=0)

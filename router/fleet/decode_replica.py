@@ -146,6 +146,7 @@ class DecodeView:
         draining: Whether it is being shut down; nothing is placed there any more.
         local_prefills: Prompts that it is to compute itself, those sent there since its report included.
         load: What its streams hold and will hold; None when it does not say.
+        load_since_s: When that was heard first.
         sent: What those will hold that were sent there and are not in its engine, with the time of sending.
     """
 
@@ -160,6 +161,7 @@ class DecodeView:
     draining: bool = False
     local_prefills: int = 0
     load: DecodeLoad | None = None
+    load_since_s: float = -math.inf
     sent: dict[JobId, tuple[float, Holding]] = field(default_factory=dict)
     pace: PaceModel = field(default_factory=PaceModel)
     _peak_tokens: int = 0
@@ -171,7 +173,8 @@ class DecodeView:
         self.local_prefills = event.local_prefills
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
-        self.load = event.load
+        if event.load != self.load:  # the engine tells less often than the replica reports
+            self.load, self.load_since_s = event.load, now_s
         self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
         there = () if event.load is None else event.load.streams
         self.sent = {
@@ -194,11 +197,12 @@ class DecodeView:
         """A request has ended, or does not come."""
         self.sent.pop(job_id, None)
 
-    def wait_s(self, newcomer: Newcomer) -> float:
+    def wait_s(self, newcomer: Newcomer, now_s: float) -> float:
         """Seconds until there is memory for a request; 0 when there is, or the replica does not say."""
         if self.load is None:
             return 0.0
-        return self.load.wait_s(self._holding(self.load, newcomer), self._sent(), is_top=newcomer.is_top)
+        holding, age_s = self._holding(self.load, newcomer), max(0.0, now_s - self.load_since_s)
+        return self.load.wait_s(holding, self._sent(), is_top=newcomer.is_top, age_s=age_s)
 
     def has_room(self, newcomer: Newcomer) -> bool:
         """Whether there is memory for a request: by the predicted peak, else by what is used."""

@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
 from simulator.replica.loop import EventLoop
+from slo.decode.headroom import DecodeLoad
+from slo.tiers import SYSTEM, Tier
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,7 @@ class Decoding:
         ended: Called after its last token.
         compute_s: What computing its prompt here adds to its first step, which all members take part in; the
             first token is the prompt's then.
+        name: The router's for it.
     """
 
     prompt_tokens: int
@@ -35,6 +39,8 @@ class Decoding:
     admitted: Callable[[], None]
     ended: Callable[[Decoding], None]
     compute_s: float = 0.0
+    name: str = ""
+    tier: Tier = SYSTEM
     first_token_s: float = math.inf
     last_token_s: float = math.inf
     holds_memory: bool = False
@@ -51,6 +57,32 @@ class Decoding:
         if self.output_tokens < 2:  # noqa: PLR2004 - the first token has no interval
             return None
         return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
+
+
+class SimulatedDecode(Protocol):
+    """A decode replica in virtual time; see `VirtualDecodeReplica`."""
+
+    tokens: int
+    waited: int
+    reserved_token_s: float
+
+    @property
+    def kv_tokens(self) -> int: ...  # noqa: D102 - see there
+
+    @property
+    def kv_usage(self) -> float: ...  # noqa: D102
+
+    @property
+    def tpot_s(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def load(self) -> DecodeLoad | None: ...  # noqa: D102
+
+    def admit(self, request: Decoding) -> None: ...  # noqa: D102
+
+    def withdraw(self, request: Decoding) -> None: ...  # noqa: D102
+
+    def join(self, request: Decoding) -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -74,7 +106,7 @@ class VirtualDecodeReplica:
     """One decode replica: admits by memory, first come, first served; batches; ends.
 
     A request's memory is reserved for all of its tokens when it is admitted, so nobody is ever thrown out
-    again. vLLM reserves as it goes, and recomputes when it runs out.
+    again. `simulator.fleet.pressed_decode` gives it out as the answers grow.
 
     Args:
         model: How fast and how large it is.
@@ -110,6 +142,11 @@ class VirtualDecodeReplica:
         if self._batch.size == 0:
             return None
         return self._model.step_s(self._batch.size, self._batch.context_tokens)
+
+    @property
+    def load(self) -> DecodeLoad | None:
+        """Nothing is told of it but how much is reserved."""
+        return None
 
     @property
     def kv_usage(self) -> float:

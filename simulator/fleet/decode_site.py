@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from simulator.cost.decode_steps import DecodeModel
-from simulator.fleet.decode import Decoding, VirtualDecodeReplica
+from simulator.fleet.decode import Decoding, SimulatedDecode
 from simulator.fleet.link import Ingest, Transfer
 from simulator.fleet.reporting import VirtualReporter
 from simulator.replica.loop import EventLoop
 from slo.predict.handoff import Link
 from slo.reports import DecodeReported
 from slo.request import ReplicaId
+from slo.tiers import Tier
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class DecodeSite:
     """One decode replica.
 
     Args:
-        model: How fast and how large it is.
+        replica: What decodes.
         link: What KV comes over.
 
     Attributes:
@@ -43,9 +43,9 @@ class DecodeSite:
         is_gone: Whether it has been ended.
     """
 
-    def __init__(self, loop: EventLoop, replica_id: ReplicaId, model: DecodeModel, link: Link) -> None:
+    def __init__(self, loop: EventLoop, replica_id: ReplicaId, replica: SimulatedDecode, link: Link) -> None:
         self.replica_id = replica_id
-        self.replica = VirtualDecodeReplica(loop, model)
+        self.replica = replica
         self._ingest = Ingest(loop, link)
         self._handovers: dict[str, _Handover] = {}
         self.ongoing = 0
@@ -63,6 +63,7 @@ class DecodeSite:
             replica.kv_tokens,
             replica.tpot_s,
             draining=self.is_draining,
+            load=replica.load,
         )
 
     def drain(self) -> None:
@@ -83,6 +84,7 @@ class DecodeSite:
     def take(
         self,
         request_id: str,
+        tier: Tier,
         sizes: tuple[int, int, int],
         pulled: Callable[[], None],
         ended: Callable[[Decoding], None],
@@ -91,24 +93,35 @@ class DecodeSite:
 
         Args:
             request_id: The request.
+            tier: Its tier.
             sizes: Its prompt tokens, its output tokens, and the bytes of its KV.
             pulled: Called when its KV is here.
             ended: Called after its last token.
         """
         prompt_tokens, output_tokens, size_bytes = sizes
-        decoding = Decoding(prompt_tokens, output_tokens, partial(self._pull, request_id), ended)
+        pull = partial(self._pull, request_id)
+        decoding = Decoding(prompt_tokens, output_tokens, pull, ended, name=request_id, tier=tier)
         self._handovers[request_id] = _Handover(decoding, size_bytes, pulled)
         self.replica.admit(decoding)
 
-    def compute(self, sizes: tuple[int, int], compute_s: float, ended: Callable[[Decoding], None]) -> None:
+    def compute(
+        self,
+        request_id: str,
+        tier: Tier,
+        sizes: tuple[int, int],
+        compute_s: float,
+        ended: Callable[[Decoding], None],
+    ) -> None:
         """Compute a request's prompt among the tokens of the batch, and decode it.
 
         Args:
+            request_id: The request.
+            tier: Its tier.
             sizes: Its prompt tokens and its output tokens.
             compute_s: What that adds to a step.
             ended: Called after its last token.
         """
-        decoding = Decoding(*sizes, lambda: self.replica.join(decoding), ended, compute_s)
+        decoding = Decoding(*sizes, lambda: self.replica.join(decoding), ended, compute_s, request_id, tier)
         self.replica.admit(decoding)
 
     def lose(self, request_id: str) -> None:

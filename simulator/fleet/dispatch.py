@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Final
 
 from router.admission import Gate
@@ -36,15 +35,11 @@ class Dispatch:
 
     Args:
         informs: Whether the replicas report. Otherwise the core knows what it has placed and what has ended,
-            and rejects nothing, as it cannot know what could be in time.
+            and rejects nothing for being late, as it cannot know what could be in time.
     """
 
     def __init__(self, loop: EventLoop, setup: FleetSetup, *, informs: bool) -> None:
         tiers = setup.weighted_tiers()
-        if not informs:
-            tiers = tiers.revised(
-                {tier: replace(policy, sheddable=False) for tier, policy in tiers.clients.items()}
-            )
         chosen = setup.placement or (INFORMED if informs else BLIND)
         limits = setup.limits if informs else _WITHOUT_REPORTS
         self._core = RouterCore(
@@ -70,6 +65,7 @@ class Dispatch:
                 job_id=job_id,
                 objective=Objective(arrival.tier, arrival.ttft_s, self._tiers[arrival.tier].tpot_s),
                 explicit_deadline=explicit_deadline,
+                however_late=not self._informs,
                 prompt_tokens=None if prompt_bytes else arrival.tokens,
                 prompt_bytes=prompt_bytes,
                 elapsed_s=now_s - arrival.at_s,
@@ -94,6 +90,10 @@ class Dispatch:
         """A prefill has ended; replicas that report say so themselves."""
         if not self._informs:
             self._core.job_ended(JobEnded(job_id), self._loop.now_s)
+
+    def ended(self, job_id: JobId) -> None:
+        """A request has ended, and is on its way to nobody any more."""
+        self._core.job_ended(JobEnded(job_id), self._loop.now_s)
 
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""

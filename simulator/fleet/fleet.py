@@ -165,7 +165,11 @@ class _Fleet:
         compute_s = max(0.0, pass_s - step.fixed_s - step.weights_s)
         assert passage.decode_replica is not None
         self._decode[passage.decode_replica].compute(
-            (arrival.tokens, arrival.output_tokens), compute_s, partial(self._computed, passage)
+            str(arrival.number),
+            arrival.tier,
+            (arrival.tokens, arrival.output_tokens),
+            compute_s,
+            partial(self._computed, passage),
         )
 
     def _computed(self, passage: Passage, decoding: Decoding) -> None:
@@ -226,6 +230,7 @@ class _Fleet:
         size_bytes = arrival.tokens * self._setup.hardware.cost.shape.kv_bytes_per_token
         self._decode[passage.decode_replica].take(
             job.request_id,
+            arrival.tier,
             (arrival.tokens, arrival.output_tokens - 1, size_bytes),
             pulled=partial(site.release, job),
             ended=partial(self._finish, passage),
@@ -240,6 +245,7 @@ class _Fleet:
     def _over(self, passage: Passage) -> None:
         assert passage.decode_replica is not None
         self._decode[passage.decode_replica].over()
+        self._dispatch.ended(JobId(str(passage.arrival.number)))
         self._end(passage, Outcome.FINISHED)
 
     def _refuse(self, passage: Passage, reason: str, outcome: Outcome) -> None:
@@ -359,7 +365,8 @@ class _Fleet:
 
     def _new_decode(self) -> DecodeSite:
         name = ReplicaId(f"decode-{len(self._decode)}")
-        self._decode[name] = site = DecodeSite(self._loop, name, self._setup.decode, self._setup.link)
+        replica = self._setup.decode_replica(self._loop)
+        self._decode[name] = site = DecodeSite(self._loop, name, replica, self._setup.link)
         return site
 
     def _start_decode_reports(self, site: DecodeSite) -> None:

@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.fleet.decode import VirtualDecodeReplica
+from simulator.fleet.decode import SimulatedDecode
 from simulator.replica.hardware import ReplicaModel
 from simulator.replica.job import Job
 from simulator.workload.arrivals import Arrival
+from slo.errors import RejectionReason
 from slo.outcomes import Outcome
 from slo.request import ReplicaId
 from slo.tiers import Tier, TierPolicy
@@ -57,7 +58,7 @@ class FleetRun:
 
     passages: Sequence[Passage]
     prefill: Sequence[ReplicaModel]
-    decode: Sequence[VirtualDecodeReplica]
+    decode: Sequence[SimulatedDecode]
     prefill_places: int
     sizes: Sequence[tuple[float, int]] = ()
     replica_s: float = math.nan
@@ -93,6 +94,15 @@ class FleetRun:
     def refused(self) -> float:
         """Fraction of all requests that were refused."""
         return share(passage.outcome is not Outcome.FINISHED for passage in self.passages)
+
+    @property
+    def taken_by_decode(self) -> dict[str, float]:
+        """Fraction of each tier's requests that were not refused for want of decode's memory."""
+        taken: dict[str, list[bool]] = defaultdict(list)
+        for passage in self.passages:
+            is_full = passage.job is not None and passage.job.refused == RejectionReason.DECODE_FULL
+            taken[passage.arrival.tier].append(not is_full)
+        return {name: share(flags) for name, flags in sorted(taken.items())}
 
     @property
     def _ended_s(self) -> float:

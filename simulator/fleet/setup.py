@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,12 @@ from router.fleet.decode_replica import KvLink
 from router.fleet.view import RouterLimits
 from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
+from simulator.fleet.decode import SimulatedDecode, VirtualDecodeReplica
+from simulator.fleet.pressed_decode import PressedDecodeReplica
+from simulator.pressure.engine import PressedSetup
+from simulator.pressure.ways import FirstCome, Ours
 from simulator.replica.hardware import Hardware
+from simulator.replica.loop import EventLoop
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.predict.handoff import Link
@@ -19,6 +25,9 @@ from slo.tiers import DEFAULT_TIERS, TierSet
 
 HANDOFF_S: Final = 0.002
 """A first token's way when nobody says how long it is: that of a request."""
+_BLOCK: Final = 16
+_CHUNK: Final = 512
+"""Tokens of a block, and of a sequence that one step computes again at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,17 @@ class Failure:
             raise ValueError(
                 f"a replica that dies at {self.at_s:g} s is back after that, not at {self.back_s:g} s"
             )
+
+
+class DecodeMemory(enum.StrEnum):
+    """How a decode replica gives out its KV memory."""
+
+    RESERVED = "reserved"
+    """For prompt and answer when a request is admitted, as if the answer's length were known."""
+    VLLM = "vllm"
+    """In blocks as answers grow; who came last loses its memory when there are none left."""
+    PRESSURE = "pressure"
+    """In blocks, with the rules of `pressure.enabled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +101,7 @@ class FleetSetup:
             prompts.
         length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
             lets the router know lengths exactly.
+        decode_memory: How decode replicas give out theirs.
         admission: Rules by which the router refuses requests before it places them; None refuses nobody.
         seed: For the bytes per token, and for refusals with a probability.
     """
@@ -99,6 +120,7 @@ class FleetSetup:
     handoff_s: float = HANDOFF_S
     explicit_deadlines: bool = True
     length_sigma: float | None = None
+    decode_memory: DecodeMemory = DecodeMemory.RESERVED
     admission: AdmissionRules | None = None
     seed: int = 0
 
@@ -106,6 +128,19 @@ class FleetSetup:
         """What the router is told of the link."""
         size = self.hardware.cost.shape.kv_bytes_per_token
         return KvLink(size, self.link.bytes_ps, self.link.latency_s)
+
+    def decode_replica(self, loop: EventLoop) -> SimulatedDecode:
+        """A decode replica."""
+        if self.decode_memory is DecodeMemory.RESERVED:
+            return VirtualDecodeReplica(loop, self.decode)
+        prompt_token_s = self.hardware.cost.prefill_s(_CHUNK) / _CHUNK
+        blocks = self.decode.kv_tokens // _BLOCK
+        engine = PressedSetup(
+            self.decode, prompt_token_s, blocks, _BLOCK, _CHUNK, max_seqs=self.decode.max_batch
+        )
+        tiers = self.weighted_tiers()
+        is_ours = self.decode_memory is DecodeMemory.PRESSURE
+        return PressedDecodeReplica(loop, engine, Ours(tiers) if is_ours else FirstCome(), tiers)
 
     def controller(self) -> AdmissionController | None:
         """Admission with nothing admitted yet."""

@@ -16,7 +16,7 @@ from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
 from simulator.fleet.outcome import FleetRun
-from simulator.fleet.setup import FleetSetup
+from simulator.fleet.setup import DecodeMemory, FleetSetup
 from simulator.replica.hardware import Hardware
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
@@ -61,16 +61,28 @@ def min_decode_replicas(
         return 1
     alone = replace(setup, arm=ALONE, setting={}, prefill_replicas=1, placement="round_robin")
 
+    load = decode_load(setup, arrivals, rate_rps)
+
     def is_enough(replicas: int) -> bool:
+        if setup.decode_memory is not DecodeMemory.RESERVED and replicas < load:
+            return False  # those that may wait would wait for ever longer
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
 
-    return min_replicas(is_enough, decode_load(setup, arrivals, rate_rps))
+    return min_replicas(is_enough, load)
 
 
 def decodes(run: FleetRun, setup: FleetSetup, target: float) -> bool:
-    """Whether the decode tier keeps TPOT and is not what requests wait for."""
-    at_once = 1.0 - run.waited_for_memory
-    return min([at_once, *run.tpot_by_tier(setup.tiers).values()]) >= target
+    """Whether the decode tier keeps TPOT and takes all requests.
+
+    Where memory is reserved for whole answers, it shall also not be what requests wait for. Where it is given
+    out in blocks, waits and what is computed again count in TPOT, and who has no TPOT objective may wait.
+    """
+    parts = [*run.tpot_by_tier(setup.tiers).values()]
+    if setup.decode_memory is DecodeMemory.RESERVED:
+        parts.append(1.0 - run.waited_for_memory)
+    else:
+        parts += run.taken_by_decode.values()
+    return min(parts, default=1.0) >= target
 
 
 def decode_load(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -> float:

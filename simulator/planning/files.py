@@ -25,7 +25,7 @@ from simulator.cost.accelerators import (
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import ModelShape
 from simulator.cost.passes import CostModel
-from simulator.fleet.setup import HANDOFF_S, FleetSetup
+from simulator.fleet.setup import HANDOFF_S, DecodeMemory, FleetSetup
 from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
@@ -104,6 +104,11 @@ class DecodePoolConfig(Section):
     tensor_parallel: Ranks | None = None
     kv_tokens: Tokens | None = Field(None, description="By default what is left beside the weights.")
     max_batch: Count = 256
+    memory: DecodeMemory = Field(
+        DecodeMemory.RESERVED,
+        description="Given out for prompt and answer at once (`reserved`), or in blocks as answers grow: as "
+        "vLLM does (`vllm`), or by the rules of `pressure.enabled` (`pressure`).",
+    )
 
 
 class FleetConfig(Section):
@@ -165,6 +170,7 @@ class FleetConfig(Section):
             prefill_replicas=prefill_replicas,
             decode_replicas=decode_replicas,
             decode=self._decode(),
+            decode_memory=self.decode.memory,
             link=self._link(),
             tiers=tiers,
             placement=self.placement,

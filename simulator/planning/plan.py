@@ -132,7 +132,14 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
     limit = max_replicas(decode_load(setup, arrivals, demand.rate_rps))
     decode = enough or limit
     found = min_prefill_replicas(decode)
-    while enough and found and not decodes(simulated[found][1], setup, demand.target) and decode < limit:
+
+    def lacks_decode() -> bool:
+        if found is not None:
+            return not decodes(simulated[found][1], setup, demand.target)
+        taken = simulated[max(simulated)][1].taken_by_decode  # no prefill replica mends what decode refuses
+        return min(taken.values(), default=1.0) < demand.target
+
+    while enough and decode < limit and lacks_decode():
         decode += 1  # prefill lets more through at once than was reckoned with
         found = min_prefill_replicas(decode)
     run = simulated[found or max(simulated)][1]

@@ -8,7 +8,7 @@ blocks, steps and the clock. Whose memory is taken and who may start is a way's 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,8 +78,12 @@ class PressedEngine:
     """Serves requests and counts what they have cost.
 
     Attributes:
+        pull: Begins to pull the KV of a newcomer that has memory; `pulled` is to be called when it is there.
+            None if it is there at once.
         running: In vLLM's order.
         waiting: Newcomers, and those whose memory was taken.
+        pulling: Those whose KV is on its way.
+        added_s: What the next step takes beyond its tokens.
         computed: Tokens that were computed.
         again: Of them, those that had been computed before.
     """
@@ -87,9 +91,12 @@ class PressedEngine:
     setup: PressedSetup
     way: Way
     tiers: TierSet
+    pull: Callable[[PressedStream], None] | None = None
     now_s: float = 0.0
     running: list[PressedStream] = field(default_factory=list)
     waiting: list[PressedStream] = field(default_factory=list)
+    pulling: list[PressedStream] = field(default_factory=list)
+    added_s: float = 0.0
     done: list[PressedStream] = field(default_factory=list)
     computed: int = 0
     again: int = 0
@@ -112,6 +119,17 @@ class PressedEngine:
     def free_host_blocks(self) -> int:
         """The same in host memory."""
         return self._host
+
+    @property
+    def holders(self) -> list[PressedStream]:
+        """Those that have memory."""
+        return [*self.running, *self.pulling]
+
+    @property
+    def step_s(self) -> float:
+        """What a step of those that run takes."""
+        context = sum(one.computed for one in self.running)
+        return self.setup.model.step_s(len(self.running), context)
 
     def held(self, one: PressedStream) -> int:
         """Blocks that a request holds."""
@@ -137,8 +155,8 @@ class PressedEngine:
             if not self.running and not self.waiting:
                 self.now_s = max(self.now_s, due[0][0])
             while due and due[0][0] <= self.now_s:
-                self._arrives(heapq.heappop(due)[2])
-            self._step()
+                self.arrives(heapq.heappop(due)[2])
+            self.step()
         return self.done
 
     def take(self, one: PressedStream, by: TakenBy) -> None:
@@ -157,18 +175,42 @@ class PressedEngine:
         self.waiting.insert(0, one)
         self.way.preempted(self)
 
-    def _arrives(self, asked: PressedRequest) -> None:
+    def arrives(self, asked: PressedRequest) -> PressedStream:
+        """Queue a request.
+
+        Raises:
+            ValueError: It is larger than the memory.
+        """
         if self.setup.blocks_of(asked.prompt + asked.most) > self.setup.blocks:
             raise ValueError(f"{asked.name} does not fit into {self.setup.blocks} blocks")
         policy = self.tiers[asked.tier]
-        self.waiting.append(PressedStream(asked, self.tiers.rank(asked.tier), policy.weight))
+        one = PressedStream(asked, self.tiers.rank(asked.tier), policy.weight)
+        self.waiting.append(one)
+        return one
 
-    def _step(self) -> None:
+    def pulled(self, one: PressedStream) -> None:
+        """The KV of a request's prompt is here; it is in the next step."""
+        self.pulling.remove(one)
+        self.running.append(one)
+        one.computed = one.asked.prompt - 1
+
+    def withdraw(self, one: PressedStream) -> None:
+        """Forget a request that does not run: its KV will not come."""
+        if one in self.pulling:
+            self.pulling.remove(one)
+            self._free += self._held.pop(one)
+        else:
+            self.waiting.remove(one)
+
+    def step(self) -> bool:
+        """Take a step, at whose end the clock stands then; whether there was anything to compute."""
         self._moved, self._has_taken = 0, False
         self.way.relieve(self)
         step = self._compose_running()
         if not self._has_taken:
             self._start_waiting(step)
+        if not step:
+            return False
         streams = [one for one, new in step.items() if one.computed + new == one.length]
         computing = [one for one in step if one.length - one.computed > 1]
         prompt = sum(step[one] for one in computing)
@@ -176,6 +218,7 @@ class PressedEngine:
         decoding = len(step) - len(computing)
         self.now_s += self.setup.model.step_s(decoding, context)
         self.now_s += prompt * self.setup.prompt_token_s + self._moved * self.setup.block_s
+        self.now_s, self.added_s = self.now_s + self.added_s, 0.0
         for one, new in step.items():
             before = self._before.get(one, 0)
             self.again += max(0, min(before, one.computed + new) - one.computed)
@@ -186,6 +229,7 @@ class PressedEngine:
             one.token_s.append(self.now_s)
             if one.emitted == one.asked.answer:
                 self._ends(one)
+        return True
 
     def _compose_running(self) -> dict[PressedStream, int]:
         """Those that run, with blocks for their next tokens."""
@@ -207,11 +251,16 @@ class PressedEngine:
         budget = self.setup.step_tokens - sum(step.values())
         for one in self.way.order(self):
             has_blocks = self.setup.blocks_of(one.length) <= self._free
-            if len(self.running) >= self.setup.max_seqs or budget <= 0 or not has_blocks:
+            if len(self.running) + len(self.pulling) >= self.setup.max_seqs or budget <= 0 or not has_blocks:
                 break
             if not self.way.admits(self, one):
                 break
             self.waiting.remove(one)
+            if one.parked_s is None and self.pull is not None:
+                self._give(one, one.length)
+                self.pulling.append(one)
+                self.pull(one)
+                continue
             self.running.append(one)
             if one.swapped:
                 blocks = self.setup.blocks_of(one.swapped)

@@ -10,13 +10,18 @@ from typing import Final
 
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
+from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding, Pool
 from slo.decode.reserve import TopTierReserve
 from slo.decode.restore import Parked, restore_order
 from slo.decode.victims import HORIZON_STEPS, HostRoom, Stream, VictimRules
 from slo.queue.ageing import Ageing
+from slo.request import JobId
 from slo.tiers import TierSet
+
+_LONGEST: Final = 1 << 20
+"""Tokens that no answer has."""
 
 
 class FirstCome:
@@ -167,15 +172,12 @@ class Ours:
         """Whose predicted peak fits; the top tier within what is kept for it in any case."""
         pool_tokens = engine.setup.blocks * engine.setup.block_tokens
         free_tokens = engine.free_blocks * engine.setup.block_tokens
-        held = sum(engine.held(other) for other in engine.running if other.rank == self._tiers.top_rank)
-        part = held / engine.setup.blocks
-        self._reserve.observe(part, engine.now_s)
-        kept = self._reserve.kept(part, engine.now_s) * pool_tokens if self._tiers.top_rank else 0.0
+        kept = self._kept_tokens(engine)
         newcomer = self._holding(engine, one)
         is_top = one.rank == self._tiers.top_rank
         if is_top and newcomer.tokens <= min(kept, free_tokens):
             return True
-        holdings = [self._holding(engine, other) for other in engine.running]
+        holdings = [self._holding(engine, other) for other in engine.holders]
         return Pool(pool_tokens, free_tokens).fit(holdings, newcomer, 0.0 if is_top else kept).fits
 
     def victim(self, engine: PressedEngine) -> PressedStream:
@@ -189,6 +191,28 @@ class Ours:
     def ended(self, one: PressedStream) -> None:
         """An answer's length is known."""
         self._lengths.ended(one.asked.tier, "", one.emitted)
+
+    def load(self, engine: PressedEngine) -> DecodeLoad:
+        """What the router is told, as `decode_node.engine.pressure_scheduler` tells it."""
+        known = [*engine.holders, *engine.waiting]
+        return DecodeLoad(
+            engine.setup.blocks * engine.setup.block_tokens,
+            0,
+            int(self._kept_tokens(engine)),
+            engine.step_s,
+            {JobId(one.asked.name): self._holding(engine, one) for one in known},
+            {tier: self._lengths.whole(tier, "", _LONGEST) for tier in self._tiers.names},
+            self._lengths.factor,
+        )
+
+    def _kept_tokens(self, engine: PressedEngine) -> float:
+        """Memory that is kept for the top tier."""
+        held = sum(engine.held(other) for other in engine.holders if other.rank == self._tiers.top_rank)
+        part = held / engine.setup.blocks
+        self._reserve.observe(part, engine.now_s)
+        if self._tiers.top_rank == 0:
+            return 0.0
+        return self._reserve.kept(part, engine.now_s) * engine.setup.blocks * engine.setup.block_tokens
 
     def _stream(self, engine: PressedEngine, one: PressedStream) -> Stream:
         ahead = min(one.length - 1 + HORIZON_STEPS, one.asked.prompt + one.asked.most)
@@ -221,6 +245,9 @@ class Ours:
         )
 
     def _holding(self, engine: PressedEngine, one: PressedStream) -> Holding:
-        left = self._lengths.remaining(one.asked.tier, "", one.emitted, one.asked.most - one.emitted)
+        asked, most = one.asked, one.asked.most - one.emitted
+        remaining = self._lengths.remaining(asked.tier, "", one.emitted, most)
+        expected = self._lengths.expected(asked.tier, "", one.emitted, most)
         blocks = max(engine.held(one), engine.setup.blocks_of(one.length))
-        return Holding(blocks * engine.setup.block_tokens, left, one.rank)
+        waits = not engine.held(one)
+        return Holding(blocks * engine.setup.block_tokens, remaining, one.rank, waits, expected)

@@ -69,8 +69,13 @@ class DecodeLoad:
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
         return self._fits_now(newcomer, held, is_top=is_top)
 
-    def wait_s(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> float:
-        """Seconds until there is room for a newcomer, at most `FAR_S`, if nobody else comes; see `fits`."""
+    def wait_s(
+        self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool, age_s: float = 0.0
+    ) -> float:
+        """Seconds until there is room for a newcomer, at most `FAR_S`, if nobody else comes; see `fits`.
+
+        What is told here was so `age_s` ago: the streams have gone on meanwhile.
+        """
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
         all_end = all(one.ends_in == 0 for one in held)
         if all_end or self._fits_now(newcomer, held, is_top=is_top):
@@ -83,7 +88,7 @@ class DecodeLoad:
             while waiting and (not running or predicted_peak([*running, waiting[0]]) <= limit):
                 running.append(waiting.popleft())
             if not waiting:
-                return steps * step_s
+                return max(0.0, steps * step_s - age_s)
             ends = max(1, min(one.ends_in for one in running))
             running = [one.after(ends) for one in running if one.ends_in > ends]
             steps += ends

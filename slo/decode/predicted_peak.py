@@ -39,9 +39,13 @@ class Holding(NamedTuple):
         return self.remaining if self.lasts is None else self.lasts
 
     def after(self, tokens: int) -> Holding:
-        """What it holds so many tokens later, before its end; what it will take shrinks in proportion."""
+        """What it holds so many tokens later, before its end.
+
+        Nobody sees an answer's end come, so as much memory is reckoned with for it then as now; less of one
+        that may have no more than that.
+        """
         left = self.ends_in - tokens
-        remaining = round(self.remaining * left / self.ends_in)
+        remaining = left if self.remaining == self.ends_in else self.remaining
         return Holding(self.tokens + tokens, remaining, self.rank, lasts=left)
 
 

@@ -4,7 +4,8 @@ The whole server on CPU with a tiny random model, whose decode replica has room 
 Requests come faster than their answers end. Two in three are held to a grammar, so that decode samples their
 first token, which the KV cache waits for; of the others prefill's token is the first. A grammar also says how
 long an answer gets, which neither router nor engine reads from it: each request may have 1,024 tokens. Both
-predictions are of the same requests in one run.
+predictions are of the same requests in one run. The check of a new grammar is no wait for memory and not
+predicted: each has been seen before.
 
     python -m benchmarks.engines.decode.wait [--seconds 240] [--rate 1.5]
 """
@@ -16,6 +17,7 @@ import asyncio
 import re
 import statistics
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,9 @@ BLOCKS: Final = 24
 PROMPT: Final = 200
 MEDIAN: Final = 200
 """Tokens of an answer; lognormal with sigma 0.5, at most 1,000."""
+_SETTLES_S: Final = 3.0
+APART: Final = 20
+"""Answers have a multiple of so many tokens, so that they have few grammars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +73,46 @@ def settings(directory: Path) -> dict[str, Any]:
     }
 
 
+def grammar(length: int) -> dict[str, Any]:
+    """Holds an answer to so many tokens."""
+    return {"structured_outputs": {"regex": f"[a-z]{{{length}}}"}}
+
+
+def client() -> openai.AsyncOpenAI:
+    """Asks the server."""
+    url = f"http://127.0.0.1:{PORT}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
+
+
+async def show_grammars() -> None:
+    """Have each grammar checked, by requests of a tier whose lengths say nothing of the others'."""
+    asks = client()
+    for length in range(APART, 1000 + APART, APART):
+        await asks.completions.create(
+            model="tiny",
+            prompt=[1, 2, 3],
+            max_tokens=1,
+            extra_body=grammar(length),
+            extra_headers={"x-slo-tier": "background"},
+        )
+
+
 async def offered(seconds: float, rate_rps: float) -> Counter[str]:
     """Send all and wait for their ends; how many ended how."""
     rng = Random(SEED)  # noqa: S311 - arrivals
-    url = f"http://127.0.0.1:{PORT}/v1"
-    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
+    asks = client()
     asked, now_s = [], 0.0
     while (now_s := now_s + rng.expovariate(rate_rps)) < seconds:
-        length = min(1000, round(MEDIAN * rng.lognormvariate(0.0, 0.5)))
+        length = APART * max(1, min(1000 // APART, round(MEDIAN * rng.lognormvariate(0.0, 0.5) / APART)))
         prompt = [rng.randrange(200) for _ in range(PROMPT)]
-        held = {"structured_outputs": {"regex": f"[a-z]{{{length}}}"}}
         plain = {"ignore_eos": True}
-        asked.append((now_s, prompt, length, plain if len(asked) % 3 == 0 else held))
+        asked.append((now_s, prompt, length, plain if len(asked) % 3 == 0 else grammar(length)))
 
     async def one(at_s: float, prompt: list[int], length: int, how: dict[str, Any]) -> str:
         await asyncio.sleep(at_s)
         most = length if "ignore_eos" in how else 1024
         try:
-            stream = await client.completions.create(
+            stream = await asks.completions.create(
                 model="tiny",
                 prompt=prompt,
                 max_tokens=most,
@@ -143,8 +170,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with served(directory, settings(directory)):
+            asyncio.run(show_grammars())
+            time.sleep(_SETTLES_S)
+            before = len((directory / "log").read_text())
             ends = asyncio.run(offered(asked.seconds, asked.rate))
-        log = (directory / "log").read_text()
+        log = (directory / "log").read_text()[before:]
     found = seen(log)
     rows = [
         row("all", found),
@@ -154,7 +184,13 @@ def main() -> None:
     print_rows("Predicted over measured time to first token", rows)
     kv = {"expired leases": log.count(EXPIRED), "failed pulls": log.count("cause=pull_failed")}
     print(dict(ends), kv)
-    given = vars(asked) | {"seed": SEED, "blocks": BLOCKS, "prompt": PROMPT, "median_answer": MEDIAN}
+    given = vars(asked) | {
+        "apart": APART,
+        "seed": SEED,
+        "blocks": BLOCKS,
+        "prompt": PROMPT,
+        "median_answer": MEDIAN,
+    }
     print(
         write("engines/decode_wait", {"settings": given, "ends": dict(ends), "kv": kv, "first_tokens": rows})
     )

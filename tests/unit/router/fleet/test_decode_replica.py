@@ -91,6 +91,16 @@ def test_what_was_sent_counts_until_the_engine_has_it_or_it_has_ended():
     assert not known.sent
 
 
+def test_what_a_replica_repeats_is_as_old_as_when_it_was_first_said():
+    known, newcomer = replica("first"), Newcomer(JobId("job"), STANDARD, 300)
+    for now_s in (1.0, 1.5, 2.0):
+        known.reported(DecodeReported(known.replica_id, 0.9, 1, load=load((900, 100))), now_s)
+    assert known.wait_s(newcomer, 2.0) == pytest.approx(9.0)
+    known.reported(DecodeReported(known.replica_id, 0.9, 1, load=load((910, 90))), 2.0)
+    assert known.wait_s(newcomer, 2.0) == pytest.approx(9.0)
+    assert known.wait_s(newcomer, 2.5) == pytest.approx(8.5)
+
+
 def test_the_pace_is_learned_as_a_line():
     pace = PaceModel()
     assert pace.tpot_s(5) is None

@@ -83,7 +83,8 @@ def test_memory_is_corrected_and_ends_are_not():
 def test_a_wait_goes_by_when_streams_end_and_not_by_what_memory_is_reckoned_with():
     stream = Holding(900, 50, lasts=100)
     assert load([stream]).wait_s(Holding(100, 10), [], is_top=False) == pytest.approx(10.0)
-    assert stream.after(40) == Holding(940, 30, lasts=60)
+    assert stream.after(40) == Holding(940, 50, lasts=60), "nobody will see its end come"
+    assert Holding(900, 100, lasts=100).after(40) == Holding(940, 60, lasts=60), "it may have no more"
     growing = Holding(900, 10, lasts=100)
     assert load([growing]).wait_s(Holding(30, 10), [], is_top=False) == pytest.approx(0.0)
 
@@ -103,6 +104,13 @@ def test_those_that_wait_for_memory_go_first_and_do_not_end_meanwhile():
     assert load.wait_s(Holding(100, 400), [Holding(100, 400, waits=True)], is_top=False) == pytest.approx(
         16.0
     )
+
+
+def test_what_was_told_some_time_ago_has_gone_on_meanwhile():
+    asked, newcomer = load([Holding(900, 100)]), Holding(100, 10)
+    assert asked.wait_s(newcomer, [], is_top=False) == pytest.approx(10.0)
+    assert asked.wait_s(newcomer, [], is_top=False, age_s=4.0) == pytest.approx(6.0)
+    assert asked.wait_s(newcomer, [], is_top=False, age_s=11.0) == 0.0
 
 
 def test_nothing_is_predicted_for_later_than_a_minute():
