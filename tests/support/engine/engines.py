@@ -17,7 +17,7 @@ from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.queue import argument
 from prefill_node.engine_setup import EngineSetup
-from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, WEIGHT_XARG
+from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, TIER_XARG, WEIGHT_XARG
 
 COMPILED = {
     "setup": EngineSetup(mode="resume", granularity="operator", compiled=True),
@@ -64,7 +64,9 @@ class Engine:
         """What each worker's `method` returns."""
         return self.core.model_executor.collective_rpc(method, args=args)
 
-    def add(self, name, prompt, *, deadline_s=None, weight=1.0, max_tokens=1, adapter=None, **sampling):
+    def add(
+        self, name, prompt, *, deadline_s=None, weight=1.0, tier=None, max_tokens=1, adapter=None, **sampling
+    ):
         """Queue a request whose job is `name`, sampled greedily unless `sampling` says otherwise.
 
         `adapter` is the directory of a LoRA adapter that answers.
@@ -73,6 +75,8 @@ class Engine:
         from vllm.inputs import TokensPrompt
 
         arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3, 0.0]}
+        if tier is not None:
+            arguments[TIER_XARG] = tier
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
         params = SamplingParams(
