@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from slo.files.strict_yaml import Positive, Section
 from slo.preemption.types import Limits, PreemptionMode, PreemptionPolicy, PreemptionRules
 from slo.queue.order import DEFAULT_ORDER, Aim, QueueOrder
+from slo.tiers import TierSet
 
 _RULES = PreemptionRules()
 _LIMITS = Limits.default_for(PreemptionMode.RESUME)
@@ -73,6 +74,12 @@ class PreemptionConfig(Section):
     def _off_is_a_word(cls, value: Any) -> Any:
         """YAML reads a bare `off` as false."""
         return PreemptionMode.OFF if value is False else value
+
+    def targets(self, tiers: TierSet) -> dict[str, float]:
+        """What the queue aims at, by tier; empty when all requests are alike."""
+        if self.aim is Aim.REQUESTS:
+            return {}
+        return {tier: policy.target for tier, policy in tiers.clients.items()}
 
     def rules(self) -> PreemptionRules:
         """The same in the vocabulary of the decision rules."""
