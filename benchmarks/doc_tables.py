@@ -68,7 +68,7 @@ _AXES: Final = {
     "scale": "objectives times {:g}",
     "sigma": "predictions off, sigma {:g}",
     "bias": "predictions times {:g}",
-    "charged_s": "each boundary takes {:g} s",
+    "charged_s": "each boundary takes {:g} µs",
 }
 
 
@@ -81,7 +81,8 @@ def along_axes(file: str) -> str:
     table = []
     for place in places:
         model, level, axis, value = place
-        row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(value)]
+        shown = value * 1e6 if axis == "charged_s" else value
+        row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
         for arm in arms:
             cell = cells[*place, arm]
             over = "" if arm == _TARGETS else f" ({_interval(cell)})"
@@ -193,6 +194,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
     "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
+    "held-out-axes": lambda: along_axes("cores/held_out_axes"),
+    "held-out-sigma": lambda: along_axes("cores/held_out_sigma"),
+    "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "preemption-server": through_the_server,
     "hostile-clients": hostile_clients,
     "long-context": long_context,

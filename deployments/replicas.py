@@ -25,11 +25,10 @@ from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.found import FoundModel
 from deployments.models.store import ResolvedModel
 from kv_transfer.connector import KVRole
-from prefill_node.engine_setup import EngineSetup, shares_of, targets_of
+from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.predict.measured_on import UNKNOWN
-from slo.queue.order import Aim
 from slo.replacement import ReplacementRules
 
 NO_LIMIT: Final = 100_000
@@ -78,7 +77,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
         limits=rules.limits,
         shares=shares_of(tiers),
         starvation_timeout_s=fairness.starvation_timeout_s,
-        targets=targets_of(tiers) if preemption.aim is Aim.TARGETS else {},
+        targets=preemption.targets(tiers),
     )
     weights = {tier: policy.weight for tier, policy in tiers.items()}
     return PrefillNodeConfig(

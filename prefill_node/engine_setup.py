@@ -29,11 +29,6 @@ def shares_of(tiers: TierSet) -> dict[str, tuple[float, float]]:
     return {tier: (policy.weight, policy.share) for tier, policy in tiers.clients.items()}
 
 
-def targets_of(tiers: TierSet) -> dict[str, float]:
-    """Target by the name of the tier."""
-    return {tier: policy.target for tier, policy in tiers.clients.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
     """Settings of preemption inside the engine.

@@ -17,7 +17,7 @@ from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.queue import argument
 from prefill_node.engine_setup import EngineSetup
-from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG, WEIGHT_XARG
+from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG, TIER_XARG, WEIGHT_XARG
 
 COMPILED = {
     "setup": EngineSetup(mode="resume", granularity="operator", compiled=True),
@@ -71,6 +71,7 @@ class Engine:
         *,
         deadline_s=None,
         weight=1.0,
+        tier=None,
         max_tokens=1,
         adapter=None,
         stop_bound=None,
@@ -87,6 +88,8 @@ class Engine:
         arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3, 0.0]}
         if stop_bound is not None:
             arguments[STOP_BOUND_XARG] = stop_bound.encode()
+        if tier is not None:
+            arguments[TIER_XARG] = tier
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
         params = SamplingParams(

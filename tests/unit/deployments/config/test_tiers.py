@@ -9,7 +9,8 @@ import yaml
 
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, parse
-from prefill_node.engine_setup import EngineSetup, shares_of, targets_of
+from prefill_node.engine_setup import EngineSetup, shares_of
+from slo.queue.order import Aim
 from slo.tiers import DEFAULT_TIERS
 
 PAGE = Path(__file__).parents[4] / "docs" / "configuration.md"
@@ -91,11 +92,14 @@ def test_the_engine_has_the_weights_shares_and_ranks_of_these_tiers():
 
 
 def test_the_engine_aims_at_the_targets_of_these_tiers_if_it_is_to():
-    sent = EngineSetup(targets=targets_of(example().tiers.tier_set())).encode()
+    config = example()
+    aiming = config.preemption.model_copy(update={"aim": Aim.TARGETS})
+    sent = EngineSetup(targets=aiming.targets(config.tiers.tier_set())).encode()
     received = EngineSetup.of(SimpleNamespace(additional_config=json.loads(json.dumps(sent))))
     assert received.class_targets().state.allowed == pytest.approx(
         {"text": 0.01, "image": 0.03, "search": 0.05, "file": 0.1}
     )
+    assert config.preemption.targets(config.tiers.tier_set()) == {}
     assert EngineSetup().class_targets() is None
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prefill_node.board import layout
 from prefill_node.board.board import Board
 from prefill_node.board.messages import Queued, SchedulerView, StepView, StopOrder, SuspendedView
+from slo.queue.class_targets import ClassCounts, TargetState
 from slo.queue.prefill import Prefill
 from slo.queue.shares import FairnessState
 from slo.request import JobId
@@ -35,7 +36,8 @@ def view(step_id=1, jobs=("a", "b"), waiting=(), suspended=()):
     step = StepView(step_id=step_id, members=members, tokens=100, pairs=5e3, from_boundary=0, started_s=2.5)
     queue = tuple(Queued(prefill(name), 10, 50.0, 3, 1, f"engine-{name}") for name in waiting)
     fairness = FairnessState({PREMIUM: 0.25}, {PREMIUM: 8.5})
-    return SchedulerView(step, queue, tuple(suspended), ("done",), fairness)
+    targets = TargetState({PREMIUM: 0.01}, {PREMIUM: ClassCounts(4.0, 0.5, 3.0, 1.0)})
+    return SchedulerView(step, queue, tuple(suspended), ("done",), fairness, targets)
 
 
 def suspended_step(*jobs):

@@ -127,7 +127,8 @@ def test_the_replica_runs_the_code_that_serves():
     configured = PreemptionConfig()
     assert replica.governor.rules == configured.rules()
     assert replica.governor.queue_order is configured.order
-    assert replica.governor.profile.ahead == configured.launch_ahead
+    assert replica.governor.profile.ahead_s == configured.launch_ahead_ms / 1000
+    assert replica.governor.profile.within_s == configured.stop_within_s("cuda")
     assert replica.engine._stepper.rules.join_tokens == configured.join_tokens
     assert (replica.engine._stepper.rules.targets is None) == (configured.aim is Aim.REQUESTS)
 
