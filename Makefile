@@ -69,6 +69,7 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	$(BIN)/python -m benchmarks.engines.preemption
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.idle_overhead
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.stop_latency
+	$(BIN)/python -m benchmarks.engines.compiled
 	$(BIN)/python -m benchmarks.engines.vote
 	$(BIN)/python -m benchmarks.cores.preemption_decision
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.preemption_rules

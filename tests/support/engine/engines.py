@@ -72,12 +72,11 @@ class Engine:
         deadline_s=None,
         weight=1.0,
         tier=None,
-        max_tokens=1,
         adapter=None,
         stop_bound=None,
         **sampling,
     ):
-        """Queue a request whose job is `name`, sampled greedily unless `sampling` says otherwise.
+        """Queue a request whose job is `name`, for one greedy token unless `sampling` says otherwise.
 
         `adapter` is the directory of a LoRA adapter that answers; `stop_bound` how soon steps must stop from
         now on.
@@ -93,11 +92,10 @@ class Engine:
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
         params = SamplingParams(
-            max_tokens=max_tokens,
             logprobs=5,
             ignore_eos=True,
             extra_args=arguments,
-            **{"temperature": 0, **sampling},
+            **{"temperature": 0, "max_tokens": 1, **sampling},
         )
         self.llm.llm_engine.add_request(
             name,
