@@ -213,7 +213,7 @@ def test_keys_and_values_of_eight_bits(options, models):
 )
 def test_what_is_served_without_preemption(architecture, options, why, models):
     with engine(models(architecture), **options) as running:
-        ((done, _, refusal),) = running.rpc("preemption_support")
+        ((done, _, _, _, refusal),) = running.rpc("preemption_support")
         assert done == ()
         assert why in refusal
         assert undisturbed(running).tokens
