@@ -208,7 +208,7 @@ def test_keys_and_values_of_eight_bits(options, models):
     [
         ("falcon_h1", COMPILED | {"dtype": "bfloat16"}, "keeps a recurrent state"),
         ("falcon_h1", {"dtype": "bfloat16"}, "keeps a recurrent state"),
-        ("paligemma", COMPILED | {"language_model_only": True}, "compiled as a whole"),
+        ("paligemma", COMPILED | {"language_model_only": True}, "compiled 0 passes"),
     ],
 )
 def test_what_is_served_without_preemption(architecture, options, why, models):
