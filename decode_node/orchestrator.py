@@ -4,9 +4,10 @@ Stands between vLLM's OpenAI layer and its engine, so that the layer sends one a
 happens below it. Owns the order of the steps and the retries: until its KV cache is here, a request whose
 prefill replica fails is placed on another one, within `slo.replacement`'s rules; the first token that prefill
 has sampled goes to the client at once, and is carried to every later attempt; a request that leaves the
-engine for lack of memory is prefilled again with what has been generated. How a prefill replica is called is
-`decode_node.prefill_tier`'s; noticing that it has failed is `decode_node.prefill_health`'s; where the next
-attempt goes is `decode_node.requests.placing`'s; whose first token is carried is `decode_node.carrying`'s.
+engine for lack of memory is prefilled again with what has been generated, and one that it has dropped is
+refused. How a prefill replica is called is `decode_node.prefill_tier`'s; noticing that it has failed is
+`decode_node.prefill_health`'s; where the next attempt goes is `decode_node.requests.placing`'s; whose first
+token is carried is `decode_node.carrying`'s.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from decode_node.carrying import BoundReason, deliver_carried, why_bound, why_re
 from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from decode_node.rendering import LocalReason
+from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
 from decode_node.requests.leaving import MAY_LEAVE_XARG, Generated, LeftError, has_left, may_leave
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
-from decode_node.requests.underway import Call, Underway
+from decode_node.requests.underway import Call, RefusedError, Underway
 from decode_node.spans import DECODE, HANDOFF, PREFILL
 from sampling.carried import (
     CARRIED_XARG,
@@ -42,6 +44,7 @@ from sampling.carried import (
     first_token,
     nothing_but_kv,
 )
+from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import (
     FailureCause,
@@ -57,6 +60,8 @@ from slo.request import (
     ReplicaId,
     RequestContext,
 )
+from slo.tiers import Tier
+from telemetry import logs
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS
 from telemetry.instruments import Instruments
 
@@ -104,6 +109,7 @@ class Orchestrator:
         local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
             replica.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
+        droppable: Tiers whose streams the engine may end for lack of memory.
     """
 
     replica: ReplicaId
@@ -114,6 +120,7 @@ class Orchestrator:
     instruments: Instruments
     local: LocalPrefills | None = None
     leaves: bool = False
+    droppable: frozenset[Tier] = frozenset()
     _runs: dict[JobId, Underway] = field(default_factory=dict)
 
     @property
@@ -139,7 +146,11 @@ class Orchestrator:
                 self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
 
             def decode(params: SamplingParams) -> Outputs:
-                return cast("Outputs", straight(prompt, params, request_id, **options))
+                if not run.may_drop:
+                    return cast("Outputs", straight(prompt, params, request_id, **options))
+                params.extra_args = {**(params.extra_args or {}), MAY_DROP_XARG: True}
+                outputs = straight(prompt, params, request_id, **options)
+                return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
 
             return self._generate(run, prompt, params, decode, carries=resampled is None)
 
@@ -157,7 +168,8 @@ class Orchestrator:
         A request that brings tokens along goes on from them; their events are left out.
         """
         xargs = call.request.vllm_xargs or {}
-        run = Underway(call, context, budget_s=context.ttft_budget_s)
+        may_drop = may_be_dropped(context, self.droppable)
+        run = Underway(call, context, budget_s=context.ttft_budget_s, may_drop=may_drop)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known = len(run.carried.token_ids)
@@ -394,6 +406,12 @@ async def _after(first: RequestOutput, others: Outputs) -> Outputs:
     yield first
     async for output in others:
         yield output
+
+
+def _dropped(run: Underway) -> RefusedError:
+    """Refuse a request that the engine has dropped."""
+    logs.event("stream_dropped", request_id=run.context.request_id, job_id=run.context.job_id)
+    return run.refuse(error_response(429, EvictionReason.DROPPED.value, WHY_DROPPED))
 
 
 def _objective(context: RequestContext) -> dict[str, Any]:

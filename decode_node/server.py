@@ -41,6 +41,7 @@ from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
+from slo.tiers import Tier
 from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.engine_tap import EngineTap
@@ -87,6 +88,7 @@ class DecodeNodeConfig:
             none.
         grammars: What compiling a grammar may take.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
+        droppable: Tiers whose streams may be ended for lack of memory.
     """
 
     prefill_replicas: int
@@ -99,6 +101,7 @@ class DecodeNodeConfig:
     local_prefills: int = 0
     grammars: GrammarLimits = DEFAULT_LIMITS
     leaves: bool = False
+    droppable: frozenset[Tier] = frozenset()
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -151,6 +154,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._instruments,
             self._local if node.local_prefills else None,
             node.leaves,
+            node.droppable,
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.

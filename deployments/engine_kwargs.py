@@ -93,7 +93,7 @@ def engine_kwargs(
     kwargs |= pool.engine_kwargs | _generation(config, pool)
     if role is KVRole.DECODE and config.pressure.enabled:
         given = kwargs.get("additional_config") or {}
-        setup = DecodeSetup(weights_of(config.tiers.tier_set()))
+        setup = DecodeSetup(weights_of(config.tiers.tier_set()), config.pressure.drop_after_s)
         kwargs["additional_config"] = {**given, **setup.encode()}
     return kwargs
 

@@ -110,6 +110,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         tracing=config.tracing.options(),
         grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
         leaves=config.pressure.enabled and config.pressure.reprefill,
+        droppable=config.pressure.droppable(config.tiers.tier_set()),
     )
 
 

@@ -72,10 +72,12 @@ class Rejected(Message):
 
 
 class EvictionReason(enum.StrEnum):
-    """Why a request was evicted after it was queued; the values label metrics."""
+    """Why the server has ended a request that it had accepted; clients see the value as the error's code."""
 
     DEADLINE_PASSED = "deadline_passed"
     """It cannot be in time any more."""
+    DROPPED = "dropped"
+    """It was promised nothing, and decode had too little memory for all."""
 
 
 class AuthenticationError(Exception):

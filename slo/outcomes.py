@@ -2,9 +2,10 @@
 
 Every request ends exactly once, with exactly one `Outcome`; the values label metrics. A request that was
 refused before it was queued is `REJECTED` (malformed, unauthorised, or beyond its tenant's limits) or `SHED`
-(overload); one that the server removed from the queue is `EVICTED`. A `RejectionReason` is always of a
-request that was never queued. `RequestEnded.judged` is the one rule by which objectives count as met, missed
-or not judged, wherever attainment is counted; `attained` sums it up for the request.
+(overload); one that the server has accepted and ended later, as too late or for others, is `EVICTED`. A
+`RejectionReason` is always of a request that was never queued. `RequestEnded.judged` is the one rule by which
+objectives count as met, missed or not judged, wherever attainment is counted; `attained` sums it up for the
+request.
 """
 
 from __future__ import annotations

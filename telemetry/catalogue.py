@@ -157,8 +157,8 @@ KV_USAGE: Final = _gauge(
 )
 STREAMS_PREEMPTED: Final = _counter(
     "slackserve_decode_preemptions", "requests",
-    "Streams whose KV memory a decode replica under pressure took, by why they could be chosen and what "
-    "became of their KV.",
+    "Streams whose KV memory a decode replica under pressure took, or that it dropped, by why they could be "
+    "chosen and what became of their KV.",
     "tier", "reason", "by",
 )  # fmt: skip
 STREAM_RESTORE: Final = _histogram(

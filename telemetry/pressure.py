@@ -40,7 +40,8 @@ class PressureFigures(msgspec.Struct):
     """What has happened since the figures before these.
 
     Attributes:
-        preempted: (tier, reason, what became of its KV) of each stream whose memory was taken.
+        preempted: (tier, reason, what became of its KV) of each stream whose memory was taken, or that was
+            dropped.
         restored: (tier, seconds without memory) of each that has its KV again.
         recomputed_tokens: Tokens that were computed again for that.
         skipped: Tokens that were left out of steps for the sake of others, one a stream and step.

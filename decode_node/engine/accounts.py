@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from decode_node.requests.dropping import MAY_DROP_XARG
 from decode_node.requests.leaving import MAY_LEAVE_XARG
 from sampling.carried import Carried
 from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
@@ -54,6 +55,7 @@ class StreamAccount:
         may_leave: Whether the prefill tier can compute its KV again.
         pulls: Whether its KV comes from there.
         preemptions_before: How often its memory had been taken before it left.
+        may_drop: Whether it may be ended for good.
     """
 
     job: JobId
@@ -70,6 +72,7 @@ class StreamAccount:
     may_leave: bool = False
     pulls: bool = False
     preemptions_before: int = 0
+    may_drop: bool = False
 
     @staticmethod
     def of(request: Request, now_s: float) -> StreamAccount:
@@ -89,6 +92,7 @@ class StreamAccount:
             brought,
             may_leave=bool(given.get(MAY_LEAVE_XARG)),
             pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
+            may_drop=bool(given.get(MAY_DROP_XARG)),
         )
 
     def is_back(self, away: Away) -> None:

@@ -1,15 +1,11 @@
 """Who has left a decode engine for lack of memory, until they come back with KV that prefill has computed.
 
-Owns what is remembered of them, what their client's process is told, and how long such a way takes.
+Owns what is remembered of them, and how long such a way takes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-
-from decode_node.requests.leaving import LEFT
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -38,13 +34,11 @@ class Leavers:
     def __init__(self) -> None:
         self.away: dict[JobId, Away] = {}
         self.takes = _AT_FIRST
-        self._untold: list[Request] = []
 
     def leave(self, request: Request, account: StreamAccount, preemptions: int, now_s: float) -> None:
-        """A request leaves; `tell` will say so."""
+        """A request leaves."""
         self.away = {job: away for job, away in self.away.items() if now_s - away.since_s < _AWAY_S}
         self.away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
-        self._untold.append(request)
 
     def leave_again(self, account: StreamAccount, now_s: float) -> None:
         """One that was back has got no KV and will try again."""
@@ -65,17 +59,3 @@ class Leavers:
         """One was away for so long whose KV takes `alone_s` to compute."""
         times = min(away_s / alone_s, _AT_MOST * self.takes)
         self.takes += _LEARNING_RATE * (times - self.takes)
-
-    def tell(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Add what tells the clients' processes who has left."""
-        for request in self._untold:
-            left = EngineCoreOutput(
-                request.request_id,
-                [],
-                finish_reason=request.get_finished_reason(),
-                stop_reason=LEFT,
-                events=request.take_events(),
-                trace_headers=request.trace_headers,
-            )
-            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(left)
-        self._untold.clear()

@@ -19,13 +19,17 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import RequestStatus
 
 from decode_node.engine.accounts import StreamAccount
+from decode_node.engine.last_words import LastWords
 from decode_node.engine.leavers import Leavers
 from decode_node.engine.setup import DecodeSetup
 from decode_node.engine.step_clock import StepClock
 from decode_node.engine.view import StreamView
+from decode_node.requests.dropping import DROPPED
+from decode_node.requests.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.composition import MARGIN, Composer
+from slo.decode.drop import overdue
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import predicted_peak
@@ -74,7 +78,8 @@ class PressureScheduler(CarryingScheduler):
                 "a decode engine that acts under pressure decodes without speculation, one step at a time, a "
                 "model whose KV cache is in one group of blocks"
             )
-        self._tiers = DecodeSetup.of(self.vllm_config).tiers()
+        setup = DecodeSetup.of(self.vllm_config)
+        self._tiers, self._drop_after_s = setup.tiers(), setup.drop_after_s
         self._accounts: dict[str, StreamAccount] = {}
         self._view = StreamView(self, self._accounts, self._tiers)
         self._lengths = OutputLengths()
@@ -92,11 +97,14 @@ class PressureScheduler(CarryingScheduler):
         """Requests whose first token is to come."""
         self._paced: set[str] = set()
         """Requests with a TPOT objective."""
+        self._droppable: set[str] = set()
+        """Requests that may be ended for good."""
         self._left_out = _NOBODY
         self._batch: Mapping[str, int] = {}
         """The streams of the latest step."""
         self._reasons: dict[str, tuple[VictimReason, TakenBy]] = {}
         self._leavers = Leavers()
+        self._last_words = LastWords()
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._threshold = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         self._clock = StepClock(self._times)
@@ -110,6 +118,8 @@ class PressureScheduler(CarryingScheduler):
                 self._untimed.add(request.request_id)
             if account.tpot_s is not None:
                 self._paced.add(request.request_id)
+            if account.may_drop:
+                self._droppable.add(request.request_id)
             if self._leavers.is_back(account):
                 self._parked.add(request.request_id)
         super().add_request(request)
@@ -126,6 +136,8 @@ class PressureScheduler(CarryingScheduler):
             with self._hidden(self._left_out, shown), self._in_chunks():
                 output = super().schedule(*args, **kwargs)
         self._issue(output, now_s)
+        if self._droppable and self._parked and self._drop_after_s is not None:
+            self._drop_overdue(self._drop_after_s, now_s)
         return output
 
     def update_from_output(
@@ -138,7 +150,7 @@ class PressureScheduler(CarryingScheduler):
             scheduler_output, model_runner_output
         )
         self._clock.goes_on(is_busy=bool(self.running))
-        self._leavers.tell(outputs)
+        self._last_words.tell(outputs)
         for name in [*self._untimed] if self._untimed else ():
             request = self.requests.get(name)
             if request is None or request.num_output_tokens:
@@ -207,7 +219,23 @@ class PressureScheduler(CarryingScheduler):
         self._figures.preempted.append((account.tier, reason.value, TakenBy.REPREFILL.value))
         self._lengths.preempted()
         self._leavers.leave(request, account, self._view.preemptions(request) + 1, now_s)
+        self._last_words.say(request, LEFT)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+
+    def _drop(self, request: Request, reason: VictimReason) -> None:
+        """End a request for good; whatever it has, or was to get, is given back."""
+        account = self._accounts[request.request_id]
+        account.pulls = False  # it will not try again
+        self._figures.preempted.append((account.tier, reason.value, TakenBy.DROP.value))
+        self._last_words.say(request, DROPPED)
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+
+    def _drop_overdue(self, after_s: float, now_s: float) -> None:
+        """Drop those that have waited for their memory for too long and are not in this step either."""
+        waiting = [self.requests[name] for name in self._droppable & self._parked]
+        without = [self._view.parked(request) for request in waiting if not self._view.blocks(request)]
+        for parked in overdue(without, after_s, now_s):
+            self._drop(self.requests[parked.request_id], VictimReason.PARKED)
 
     def _swap_out(self, request: Request) -> bool:
         """Have a running request's blocks moved to host memory before somebody else gets them."""
@@ -233,7 +261,7 @@ class PressureScheduler(CarryingScheduler):
         if name in self._parked and account.pulls and request.status == RequestStatus.FINISHED_ERROR:
             # What it was to pull has failed; it will try again.
             self._leavers.leave_again(account, time.monotonic())
-        for names in (self._parked, self._restoring, self._untimed, self._paced):
+        for names in (self._parked, self._restoring, self._untimed, self._paced, self._droppable):
             names.discard(name)
         if has_ended:
             self._lengths.ended(account.tier, account.tenant, request.num_output_tokens)
@@ -262,6 +290,10 @@ class PressureScheduler(CarryingScheduler):
                 request = self.requests[name]
                 if by is TakenBy.REPREFILL:
                     self._let_go(request, reason, now_s)
+                    continue
+                if by is TakenBy.DROP:
+                    self._lengths.preempted()
+                    self._drop(request, reason)
                     continue
                 self._leavers.stays()
                 self._reasons[name] = reason, by

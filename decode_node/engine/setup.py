@@ -26,9 +26,12 @@ class DecodeSetup:
 
     Attributes:
         weights: Weight of each tier by name, the most valuable first.
+        drop_after_s: A stream that may be dropped is when it has waited for longer for memory that was taken
+            from it; None for no limit.
     """
 
     weights: dict[str, float] = field(default_factory=lambda: weights_of(DEFAULT_TIERS))
+    drop_after_s: float | None = None
 
     def tiers(self) -> TierSet:
         """The tiers, as far as rank and weight go."""

@@ -85,6 +85,7 @@ class StreamView:
             self.preemptions(request),
             account.credit_s(emitted, now_s),
             account.may_leave,
+            account.may_drop,
         )
 
     def preemptions(self, request: Request) -> int:
@@ -114,6 +115,7 @@ class StreamView:
             self.preemptions(request),
             account.credit_s(request.num_output_tokens, since_s),
             request.num_tokens,
+            account.may_drop,
         )
 
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:

@@ -51,6 +51,7 @@ class Underway:
         replacements: How often it has been placed again.
         budget_s: What it had when it came until its first token was due; None for no deadline.
         may_leave: Whether the engine may let it go for lack of memory.
+        may_drop: Whether the engine may end it for good then.
         has_left: Whether it has; whatever fails from then on, decode can compute it.
         carried: What has been generated of its answer elsewhere; None for nothing that decode goes on from.
         progress: What the pieces of its stream stand for.
@@ -63,6 +64,7 @@ class Underway:
     replacements: int = 0
     budget_s: float | None = None
     may_leave: bool = False
+    may_drop: bool = False
     has_left: bool = False
     carried: Carried | None = None
     progress: Progress = field(default_factory=Progress)

@@ -4,7 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from slo.decode.drop import droppable_tiers
 from slo.files.strict_yaml import Section
+from slo.tiers import Tier, TierSet
 
 
 class PressureConfig(Section):
@@ -27,6 +29,12 @@ class PressureConfig(Section):
         description="The prefill tier computes the KV of streams again that lose it, where that costs less "
         "than computing it among other streams' tokens.",
     )
+    drop_after_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        300.0,
+        description="A stream without any objective, of a tier that has none and may be shed, ends with an "
+        "error when it has waited for so long for memory that was taken from it, and instead of having it "
+        "taken for a higher tier a third time; empty: never, for neither.",
+    )
 
     def swap_bytes(self, accelerator: str) -> int | None:
         """The same in bytes; None for as much as the engine's memory suggests."""
@@ -35,6 +43,12 @@ class PressureConfig(Section):
         if self.swap_gib is None:
             return 0 if accelerator == "cpu" else None
         return int(self.swap_gib * (1 << 30))
+
+    def droppable(self, tiers: TierSet) -> frozenset[Tier]:
+        """The tiers whose streams may be ended for lack of memory."""
+        if not self.enabled or self.drop_after_s is None:
+            return frozenset()
+        return droppable_tiers(tiers)
 
     @model_validator(mode="after")
     def _swap_needs_pressure(self) -> Self:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse
 
-from slo.errors import AuthenticationError, FieldError, Rejected, RejectionReason
+from slo.errors import AuthenticationError, EvictionReason, FieldError, Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of
 from slo.protocol import OTHER_PROTOCOL
 
@@ -181,7 +181,13 @@ _LIMITS: Final[Mapping[RejectionReason, tuple[str, str, str]]] = {
 """What a tenant or a key does, and which of its limits it is."""
 
 
-_RETRY_AFTER_S: Final = {"prefill_failed": 1, "deadline_passed": 1, "no_replica": 10, OTHER_PROTOCOL: 1}
+_RETRY_AFTER_S: Final = {
+    "prefill_failed": 1,
+    EvictionReason.DEADLINE_PASSED.value: 1,
+    EvictionReason.DROPPED.value: 10,
+    "no_replica": 10,
+    OTHER_PROTOCOL: 1,
+}
 """Errors that our own replicas answer with, by their type."""
 
 
@@ -203,6 +209,13 @@ def engine_error(error: EngineError) -> HTTPError:
         param=error.param,
         code="invalid_value" if status < 500 else "engine_error",  # noqa: PLR2004 - HTTP classes
     )
+
+
+def ended_by(failed: HTTPError) -> Outcome:
+    """How a request ends that its replicas answer with an error."""
+    if failed.code in set(EvictionReason):
+        return Outcome.EVICTED
+    return Outcome.REJECTED if failed.status < 500 else Outcome.FAILED  # noqa: PLR2004 - HTTP classes
 
 
 def request_failed(message: str) -> HTTPError:

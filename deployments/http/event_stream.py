@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from decode_node.answers import error_in, is_done
+from decode_node.answers import EngineError, error_in, is_done
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.errors import HTTPError
@@ -23,8 +23,8 @@ async def events(
     outcome = Outcome.FINISHED
     try:
         async for piece in _joined(first, rest):
-            if error_in(piece) is not None:
-                outcome = Outcome.FAILED
+            if (error := error_in(piece)) is not None:
+                outcome = _late_end(error)
             for event in _texts(piece):
                 if not (text := record.event(event)):
                     continue
@@ -43,6 +43,12 @@ async def _joined(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator
     yield first
     async for piece in rest:
         yield piece
+
+
+def _late_end(error: EngineError) -> Outcome:
+    """How a request ends whose answer breaks off: whatever it is, the server has not kept its word."""
+    ended = http_errors.ended_by(http_errors.engine_error(error))
+    return ended if ended is Outcome.EVICTED else Outcome.FAILED
 
 
 def _texts(piece: Any) -> list[str]:

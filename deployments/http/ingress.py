@@ -45,7 +45,7 @@ from deployments.http.served_model import ModelConfig, ServedModel, WaysConfig
 from deployments.http.token_meter import TokenMeter
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
-from slo.errors import EvictionReason, FieldError, Rejected
+from slo.errors import FieldError, Rejected
 from slo.objectives import TTFT_HEADERS, Objective, resolve
 from slo.outcomes import Outcome, outcome_of
 from slo.request import CONTEXT_HEADER, JobId, RequestContext
@@ -328,7 +328,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             if wording is not None:
                 responses.renamed(failed)
             record.answered(None)
-            record.end(_outcome(failed))
+            record.end(http_errors.ended_by(failed))
             failed.headers.update(headers)
             return failed.response()
         if hasattr(first, "model_dump"):
@@ -362,7 +362,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             record.end(Outcome.CANCELLED)
             raise
         except HTTPError as error:
-            record.end(_outcome(error))
+            record.end(http_errors.ended_by(error))
             raise _traced(error, record) from None
         except Exception as error:
             record.end(Outcome.FAILED)
@@ -386,13 +386,6 @@ def _traced(error: HTTPError, record: RequestRecord) -> HTTPError:
     """The error of a request with the trace in which it is recorded, if it is."""
     error.trace_id = trace_id_of(record.span)
     return error
-
-
-def _outcome(failed: HTTPError) -> Outcome:
-    """How a request ends that its replicas answer with an error."""
-    if failed.code == EvictionReason.DEADLINE_PASSED:
-        return Outcome.EVICTED
-    return Outcome.REJECTED if failed.status < 500 else Outcome.FAILED  # noqa: PLR2004 - HTTP classes
 
 
 def _response_headers(objective: Objective, record: RequestRecord) -> dict[str, str]:

@@ -28,6 +28,7 @@ class Parked(NamedTuple):
         preemptions: How often its memory was taken.
         credit_s: By how much it is ahead of its TPOT objective; infinite without one.
         tokens: Its sequence so far.
+        may_drop: Whether it may be ended for good, see `slo.decode.drop`.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class Parked(NamedTuple):
     preemptions: int = 0
     credit_s: float = float("inf")
     tokens: int = 0
+    may_drop: bool = False
 
 
 def restore_order(parked: Iterable[Parked], tiers: TierSet, ageing: Ageing, now_s: float) -> list[Parked]:

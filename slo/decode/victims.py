@@ -3,7 +3,8 @@
 Who costs the least per block: what the others wait while the victim is computed again here, or moved to host
 memory and back, what the prefill tier does for it, and what the victim itself is late by; one without an
 objective is late by all that it is away. Owns who may be chosen, for whom, in which order, and what becomes
-of its KV. What a victim costs is said in seconds times weight, as in `slo.preemption`.
+of its KV. What a victim costs is said in seconds times weight, as in `slo.preemption`. Nobody is dropped for
+what that costs: only a stream that was chosen as often as anybody may be, and that was promised nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -37,6 +39,12 @@ class VictimReason(enum.StrEnum):
     """It is of the top tier, as is who needs the memory, and nobody else is left."""
     VLLM = "vllm"
     """The engine's own scheduler has chosen it: there was less memory than was known."""
+    PARKED = "parked"
+    """It has no memory, and has waited for it for too long, see `slo.decode.drop`."""
+
+
+_IN_ORDER: Final = (VictimReason.COST, VictimReason.UNSTABLE, VictimReason.IMMUNE, VictimReason.TOP_TIER)
+"""Each of these counts only where nobody is left for those before it."""
 
 
 class TakenBy(enum.StrEnum):
@@ -48,6 +56,8 @@ class TakenBy(enum.StrEnum):
     """The prefill tier computes it again, and it is pulled from there."""
     RECOMPUTE = "recompute"
     """It is computed again here, among the others' tokens."""
+    DROP = "drop"
+    """Nothing: the stream ends with an error."""
 
 
 class HostRoom(NamedTuple):
@@ -83,6 +93,7 @@ class Stream(NamedTuple):
         preemptions: How often it was chosen.
         credit_s: By how much it is ahead of its TPOT objective; infinite without one.
         may_leave: Whether the prefill tier can compute its KV again.
+        may_drop: Whether it may be ended for good, see `slo.decode.drop`.
     """
 
     request_id: str
@@ -96,6 +107,7 @@ class Stream(NamedTuple):
     preemptions: int = 0
     credit_s: float = float("inf")
     may_leave: bool = False
+    may_drop: bool = False
 
 
 class Victim(NamedTuple):
@@ -174,20 +186,27 @@ class VictimRules:
     def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
         """Whose memory is taken before the next step; nobody while the next step has what it needs.
 
-        One stream is never chosen, so that somebody makes progress.
+        One stream is never chosen, so that somebody makes progress; it is one that is to be dropped only
+        where nobody else holds memory.
         """
         if sum(stream.next_blocks for stream in streams) <= free_blocks:
             return []
         needed_for = max(self.level(stream) for stream in streams if stream.next_blocks)
         keeper = max(
             [stream for stream in streams if stream.blocks],
-            key=lambda one: (self.level(one), one.preemptions, one.tokens, one.request_id),
+            key=lambda one: (
+                not _is_at_limit(one, streams, free_blocks),
+                self.level(one),
+                one.preemptions,
+                one.tokens,
+                one.request_id,
+            ),
             default=None,
         )
         missing = sum(stream.more_blocks for stream in streams) - free_blocks
         total = sum(stream.weight for stream in streams)
         chosen: list[tuple[Stream, VictimReason]] = []
-        for reason in (reason for reason in VictimReason if reason is not VictimReason.VLLM):
+        for reason in _IN_ORDER:
             candidates = [
                 stream
                 for stream in streams
@@ -204,14 +223,21 @@ class VictimRules:
                     break
                 chosen.append((stream, reason))
                 missing -= stream.blocks + stream.more_blocks
-        return self._victims(_needed(chosen, missing), total)
+        return self._victims(_needed(chosen, missing), streams, free_blocks)
 
-    def _victims(self, chosen: list[tuple[Stream, VictimReason]], total: float) -> list[Victim]:
-        """Them, with host memory for the first ones."""
-        rules, victims = self, []
+    def _victims(
+        self, chosen: list[tuple[Stream, VictimReason]], streams: Sequence[Stream], free_blocks: int
+    ) -> list[Victim]:
+        """Them, with host memory for the first ones; nobody is dropped where those before it are enough."""
+        rules, victims, gone = self, [], set[str]()
+        total = sum(stream.weight for stream in streams)
         for stream, reason in chosen:
             by = rules.taken_by(stream, total - stream.weight)
+            if _is_at_limit(stream, streams, free_blocks, gone):
+                by = TakenBy.DROP
             victims.append(Victim(stream.request_id, reason, by))
+            gone.add(stream.request_id)
+            free_blocks += stream.blocks
             if by is TakenBy.SWAP and rules.host is not None:
                 left = rules.host.free_blocks - rules.host.blocks_of(stream.tokens)
                 rules = replace(rules, host=rules.host._replace(free_blocks=left))
@@ -222,7 +248,8 @@ class VictimRules:
         level = self.level(stream)
         if level > needed_for:
             return None
-        if level == self.top_rank and needed_for == self.top_rank and self.top_rank:
+        is_top = stream.rank == self.top_rank or not stream.may_drop
+        if level == self.top_rank and needed_for == self.top_rank and self.top_rank and is_top:
             return VictimReason.TOP_TIER
         if stream.preemptions >= IMMUNE_AFTER:
             return VictimReason.IMMUNE
@@ -236,6 +263,23 @@ def _enough(streams: Sequence[Stream], chosen: list[tuple[Stream, VictimReason]]
     gone = {stream.request_id for stream, _ in chosen}
     needed = sum(stream.next_blocks for stream in streams if stream.request_id not in gone)
     return needed <= free_blocks + sum(stream.blocks for stream, _ in chosen)
+
+
+def _is_at_limit(
+    stream: Stream, streams: Sequence[Stream], free_blocks: int, gone: AbstractSet[str] = frozenset()
+) -> bool:
+    """Whether it is to be dropped: chosen as often as it may be, and tiers above it still lack a block.
+
+    Args:
+        stream: It.
+        streams: All.
+        free_blocks: Those of whoever is gone included.
+        gone: Victims before it.
+    """
+    if not stream.may_drop or stream.preemptions < IMMUNE_AFTER:
+        return False
+    above = (one.next_blocks for one in streams if one.rank > stream.rank and one.request_id not in gone)
+    return sum(above) > free_blocks
 
 
 def _needed(chosen: list[tuple[Stream, VictimReason]], missing: int) -> list[tuple[Stream, VictimReason]]:

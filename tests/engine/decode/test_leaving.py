@@ -8,7 +8,9 @@ from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from decode_node.engine.setup import DecodeSetup
 from decode_node.requests.leaving import LEFT
+from decode_node.requests.underway import RefusedError
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +28,8 @@ SAMPLING = [
 @pytest.fixture(scope="module")
 def engines(models, loop):
     sizes = {"max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32}
-    short_of_memory = {"num_gpu_blocks_override": BLOCKS + 1}
+    drops_soon = DecodeSetup(drop_after_s=0.05).encode()  # of those that may be dropped
+    short_of_memory = {"num_gpu_blocks_override": BLOCKS + 1, "additional_config": drops_soon}
     with two_tiers_in(loop, models("llama"), pressed=short_of_memory, **sizes) as both:
         yield both
 
@@ -47,11 +50,16 @@ async def until(is_so):
             await asyncio.sleep(0.01)
 
 
-async def all_at_once(tiers, asked):
-    """Their answers, after short ones: long ones are not expected, and too many are admitted."""
+async def short_ones_first(tiers):
+    """So that long ones are not expected, and too many are admitted."""
     for number in range(4):
         early = [(random_prompt(20, seed=100 * number + one), short()) for one in range(8)]
         await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in early])
+
+
+async def all_at_once(tiers, asked):
+    """Their answers, and how many prefills there were more than requests."""
+    await short_ones_first(tiers)
     before = len(tiers.asked)
     answers = await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in asked])
     return answers, len(tiers.asked) - before - len(asked)
@@ -92,6 +100,30 @@ def test_what_cannot_be_carried_stays(engines, loop):
     assert [len(tokens) for tokens, *_ in answers] == [250] * 10
 
 
+def test_one_that_is_dropped_ends_with_an_error_and_the_others_are_answered(engines, loop):
+    tiers, _ = engines
+    asked = [(random_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
+
+    async def half_of_them_may_be():
+        await short_ones_first(tiers)
+        streams = [
+            answer(tiers.generate(prompt, how, may_drop=number < 5), how)
+            for number, (prompt, how) in enumerate(asked)
+        ]
+        return await asyncio.gather(*streams, return_exceptions=True)
+
+    ended = loop.run(half_of_them_may_be())
+    dropped = [one for one in ended[:5] if isinstance(one, RefusedError)]
+    assert dropped, "nobody was"
+    assert all("promised nothing" in str(one) for one in dropped)
+    assert [len(tokens) for tokens, *_ in (one for one in ended if one not in dropped)] == [250] * (
+        10 - len(dropped)
+    )
+    after = [(random_prompt(300, seed=number), short()) for number in range(5)]
+    answers, _ = loop.run(all_at_once(tiers, after))
+    assert [len(tokens) for tokens, *_ in answers] == [4] * 5, "there is memory again"
+
+
 def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
     tiers, _ = engines
 
@@ -103,9 +135,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
             await asyncio.sleep(0.2)
 
         asked = [(random_prompt(100, seed=number), params(3 * number + 1)) for number in range(10)]
-        for number in range(4):
-            early = [(random_prompt(20, seed=100 * number + one), short()) for one in range(8)]
-            await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in early])
+        await short_ones_first(tiers)
         before = len(tiers.asked)
         streams = [asyncio.create_task(answer(tiers.generate(prompt, how), how)) for prompt, how in asked]
         await until(lambda: len(tiers.asked) == before + len(asked))

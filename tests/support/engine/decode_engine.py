@@ -6,6 +6,7 @@ import pytest
 from engines import random_prompt
 from ports import free_port
 
+from decode_node.requests.dropping import MAY_DROP_XARG
 from kv_transfer.connector import KVRole, kv_transfer_config
 from slo.request import TIER_XARG, TPOT_XARG
 
@@ -48,11 +49,11 @@ class DecodeEngine:
 
         self.scheduler._preempt_request = counting
 
-    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, **sampling):
+    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, may_drop=False, **sampling):
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        extra = {TIER_XARG: tier} | ({} if tpot_s is None else {TPOT_XARG: tpot_s})
+        extra = {TIER_XARG: tier, MAY_DROP_XARG: may_drop} | ({} if tpot_s is None else {TPOT_XARG: tpot_s})
         params = SamplingParams(
             max_tokens=max_tokens,
             logprobs=2,
@@ -88,7 +89,7 @@ class DecodeEngine:
                 break
             self.step()
         assert not self.scheduler.requests
-        for left in ("_accounts", "_parked", "_restoring", "_paced", "_untimed", "_reasons"):
+        for left in ("_accounts", "_parked", "_restoring", "_paced", "_untimed", "_reasons", "_droppable"):
             assert not getattr(self.scheduler, left), left
         assert self.scheduler.kv_cache_manager.usage == 0.0
         if self.scheduler._swaps is not None:

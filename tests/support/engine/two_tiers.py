@@ -60,13 +60,16 @@ class Tiers:
         )
         self.orchestrator.stand_before(decode)
 
-    async def generate(self, prompt, params, carried=None):
-        """The outputs that vLLM's OpenAI layer gets for a request, which may bring tokens along."""
+    async def generate(self, prompt, params, carried=None, *, may_drop=False):
+        """The outputs that vLLM's OpenAI layer gets for a request, which may bring tokens along.
+
+        If it may be dropped and is, they end with the exception that the layer gets.
+        """
         self._jobs += 1
         job = JobId(f"job-{self._jobs}")
         context = RequestContext(job, job, PREMIUM, None, prefill_replica=ReplicaId("prefill"))
         call = Call(SimpleNamespace(), None, is_chat=False, token_ids=prompt, spans=RequestSpans(""))
-        self.orchestrator._runs[job] = Underway(call, context, carried=carried)
+        self.orchestrator._runs[job] = Underway(call, context, carried=carried, may_drop=may_drop)
         params = params.clone()
         params.extra_args = {**(params.extra_args or {}), JOB_XARG: job}
         tokens = {"type": "token", "prompt_token_ids": prompt}

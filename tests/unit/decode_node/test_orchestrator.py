@@ -18,6 +18,7 @@ from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.requests.dropping import DROPPED, MAY_DROP_XARG
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.requests.placing import Placing
 from decode_node.requests.underway import Call
@@ -38,7 +39,7 @@ from slo.request import (
     ReplicaId,
     RequestContext,
 )
-from slo.tiers import PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 FIRST, SECOND, THIRD = 1, 2, 3
@@ -46,6 +47,7 @@ ANSWER = [FIRST, SECOND, THIRD]
 STREAMED = ["data: 1", "data: 2", "data: 3", "data: [DONE]"]
 FAILED = "the connector could not pull"
 LEAVES = "the engine had no memory for it"
+DROPS = "the engine had none for it for good"
 PROMPT = list(range(100))
 
 
@@ -164,8 +166,9 @@ class Play:
                 yield output([] if is_stream else whole, error=True)
                 return
             if isinstance(one, tuple):  # tokens that nobody has taken yet come with the word that it leaves
-                (_, more) = one
-                yield output(more if is_stream else [*whole, *more], error=True, why=LEFT)
+                what, more = one
+                why = DROPPED if what is DROPS else LEFT
+                yield output(more if is_stream else [*whole, *more], error=True, why=why)
                 return
             whole += one
             if is_stream:
@@ -206,7 +209,9 @@ def context(**given):
     return RequestContext(JobId("job"), "request", **values)
 
 
-async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, **given):
+async def serve(  # noqa: PLR0913 - most have a default
+    steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, *, droppable=(), **given
+):
     async def nothing_wrong(_):
         return None
 
@@ -214,7 +219,7 @@ async def serve(steps, counts=None, limit=2, ask=None, request=None, local=None,
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
-    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves=leaves)
+    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves, frozenset(droppable))
     orchestrator.stand_before(steps._engine_client)
     call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
     async with aclosing(orchestrator.run(call, context(**given))) as pieces:
@@ -542,3 +547,57 @@ async def test_only_what_can_be_carried_may_leave():
         steps = Play({A: ANSWER}, scheduler=scheduler)
         await serve(steps, request=asked, leaves=leaves)
         assert bool(steps.given[0].get(MAY_LEAVE_XARG)) is expected
+
+
+LOW = {"tier": BACKGROUND, "ttft_budget_s": None, "droppable": {BACKGROUND}}
+
+
+@pytest.mark.parametrize(
+    ("plays", "streamed"),
+    [
+        ([[SECOND], (DROPS, [])], STREAMED[:2]),
+        ([(DROPS, [SECOND])], STREAMED[:2]),
+        ([(DROPS, [])], STREAMED[:1]),
+    ],
+    ids=["later", "with a token", "at once"],
+)
+async def test_one_that_the_engine_drops_ends_with_our_error_after_what_it_has(plays, streamed):
+    counts = Counts()
+    steps = Play({A: plays}, scheduler=PRESSURE_SCHEDULER)
+    *pieces, refused = await serve(steps, counts, leaves=True, **LOW)
+    assert pieces == streamed, "no [DONE]"
+    assert (refused.error.code, refused.error.type) == (429, "dropped")
+    assert "promised nothing" in refused.error.message
+    (whole,) = await serve(Play({A: plays}), request=WHOLE, **LOW)
+    assert (whole.error.code, whole.error.type) == (429, "dropped")
+    assert steps.asked == [], "it is not placed again"
+    assert counts == {}
+
+
+async def test_one_that_is_dropped_before_its_kv_was_pulled_releases_it():
+    steps = Play({A: [(DROPS, [])]})
+    await serve(steps, **LOW)
+    assert steps.released == [(A, "job")]
+
+
+async def test_one_whose_prompt_the_engine_computes_may_be_dropped_too():
+    steps, local = Play({}), LocalPrefills(1)
+    steps.at_home = [[FIRST], (DROPS, [])]
+    here = {"prefill_replica": None, "local_prefill": "cheaper_on_decode", "local": local}
+    *pieces, refused = await serve(steps, **here, **LOW)
+    assert pieces == STREAMED[:1]
+    assert (refused.error.code, refused.error.type) == (429, "dropped")
+    assert (local.computing, local.outstanding) == (0, 0)
+
+
+async def test_the_engine_is_told_who_may_be_dropped():
+    for given, expected in (
+        (LOW, True),
+        ({**LOW, "droppable": ()}, False),
+        ({**LOW, "tier": STANDARD}, False),
+        ({**LOW, "ttft_budget_s": 9.0}, False),
+        ({**LOW, "tpot_s": 0.5}, False),
+    ):
+        steps = Play({A: ANSWER})
+        assert await serve(steps, **given) == STREAMED
+        assert bool(steps.given[0].get(MAY_DROP_XARG)) is expected, given

@@ -188,6 +188,26 @@ def test_decode_has_a_scheduler_for_pressure_if_that_is_said_and_vllms_otherwise
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("pressure", "droppable", "after_s"),
+    [
+        ({"enabled": True}, {"background"}, 300.0),
+        ({"enabled": True, "drop_after_s": 20}, {"background"}, 20.0),
+        ({"enabled": True, "drop_after_s": None}, set(), None),
+        ({}, set(), None),
+    ],
+    ids=str,
+)
+def test_whose_streams_decode_may_end_for_lack_of_memory(options, tiny, pressure, droppable, after_s):
+    values = {"model": tiny, "pressure": pressure}
+    engine_kwargs = options(values)["decode"][0].engine_kwargs
+    setup = engine_kwargs.get("additional_config", {}).get("slackserve", {})
+    assert setup.get("drop_after_s") == after_s
+    config = parse(values)
+    assert config.pressure.droppable(config.tiers.tier_set()) == droppable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("values", "is_ahead"),
     [
         ({}, True),

@@ -8,7 +8,7 @@ import pytest
 from decode_node.carrying import BoundReason, ResampledReason
 from decode_node.rendering import LocalReason
 from router.messages import PlacementReason
-from slo.decode.victims import VictimReason
+from slo.decode.victims import TakenBy, VictimReason
 from slo.errors import RejectionReason
 from slo.monitor.directives import DirectiveReason
 from slo.outcomes import Outcome
@@ -68,6 +68,7 @@ def test_every_label_has_its_values_explained():
         ("`reason` of directives", set(DirectiveReason)),
         ("`reason` of preemptions", set(PreemptReason)),
         ("`reason` of streams preempted", set(VictimReason)),
+        ("`by`", set(TakenBy)),
         ("`reason` of rejections", {*RejectionReason} - {RejectionReason.NOT_SETTLED}),
         ("`reason` of refusals", {*KeepReason} - {KeepReason.OFF, KeepReason.IDLE, KeepReason.NOBODY_WAITS}),
     ],

@@ -60,6 +60,10 @@ async def test_a_stream_to_its_end(ingress):
             '{"error": {"message": "m", "type": "service_unavailable", "code": "c", "param": null}}',
             "UNAVAILABLE",
         ),
+        (
+            '{"error": {"message": "m", "type": "overloaded_error", "code": "dropped", "param": null}}',
+            "RESOURCE_EXHAUSTED",
+        ),
     ],
 )
 async def test_a_stream_that_does_not_get_there_never_ends_well(ingress, last, code):

@@ -1,13 +1,18 @@
 """How a stream's end is counted."""
 
+import json
+
 import pytest
 
+from decode_node.answers import error_response
 from deployments.http.event_stream import events
 from slo.outcomes import Outcome
 
 TOKEN = 'data: {"choices": [{"text": "a"}]}\n\n'
 ERROR = 'data: {"error": {"message": "it broke", "code": 500}}\n\n'
 DONE = "data: [DONE]\n\n"
+DROPPED = error_response(429, "dropped", "it is promised nothing")
+FAILED = error_response(400, "BadRequestError", "it broke")
 
 
 class Record:
@@ -43,7 +48,20 @@ async def outcome_of(pieces, read):
         pytest.param([TOKEN, [TOKEN, DONE]], 3, Outcome.FINISHED, id="the last events in one piece"),
         pytest.param([TOKEN, TOKEN, DONE], 2, Outcome.CANCELLED, id="it leaves before"),
         pytest.param([TOKEN, ERROR, DONE], 3, Outcome.FAILED, id="[DONE] after an error"),
+        pytest.param([TOKEN, FAILED, DONE], 3, Outcome.FAILED, id="whatever the error"),
+        pytest.param([TOKEN, DROPPED, DONE], 3, Outcome.EVICTED, id="but one that others have ended"),
     ],
 )
 async def test_a_stream_is_whole_once_done_was_handed_over(pieces, read, outcome):
     assert await outcome_of(pieces, read) is outcome
+
+
+async def test_a_stream_that_others_have_ended_ends_with_the_error_and_nothing_else():
+    async def rest():
+        yield DROPPED
+
+    record = Record()
+    *_, last = [event async for event in events(TOKEN, rest(), record)]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("overloaded_error", "dropped")
+    assert record.outcomes[0] is Outcome.EVICTED

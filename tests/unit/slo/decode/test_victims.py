@@ -46,7 +46,7 @@ def some_streams(draw):
             since=draw(st.integers(0, 60)),
             preempted=draw(st.integers(0, 3)),
             credit=draw(st.sampled_from([0.0, 0.5, 30.0, float("inf")])),
-        )
+        )._replace(may_drop=draw(st.booleans()))
         for index in range(number)
     ]
 
@@ -78,6 +78,26 @@ def test_the_rules_hold_for_any_streams(streams, free):
     is_enough = sum(one.next_blocks for one in kept) <= freed
     could_still = [one for one in kept if one.blocks and RULES.level(one) <= top_need]
     assert is_enough or len(could_still) <= 1, "only one that has to progress may be left"
+
+
+@given(some_streams(), st.integers(0, 8))
+def test_only_who_may_be_is_dropped_at_its_limit_and_for_higher_tiers(streams, free):
+    by_name = {one.request_id: one for one in streams}
+    freed, gone = free, set()
+    for victim in RULES.choose(streams, free):
+        one = by_name[victim.request_id]
+        if victim.by is TakenBy.DROP:
+            assert one.may_drop
+            assert one.preemptions >= IMMUNE_AFTER
+            above = [each for each in streams if each.rank > one.rank and each.request_id not in gone]
+            assert sum(each.next_blocks for each in above) > freed, "those before it free too little"
+        freed, gone = freed + one.blocks, gone | {one.request_id}
+
+
+@given(some_streams(), st.integers(0, 8))
+def test_nobody_is_dropped_where_no_higher_tier_needs_memory(streams, free):
+    needy = [one._replace(may_drop=True, next_blocks=0 if one.rank else one.next_blocks) for one in streams]
+    assert all(victim.by is not TakenBy.DROP for victim in RULES.choose(needy, free))
 
 
 @given(some_streams(), st.integers(0, 8))
@@ -177,3 +197,53 @@ def test_host_memory_goes_to_the_first_of_several_victims_that_it_has_room_for()
     assert [victim.by for victim in victims] == [TakenBy.SWAP] + [TakenBy.RECOMPUTE] * (len(victims) - 1)
     assert len(victims) > 1
     assert rules.taken_by(stream("large", tokens=16 * 16), 1.0) is TakenBy.RECOMPUTE
+
+
+def may_drop(name, **given):
+    return stream(name, **{"preempted": IMMUNE_AFTER, **given})._replace(may_drop=True)
+
+
+@pytest.mark.parametrize(
+    ("victim", "needs", "expected"),
+    [
+        pytest.param(may_drop("a"), {"rank": TOP}, TakenBy.DROP, id="for the top tier"),
+        pytest.param(may_drop("a"), {"rank": 1}, TakenBy.DROP, id="for the one above"),
+        pytest.param(may_drop("a"), {"preempted": IMMUNE_AFTER}, TakenBy.RECOMPUTE, id="not for its own"),
+        pytest.param(may_drop("a", preempted=1), {"rank": TOP}, TakenBy.RECOMPUTE, id="not before its limit"),
+        pytest.param(
+            stream("a", preempted=IMMUNE_AFTER), {"rank": TOP}, TakenBy.RECOMPUTE, id="not if it may not be"
+        ),
+    ],
+)
+def test_who_was_chosen_as_often_as_anybody_may_be_is_dropped_for_a_higher_tier(victim, needs, expected):
+    newcomer = stream("newcomer", blocks=0, next_blocks=1, **needs)
+    (found,) = RULES.choose([victim, newcomer, stream("keeper", TOP)], 0)
+    assert (found.request_id, found.by) == ("a", expected)
+
+
+def test_one_at_its_limit_is_not_the_one_that_must_progress_while_a_higher_tier_needs_memory():
+    needs = stream("needs", 1, next_blocks=1)
+    assert RULES.choose([may_drop("a"), needs], 0) == [Victim("a", VictimReason.IMMUNE, TakenBy.DROP)]
+    assert names(RULES.choose([stream("a", preempted=IMMUNE_AFTER), needs], 0)) == ["needs"]
+    assert RULES.choose([may_drop("alone"), needs._replace(blocks=0)], 0) == [], "nobody else would progress"
+
+
+def test_nobody_is_dropped_while_somebody_else_is_left():
+    needs = stream("needs", TOP, next_blocks=1, tokens=9999)
+    fresh = stream("fresh", since=0, blocks=1, more=0)
+    assert RULES.choose([needs, may_drop("old"), fresh], 0) == [Victim("fresh", VictimReason.UNSTABLE)]
+
+
+def test_nobody_is_dropped_for_what_the_higher_tier_has_already():
+    """The top tier has its block; it is the low ones that are short of theirs."""
+    low = [may_drop(name, next_blocks=1, tokens=tokens) for name, tokens in (("a", 100), ("b", 200))]
+    victims = RULES.choose([stream("top", TOP, next_blocks=1, tokens=9999), *low], 1)
+    assert victims
+    assert {victim.by for victim in victims} == {TakenBy.RECOMPUTE}
+
+
+def test_of_two_tiers_the_lower_one_does_not_count_as_the_top_one_when_it_may_be_dropped():
+    rules = replace(RULES, top_rank=1)
+    needs, peer = stream("needs", 1, next_blocks=1, tokens=9999), stream("peer", 1)
+    dear = may_drop("dear", tokens=8000)
+    assert rules.choose([needs, peer, dear], 0) == [Victim("dear", VictimReason.IMMUNE, TakenBy.DROP)]

@@ -1,0 +1,33 @@
+"""What a client gets for an error of a replica, and how its request counts then."""
+
+import json
+
+import pytest
+
+from decode_node.answers import EngineError
+from deployments.http.errors import ended_by, engine_error
+from slo.outcomes import Outcome
+
+OURS = {
+    "deadline_passed": (429, "overloaded_error", Outcome.EVICTED),
+    "dropped": (429, "overloaded_error", Outcome.EVICTED),
+    "prefill_failed": (503, "service_unavailable", Outcome.FAILED),
+    "no_replica": (503, "service_unavailable", Outcome.FAILED),
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_what_a_replica_gives_up_has_its_reason_as_code_and_says_when_to_come_back(kind):
+    status, named, outcome = OURS[kind]
+    error = engine_error(EngineError("why", kind, status))
+    body = json.loads(error.response().body)["error"]
+    assert (error.status, body["type"], body["code"], body["message"]) == (status, named, kind, "why")
+    assert int(error.headers["retry-after"]) >= 1
+    assert ended_by(error) is outcome
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.REJECTED), (500, Outcome.FAILED)])
+def test_what_an_engine_refuses_is_the_clients_fault_and_what_it_fails_the_servers(status, outcome):
+    error = engine_error(EngineError("why", "BadRequestError", status, "prompt"))
+    assert (error.status, error.param, error.headers) == (status, "prompt", {})
+    assert ended_by(error) is outcome
