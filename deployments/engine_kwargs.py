@@ -17,12 +17,12 @@ from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
 from kv_transfer.connector import KVRole, kv_transfer_config
+from prefill_node import engine_setup
 from slo.preemption.types import PreemptionMode
 from slo.queue.batching import STEP_TOKENS
 
 _GPU_MEMORY: Final = 0.9
 """Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
-_PREFILL_SCHEDULER: Final = "prefill_node.engine.scheduler.SlackScheduler"
 _PREFILL_WORKERS: Final = {
     "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
     "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
@@ -131,7 +131,7 @@ def stock_prefill(config: SlackServeConfig) -> dict[str, Any]:
 
 def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, Any]:
     kwargs: dict[str, Any] = {
-        "scheduler_cls": _PREFILL_SCHEDULER,
+        "scheduler_cls": engine_setup.SCHEDULER,
         "worker_cls": _PREFILL_WORKERS[config.accelerator],
     }
     if config.preemption.mode is PreemptionMode.OFF:

@@ -21,6 +21,8 @@ from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+SCHEDULER: Final = "prefill_node.engine.scheduler.SlackScheduler"
+ASYNC_SCHEDULER: Final = "prefill_node.engine.scheduler.AsyncSlackScheduler"
 _KEY: Final = "slackserve"
 
 
@@ -67,7 +69,7 @@ class EngineSetup:
     limits: Limits = field(default_factory=Limits)
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
     starvation_timeout_s: float = FairnessRules().starvation_timeout_s
-    targets: dict[str, float] = field(default_factory=dict)
+    targets: dict[Tier, float] = field(default_factory=dict)
 
     def fairness(self) -> Fairness:
         """What the queue owes to those that it would leave behind, with nothing served yet."""
@@ -80,8 +82,7 @@ class EngineSetup:
 
     def class_targets(self) -> ClassTargets | None:
         """What each class aims at, with nothing served yet; None when all requests are alike."""
-        targets = {Tier(name): target for name, target in self.targets.items()}
-        return ClassTargets(targets) if targets else None
+        return ClassTargets(self.targets) if self.targets else None
 
     def encode(self) -> dict[str, Any]:
         """The `additional_config` engine argument."""

@@ -139,6 +139,11 @@ class TierSet(Mapping[Tier, TierPolicy]):
         """The tiers whose requests may be refused for lack of capacity, the least valuable first."""
         return tuple(tier for tier in reversed(self.names[1:]) if self.clients[tier].sheddable)
 
+    @property
+    def targets(self) -> dict[Tier, float]:
+        """The fraction of each client tier's requests that shall meet their objectives."""
+        return {tier: policy.target for tier, policy in self.clients.items()}
+
     def rank(self, tier: Tier) -> int:
         """Position in the order of value, 0 for the lowest.
 

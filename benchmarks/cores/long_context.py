@@ -80,6 +80,8 @@ def row(chip: str, model: str, granularity: Granularity, chunks: str) -> dict[st
     blocking_ms = [1e3 * seconds for replica in served.replicas for seconds in replica.blocking_s]
     urgent = [job for job in served.jobs if job.arrival.kind == "urgent"]
     plain = Arm("", "", replace(scheduling, stop_within_s=math.inf).build)
+    whole_s, whole_plain_s = (alone_s(each, hardware, PROMPT_TOKENS) for each in (arm, plain))
+    short_s, short_plain_s = (alone_s(each, hardware, NEW_TOKENS) for each in (arm, plain))
     return {
         "accelerator": chip,
         "model": f"{model}, TP {RANKS[model]}",
@@ -89,10 +91,9 @@ def row(chip: str, model: str, granularity: Granularity, chunks: str) -> dict[st
         "stops": len(blocking_ms),
         "stop_ms": {**quantiles(blocking_ms, 50, 99), "max": max(blocking_ms)},
         "on time": 100 * sum(job.is_on_time for job in urgent) / len(urgent),
-        "128k_s": alone_s(arm, hardware, PROMPT_TOKENS),
-        "128k_cost": 100
-        * (alone_s(arm, hardware, PROMPT_TOKENS) / alone_s(plain, hardware, PROMPT_TOKENS) - 1),
-        "8k_cost": 100 * (alone_s(arm, hardware, NEW_TOKENS) / alone_s(plain, hardware, NEW_TOKENS) - 1),
+        "128k_s": whole_s,
+        "128k_cost": 100 * (whole_s / whole_plain_s - 1),
+        "8k_cost": 100 * (short_s / short_plain_s - 1),
     }
 
 

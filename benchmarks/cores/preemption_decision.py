@@ -59,7 +59,7 @@ def measure(
     forecast = Forecast()
     for number in range(300):
         forecast.arrived(0.15 if crowded else 0.05, rng.choice(WEIGHTS), number * 0.1)
-    account = ClassTargets({tier: policy.target for tier, policy in DEFAULT_TIERS.clients.items()})
+    account = ClassTargets(DEFAULT_TIERS.targets)
     for number in range(300):
         account.ended(DEFAULT_TIERS.names[number % 3], rng.uniform(-0.1, 1.0), 0.0)
     targets = account.state if aim is Aim.TARGETS else None

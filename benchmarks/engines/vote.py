@@ -72,9 +72,12 @@ def _vote(path: Path, rank: int, ranks: int, votes: int, store: str | None) -> l
         os.sched_setaffinity(0, {cores[rank]})
     group = None if store is None else _group(rank, ranks, store)
     with Board.attach(path) as board:
-        transport = choose_transport(
-            rank, ranks, TIMEOUT_S, same_host=group is None, board=board, group=group
-        )
+        if group is None:
+            transport = choose_transport(rank, ranks, TIMEOUT_S, same_host=True, board=board, group=None)
+        else:
+            from prefill_node.worker.allreduce_vote import AllReduceVote
+
+            transport = AllReduceVote(group, rank, ranks, TIMEOUT_S)
         return _times_us(transport, board, votes)
 
 

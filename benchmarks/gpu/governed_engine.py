@@ -26,7 +26,7 @@ from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
 from simulator.cost.operators import ModelShape
-from slo.predict.pass_shape import PassPart, PassShape
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
@@ -158,7 +158,7 @@ class GovernedEngine:
         )
         if not done:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
-        shape = PassShape(tuple([PassPart(*each) for each in done]), pair_work, late_by)
+        shape = PassShape.told(done, pair_work, late_by)
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
         profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s)
         ledger = PrefillLedger(self.predictor)

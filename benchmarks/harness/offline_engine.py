@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from prefill_node.board.board import Board
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import SCHEDULER, EngineSetup
 
 Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.harness.bare_worker.BareableWorker"
@@ -195,7 +195,7 @@ def _arguments(
         return arguments if worker_cls is None else arguments | {"worker_cls": worker_cls}
     default = "cuda.PreemptibleGPUWorker" if is_gpu else "cpu.PreemptibleCPUWorker"
     return arguments | {
-        "scheduler_cls": "prefill_node.engine.scheduler.SlackScheduler",
+        "scheduler_cls": SCHEDULER,
         "worker_cls": worker_cls or f"prefill_node.worker.{default}",
         "additional_config": replace(setup, board=str(board.path)).encode(),
     }

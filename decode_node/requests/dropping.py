@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from vllm.sampling_params import RequestOutputKind
+
+from decode_node.requests.leaving import as_unended, ended_with
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -27,11 +29,6 @@ WHY_DROPPED: Final = (
 """What its client is told."""
 
 
-def has_dropped(completion: Any) -> bool:
-    """Whether an output says that its request was dropped; a client's stop string does not."""
-    return bool(completion.finish_reason == "error" and completion.stop_reason == DROPPED)
-
-
 async def unless_dropped(
     outputs: AsyncGenerator[RequestOutput, None], kind: RequestOutputKind, refuse: Callable[[], Exception]
 ) -> AsyncGenerator[RequestOutput, None]:
@@ -45,12 +42,9 @@ async def unless_dropped(
     async with aclosing(outputs):
         async for output in outputs:
             completion = output.outputs[0]
-            if not has_dropped(completion):
+            if not ended_with(completion, DROPPED):
                 yield output
                 continue
             if kind is RequestOutputKind.DELTA and completion.token_ids:
-                # Tokens that nobody had taken before come with it.
-                completion.finish_reason = completion.stop_reason = None
-                output.finished = False
-                yield output
+                yield as_unended(output)  # tokens that nobody had taken before come with it
             raise refuse()

@@ -49,9 +49,22 @@ def may_leave(config: VllmConfig, params: SamplingParams) -> bool:
     )
 
 
+def ended_with(completion: Any, word: str) -> bool:
+    """Whether an output says that the engine has ended its request so; a client's stop string does not."""
+    return bool(completion.finish_reason == "error" and completion.stop_reason == word)
+
+
 def has_left(completion: Any) -> bool:
-    """Whether an output says that its request has left; a client's stop string does not."""
-    return bool(completion.finish_reason == "error" and completion.stop_reason == LEFT)
+    """Whether an output says that its request has left."""
+    return ended_with(completion, LEFT)
+
+
+def as_unended(output: Any) -> Any:
+    """An output that ends a request, as if its answer went on: what it brings, and nothing of the end."""
+    completion = output.outputs[0]
+    completion.finish_reason = completion.stop_reason = None
+    output.finished = False
+    return output
 
 
 class Generated:
@@ -76,8 +89,7 @@ class Generated:
             return True, None
         if not self._is_delta:  # the output has all of it
             return False, LeftError(_all_of(completion, self._params))
-        completion.finish_reason = completion.stop_reason = None
-        output.finished = False
+        as_unended(output)
         # Tokens that nobody had taken before come with it.
         return bool(completion.token_ids), LeftError(Carried(self._token_ids, is_sent=True))
 

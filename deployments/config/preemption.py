@@ -19,7 +19,7 @@ from slo.preemption.types import (
     PreemptionRules,
 )
 from slo.queue.order import DEFAULT_ORDER, Aim, QueueOrder
-from slo.tiers import TierSet
+from slo.tiers import Tier, TierSet
 
 _RULES = PreemptionRules()
 _LIMITS = Limits.default_for(PreemptionMode.RESUME)
@@ -94,11 +94,9 @@ class PreemptionConfig(Section):
             return self.stop_within_ms / 1e3
         return math.inf if accelerator == "cpu" else STOP_WITHIN_S
 
-    def targets(self, tiers: TierSet) -> dict[str, float]:
+    def targets(self, tiers: TierSet) -> dict[Tier, float]:
         """What the queue aims at, by tier; empty when all requests are alike."""
-        if self.aim is Aim.REQUESTS:
-            return {}
-        return {tier: policy.target for tier, policy in tiers.clients.items()}
+        return dict(tiers.targets) if self.aim is Aim.TARGETS else {}
 
     def rules(self) -> PreemptionRules:
         """The same in the vocabulary of the decision rules."""

@@ -14,12 +14,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kv_transfer.engine import ReplicaEngine
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import ASYNC_SCHEDULER, SCHEDULER, EngineSetup
 from prefill_node.refusal import why_not
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
-SCHEDULER: Final = "prefill_node.engine.scheduler.SlackScheduler"
-ASYNC_SCHEDULER: Final = "prefill_node.engine.scheduler.AsyncSlackScheduler"
 
 
 class PrefillEngine(ReplicaEngine):

@@ -38,7 +38,7 @@ from prefill_node.replica.report import ReportBuilder
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
 from sampling.carried import Prefilled, PrefillRequest
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
-from slo.predict.pass_shape import PassPart, PassShape
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
@@ -251,7 +251,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         answers = await client.collective_rpc("preemption_support")
         done, pair_work, late_by, granularity, why = answers[0]
-        shape = PassShape(tuple([PassPart(*each) for each in done]), pair_work, late_by)
+        shape = PassShape.told(done, pair_work, late_by)
         model = client.model_config
         per_token = 2 * model.get_hidden_size() * model.dtype.itemsize  # hidden states and residual
         if self._node.rules.mode is PreemptionMode.OFF:

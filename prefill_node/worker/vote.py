@@ -163,25 +163,21 @@ def choose_transport(
     same_host: bool,
     board: Board | None,
     group: ProcessGroup | None,
-    is_late: bool = False,
 ) -> VoteTransport:
     """The cheapest transport that reaches all ranks.
 
     `same_host` says whether all ranks have attached to `board`, which is needed on one host only. `group` is
-    the one for CPU tensors, needed across hosts only; `is_late` has it answer one boundary late there.
+    the one for CPU tensors, needed across hosts only, where the answer comes one boundary late.
     """
     if ranks == 1:
         return SoleVote()
     if same_host:
         assert board is not None
         return BoardVote(board, rank, timeout_s)
-    from prefill_node.worker.allreduce_vote import (  # noqa: PLC0415 - torch only where it is used
-        AllReduceVote,
-        LateVote,
-    )
+    from prefill_node.worker.allreduce_vote import LateVote  # noqa: PLC0415 - torch only where it is used
 
     assert group is not None
-    return (LateVote if is_late else AllReduceVote)(group, rank, ranks, timeout_s)
+    return LateVote(group, rank, ranks, timeout_s)
 
 
 def _pauses(limit_s: float) -> Iterator[None]:

@@ -256,7 +256,6 @@ def _prepare_rank(
         same_host=one_host,
         board=board,
         group=group.cpu_group,
-        is_late=True,
     )
     launch_ahead: LaunchAhead = HostOnly()
     if vllm_config.device_config.device_type == "cuda":

@@ -94,7 +94,7 @@ class Scheduling:
         join_tokens = int(setting.get("join_tokens", self.join_tokens))
         fairness = Fairness(hardware.tiers) if self.is_fair else None
         profile = self.profile(hardware)
-        targets = ClassTargets(hardware.targets) if self.aims else None
+        targets = ClassTargets(hardware.tiers.targets) if self.aims else None
         choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound, targets)
         engine = VirtualEngine(cost, choice, limits)
         rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights)

@@ -64,11 +64,6 @@ class Hardware:
         return {tier: policy.weight for tier, policy in self.tiers.items()}
 
     @property
-    def targets(self) -> dict[Tier, float]:
-        """The fraction of its requests that shall be on time, by tier."""
-        return {tier: policy.target for tier, policy in self.tiers.clients.items()}
-
-    @property
     def checkpoint_bytes_per_token(self) -> int:
         """Hidden states and residual in 16 bits."""
         return 2 * 2 * self.cost.shape.hidden

@@ -29,7 +29,7 @@ class TenantLimit:
         output_tokens_per_s: Generated tokens per second in the long run.
         burst_output_tokens: How many may be asked for at once after a pause; by default those of ten seconds.
         max_concurrent: Requests that have been admitted and have not ended.
-        weight: PassPart of a busy class, relative to its other tenants.
+        weight: Part of a busy class, relative to its other tenants.
 
     Raises:
         ValueError: for a limit or weight that is not above 0.
@@ -203,7 +203,7 @@ class TenantGates:
         return self._key_gates[tenant, name]
 
     def weight(self, tenant: str) -> float:
-        """PassPart of a busy class, relative to its other tenants."""
+        """Part of a busy class, relative to its other tenants."""
         return self.of(tenant).limit.weight
 
 

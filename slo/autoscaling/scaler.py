@@ -26,7 +26,7 @@ class ScalingRules:
     Attributes:
         start_s: How long a replica takes from its order until it serves.
         keep_s: Replicas are kept that were needed within this time.
-        busy: PassPart of their time, or memory, that replicas are planned to be in use.
+        busy: Part of their time, or memory, that replicas are planned to be in use.
 
     Raises:
         ValueError: when they contradict each other.

@@ -15,15 +15,15 @@ ROWS: Final = (4, 8, 16)
 """Steps in a row that a stream may be left out of: as few as make moving it out and back cheap."""
 MOST_IN_A_ROW: Final = ROWS[-1]
 MOVING: Final = 0.2
-"""PassPart of what a row saves that moving streams may cost before a longer one is taken."""
+"""Part of what a row saves that moving streams may cost before a longer one is taken."""
 LEAST_PART: Final = 0.2
 """A newcomer is not admitted if streams without an objective would be in fewer steps than this part."""
 MAX_GAP_S: Final = 1.0
 """No stream waits longer for its next token on account of others."""
 WORTH: Final = 0.10
-"""PassPart of the steps' time that leaving streams out has to save."""
+"""Part of the steps' time that leaving streams out has to save."""
 MARGIN: Final = 0.9
-"""PassPart of the tightest objective that steps take on average; the rest is for what predictions miss."""
+"""Part of the tightest objective that steps take on average; the rest is for what predictions miss."""
 CUSHION: Final = 3.0
 """A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
 

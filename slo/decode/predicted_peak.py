@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 USABLE: Final = 0.95
-"""PassPart of the pool that may be taken by prediction; the rest is for what predictions miss."""
+"""Part of the pool that may be taken by prediction; the rest is for what predictions miss."""
 
 
 class Holding(NamedTuple):

@@ -38,4 +38,4 @@ class MonitorSettings:
     @property
     def targets(self) -> dict[Tier, float]:
         """By tier, the fraction of requests that shall meet their objectives."""
-        return {tier: policy.target for tier, policy in self.tiers.clients.items()}
+        return self.tiers.targets

@@ -70,6 +70,11 @@ class PassShape:
         places = [number / boundaries for number in range(boundaries)]
         return PassShape(tuple(map(PassPart, places, places)))
 
+    @staticmethod
+    def told(done: Sequence[Sequence[float]], pair_work: float, late_by: int) -> PassShape:
+        """The shape of which another process tells the parts, as plain numbers."""
+        return PassShape(tuple([PassPart(*part) for part in done]), pair_work, late_by)
+
     @property
     def boundaries(self) -> int:
         """Places where the pass can stop."""
@@ -122,10 +127,8 @@ class MeanStop(NamedTuple):
         whole_s = tokens_s + pairs_s
         if whole_s <= 0:
             return 0.0
-        squares = (
-            self.by_tokens * tokens_s**2 + self.by_both * tokens_s * pairs_s + self.by_pairs * pairs_s**2
-        )
-        return squares / whole_s
+        of_tokens = (self.by_tokens * tokens_s + self.by_both * pairs_s) * tokens_s
+        return (of_tokens + self.by_pairs * pairs_s**2) / whole_s
 
 
 def _before(work: Sequence[float]) -> tuple[list[float], float]:

@@ -74,6 +74,10 @@ class TargetState(msgspec.Struct, frozen=True, array_like=True):
                 late[prefill.tier] += 1
         return ClassPrices(self.allowed, {tier: self._price(tier, late[tier]) for tier in self.allowed})
 
+    def price(self, tier: Tier) -> float:
+        """The price of a class's requests by what became of those before; 1 for one without a target."""
+        return self._price(tier, 0) if tier in self.allowed else 1.0
+
     def _price(self, tier: Tier, late: int) -> float:
         """By its usual work and its burn; one miss more and one more allowed, for when nothing is known."""
         counts = self.counts.get(tier, _NOTHING)

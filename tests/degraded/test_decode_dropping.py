@@ -6,11 +6,8 @@ import random
 
 import httpx
 import pytest
-from ports import free_port
-from serving import start
+from serving import serving_tiny
 from waiting import assert_soon, at_rest
-
-from benchmarks.harness.tiny_models import build_tiny_llama
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -22,24 +19,14 @@ BLOCKS = 24
 
 @pytest.fixture
 def deployment(tmp_path):
-    ports = random.randrange(24_000, 31_000)
-    config = {
-        "model": str(build_tiny_llama(tmp_path / "tiny")),
-        "model_name": "tiny",
-        "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+    settings = {
         "max_model_len": 2048,
-        "warmup_tokens": [32, 512],
         "pressure": {"enabled": True, "reprefill": False, "drop_after_s": 0.1},
         "decode": {"engine_kwargs": {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 2048}},
-        "monitor": {"port": 0, "shed": False},
         "admission": {"calm_s": 600},
-        "api_keys": [{"tenant": "acme", "key": KEY}],
     }
-    running = start(tmp_path, config, {"acme": KEY})
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with serving_tiny(tmp_path, KEY, **settings) as running:
+        yield running
 
 
 async def answer(client, tier, max_tokens, prompt=200, **headers):

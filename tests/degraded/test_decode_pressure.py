@@ -6,10 +6,7 @@ import time
 
 import openai
 import pytest
-from ports import free_port
-from serving import start
-
-from benchmarks.harness.tiny_models import build_tiny_llama
+from serving import serving_tiny
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -34,29 +31,19 @@ def way(request):
 
 @pytest.fixture
 def deployment(tmp_path, way):
-    ports = random.randrange(24_000, 31_000)
-    config = {
-        "model": str(build_tiny_llama(tmp_path / "tiny")),
-        "model_name": "tiny",
-        "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+    settings = {
         "max_model_len": 2048,
-        "warmup_tokens": [32, 512],
         "pressure": {"enabled": True, **WAYS[way]},
         "decode": {"engine_kwargs": {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 2048}},
-        "monitor": {"port": 0, "shed": False},
         "admission": {"calm_s": 600},
         "tiers": {
             "premium": {"ttft_ms": 30_000, "tpot_ms": TPOT_MS, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 30_000, "weight": 2},
             "background": {"weight": 1},
         },
-        "api_keys": [{"tenant": "acme", "key": KEY}],
     }
-    running = start(tmp_path, config, {"acme": KEY})
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with serving_tiny(tmp_path, KEY, **settings) as running:
+        yield running
 
 
 async def answer(client, tier, max_tokens, prompt=200):

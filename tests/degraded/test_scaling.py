@@ -5,11 +5,8 @@ import random
 import time
 
 import pytest
-from ports import free_port
-from serving import start
+from serving import serving_tiny
 from steady_load import SteadyLoad
-
-from benchmarks.harness.tiny_models import build_tiny_llama
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -20,28 +17,18 @@ MOST = 3
 @pytest.fixture
 def deployment(tmp_path):
     """On few cores three replicas do not compute thrice as much: they are planned to be in use little."""
-    ports = random.randrange(24_000, 31_000)
-    config = {
-        "model": str(build_tiny_llama(tmp_path / "tiny")),
-        "model_name": "tiny",
-        "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+    settings = {
         "max_model_len": 4096,
-        "warmup_tokens": [32, 512],
         "prefill": {"replicas": 1, "max_replicas": MOST},
         "autoscaling": {"start_s": 20, "keep_s": 20, "busy": 0.3},
-        "monitor": {"port": 0, "shed": False},
         "tiers": {
             "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 30_000, "weight": 2},
             "background": {"weight": 1},
         },
-        "api_keys": [{"tenant": "acme", "key": KEY}],
     }
-    running = start(tmp_path, config, {"acme": KEY})
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with serving_tiny(tmp_path, KEY, **settings) as running:
+        yield running
 
 
 async def replicas(deployment):

@@ -33,6 +33,12 @@ def stopped(running, boundaries, prompt=PROMPT):
     return answer
 
 
+def assert_exact_at_every_boundary(running):
+    expected = undisturbed(running)
+    for boundary in range(running.boundaries):
+        assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+
+
 ENGINES = [
     "llama_operator",
     "llama_operator_tp2",
@@ -49,9 +55,7 @@ ENGINES = [
 @pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
 def test_stopped_at_every_boundary_in_turn(shared_engine):
     running = shared_engine
-    expected = undisturbed(running)
-    for boundary in range(running.boundaries):
-        assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+    assert_exact_at_every_boundary(running)
 
 
 @pytest.mark.parametrize("shared_engine", ENGINES, indirect=True)
@@ -125,9 +129,7 @@ def test_other_architectures_before_each_operator(architecture, per_layer, model
         for of_tokens, of_attention in done[::per_layer]:
             assert of_tokens == pytest.approx(of_attention)
         assert [of_tokens for of_tokens, _ in done[::per_layer]] == pytest.approx([0, 0.25, 0.5, 0.75])
-        expected = undisturbed(running)
-        for boundary in range(running.boundaries):
-            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+        assert_exact_at_every_boundary(running)
 
 
 @pytest.mark.parametrize("shared_engine", ["llama_compiled", "llama_compiled_tp2"], indirect=True)
@@ -167,9 +169,7 @@ OTHERS = {
 def test_other_architectures_compiled(architecture, models):
     with engine(models(architecture), **COMPILED, **OTHERS[architecture]) as running:
         assert running.boundaries == 2 * 4 + 1
-        expected = undisturbed(running)
-        for boundary in range(running.boundaries):
-            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+        assert_exact_at_every_boundary(running)
 
 
 @pytest.mark.long
@@ -188,18 +188,14 @@ def test_other_architectures_eager(architecture, boundaries, options, models):
     setup = EngineSetup(mode="resume", granularity="operator")
     with engine(models(architecture), setup=setup, **options) as running:
         assert running.boundaries == boundaries
-        expected = undisturbed(running)
-        for boundary in range(running.boundaries):
-            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+        assert_exact_at_every_boundary(running)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [COMPILED, {"setup": EngineSetup(mode="resume", granularity="operator")}])
 def test_keys_and_values_of_eight_bits(options, models):
     with engine(models("llama"), dtype="bfloat16", kv_cache_dtype="fp8", **options) as running:
-        expected = undisturbed(running)
-        for boundary in range(running.boundaries):
-            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+        assert_exact_at_every_boundary(running)
 
 
 @pytest.mark.long
@@ -237,9 +233,7 @@ def test_a_model_that_computes_between_its_layers_is_preempted_when_compiled(mod
     with engine(models("solar"), **COMPILED) as running:
         ((done, _, _, granularity, _),) = running.rpc("preemption_support")
         assert (len(done), granularity) == (2 * 4 + 1, "sublayer")
-        expected = undisturbed(running)
-        for boundary in range(running.boundaries):
-            assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
+        assert_exact_at_every_boundary(running)
 
 
 def test_a_model_that_computes_between_its_layers_is_not_preempted(models):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +18,10 @@ import openai
 import psutil
 import pytest
 import yaml
+from ports import free_port
 
 from benchmarks.harness.local_server import serve_until_ready
+from benchmarks.harness.tiny_models import build_tiny_llama
 
 METRICS_EVERY_S = 1.0
 """How often the processes of a deployment export their metrics; Ray's own default is ten seconds."""
@@ -116,6 +120,26 @@ def start(
         python_path=python_path,
     )
     return replace(running, grpc_port=config.get("grpc", {}).get("port"))
+
+
+@contextmanager
+def serving_tiny(directory: Path, key: str, **settings) -> Iterator[Deployment]:
+    """A deployment of the tiny model for one tenant, acme, until the test ends; `settings` come on top."""
+    ports = random.randrange(24_000, 31_000)
+    config = {
+        "model": str(build_tiny_llama(directory / "tiny")),
+        "model_name": "tiny",
+        "port": free_port(),
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "warmup_tokens": [32, 512],
+        "monitor": {"port": 0, "shed": False},
+        "api_keys": [{"tenant": "acme", "key": key}],
+        **settings,
+    }
+    running = start(directory, config, {"acme": key})
+    yield running
+    running.process.terminate()
+    running.process.wait(60)
 
 
 def run_until_ready(

@@ -40,6 +40,7 @@ PROMPT: Final = 200
 MEDIAN: Final = 200
 """Tokens of an answer; lognormal with sigma 0.5, at most 1,000."""
 _SETTLES_S: Final = 3.0
+"""Several reports: what showing the grammars has left behind is forgotten by then."""
 APART: Final = 20
 """Answers have a multiple of so many tokens, so that they have few grammars."""
 

@@ -127,13 +127,13 @@ class Stepper:
         """A job has reached the engine."""
         self.jobs[job] = request
         self._arrived[job] = None
-        self._due[job] = prefill.tier, prefill.deadline_s
         while len(self._arrived) > _REMEMBER_JOBS:
             self._arrived.popitem(last=False)
         weight, targets = prefill.weight, self.rules.targets
         if targets is not None:
+            self._due[job] = prefill.tier, prefill.deadline_s
             targets.arrived(prefill.tier, prefill.remaining_s, now_s)
-            weight *= targets.state.at((), now_s).price(prefill.tier)
+            weight *= targets.state.price(prefill.tier)
         if self.rules.forecast is not None:
             self.rules.forecast.arrived(prefill.remaining_s, weight, now_s)
 

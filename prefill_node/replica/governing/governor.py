@@ -186,7 +186,7 @@ class Governor:
         work_s = self.ledger.predictor.prefill_s(*job.left(0))
         weight, view = self.weights[job.tier], self._view
         if view is not None and view.targets is not None:
-            weight *= view.targets.at((), job.arrived_s).price(job.tier)
+            weight *= view.targets.price(job.tier)
         self.forecast.arrived(work_s, weight, job.arrived_s)
 
     def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
@@ -210,12 +210,9 @@ class Governor:
         if not self.is_on or (step := view.step) is None:
             return None
         running = self._running(step, reached, now_s)
-        limit = limit_reached(running, self._state(view, running, ()), self.rules)
-        return (
-            self.profile.mean_stop_s(step.tokens, step.pairs, self.ledger.predictor)
-            if limit is None
-            else None
-        )
+        if limit_reached(running, self._state(view, running, ()), self.rules) is not None:
+            return None
+        return self.profile.mean_stop_s(step.tokens, step.pairs, self.ledger.predictor)
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""

@@ -191,15 +191,14 @@ class _Seat:
         self.rank = join.rank
         self.board = Board.attach(join.board)
         self.group = None if join.port is None else _group(join)
-        self.transport = choose_transport(
-            join.rank,
-            join.ranks,
-            join.timeout_s,
-            same_host=self.group is None,
-            board=self.board,
-            group=self.group,
-            is_late=join.is_late,
-        )
+        seat = join.rank, join.ranks, join.timeout_s
+        if self.group is None or join.is_late or join.ranks == 1:
+            same_host = self.group is None
+            self.transport = choose_transport(*seat, same_host=same_host, board=self.board, group=self.group)
+        else:
+            from prefill_node.worker.allreduce_vote import AllReduceVote
+
+            self.transport = AllReduceVote(self.group, *seat)
 
     def leave(self):
         self.board.close()

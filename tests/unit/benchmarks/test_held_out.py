@@ -42,8 +42,8 @@ def test_a_ratio_of_pairs_is_narrower_than_the_streams_differ():
 def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():
     case = Case("8b", "targets", 0, 0.0, 1000, 200)
     replica, mix = offered(case, 0.99)
-    assert set(replica.targets.values()) == {0.99}
-    assert set(replica.targets) == {kind.tier for kind in mix.kinds.values()}
+    assert set(replica.tiers.targets.values()) == {0.99}
+    assert set(replica.tiers.targets) == {kind.tier for kind in mix.kinds.values()}
     alike, _ = offered(replace(case, arm="slackserve"), 0.99)
     assert alike is PRESETS["flowprefill-8b"].hardware
 

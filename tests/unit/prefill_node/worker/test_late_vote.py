@@ -3,19 +3,13 @@
 import time
 
 import pytest
-from voting_ranks import Ballot, DropOut, Ranks, Run
+from voting_ranks import Ballot, DropOut, Run
 
 from prefill_node.board.board import Board
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 LIMIT_S = 1.0
-
-
-@pytest.fixture
-def processes():
-    with Ranks() as ranks:
-        yield ranks
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from voting_ranks import Ballot, DropOut, Ranks, Run
+from voting_ranks import Ballot, DropOut, Run
 
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.board.messages import StopOrder
@@ -16,12 +16,6 @@ from prefill_node.worker.vote_errors import VoteTimeoutError
 LIMIT_S = 1.0
 MARGIN_S = 2.0
 """A vote across hosts asks for another second who is there; the rest is for a busy machine."""
-
-
-@pytest.fixture
-def processes():
-    with Ranks() as ranks:
-        yield ranks
 
 
 @pytest.fixture

@@ -38,5 +38,5 @@ def test_the_stream_is_the_same_to_those_who_know_no_classes():
 
 
 def test_each_kind_is_a_class_with_the_target():
-    assert HARDWARE.targets == dict.fromkeys(MIX.kinds, 0.9)
+    assert HARDWARE.tiers.targets == dict.fromkeys(MIX.kinds, 0.9)
     assert {kind.tier for kind in MIX.kinds.values()} == set(MIX.kinds)
