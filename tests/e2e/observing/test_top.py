@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import signal
 import subprocess
@@ -66,14 +67,12 @@ def younger_ray():
     started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert started.returncode == 0, started.stderr
     address = last.read_text().strip()
-    port = address.rsplit(":", 1)[1]
     yield address
-    ends = (address, f"--gcs_server_port={port}")
-    kill(
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(part.endswith(ends) for part in process.info["cmdline"] or [])
-    )
+    # Its GCS server was started without its address: what they all share is the session.
+    lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
+    told = [line for line in lines.values() if f"--gcs-address={address}" in line]
+    (session,) = {re.search(r"session_[\d_-]+", line)[0] for line in told}
+    kill(process for process, line in lines.items() if session in line)
     last.unlink() if before is None else last.write_bytes(before)
 
 
