@@ -18,6 +18,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 TRACEPARENT: Final = "traceparent"
 PROXY: Final = "proxy"
+BEGINS_VARIABLE: Final = "SLACKSERVE_TRACES_BEGIN_IN"
+"""The role in which traces begin beside Serve's proxies, where requests come past these."""
 TRACER: Final = trace.get_tracer("slackserve")
 """Makes spans; before `start`, and without it, they are empty."""
 USUAL_RATIO: Final = 0.01
@@ -111,7 +113,8 @@ def for_serve() -> list[Any]:
     """Start tracing in one of Ray Serve's processes, which calls this before anything else is up there.
 
     Serve asks for span processors, and has a provider that samples in each process anew: with a ratio its
-    traces come in fragments. So ours is installed first, which Serve leaves; traces begin in its proxies.
+    traces come in fragments. So ours is installed first, which Serve leaves; traces begin in its proxies, and
+    in the role that the environment names.
 
     Returns:
         No processors beside ours.
@@ -123,7 +126,8 @@ def for_serve() -> list[Any]:
         role = serve.get_replica_context().deployment.partition(":")[0].lower()
     except RayServeException:
         role = PROXY
-    start(TracingOptions.from_environment(), role, begins_traces=role == PROXY)
+    begins = role in (PROXY, os.environ.get(BEGINS_VARIABLE))
+    start(TracingOptions.from_environment(), role, begins_traces=begins)
     return []
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from opentelemetry.trace import SpanKind, set_span_in_context
+from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     DetokenizeRequest,
@@ -30,8 +31,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from decode_node.answers import error_in
 from deployments.config.limits import LimitsConfig
+from deployments.http import door, request_body, request_fields
 from deployments.http import errors as http_errors
-from deployments.http import request_body, request_fields
 from deployments.http.accounting import Identity, RequestRecord, ingress_instruments
 from deployments.http.continuing.decode_tier import Asked, at_place
 from deployments.http.errors import HTTPError
@@ -432,6 +433,11 @@ def _bare_request(request_id: str) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""})
 
 
+def _is_in_place() -> bool:
+    """Whether requests find the ingress: Serve names it to them once its start is over."""
+    return serve.get_replica_context().servable_object is not None
+
+
 def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
     """The ingress class with its routes, ready to be deployed.
 
@@ -440,7 +446,13 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
         keys: Known API keys.
         limits: What a client may send.
     """
-    app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with door.opened(app, limits, _is_in_place):
+            yield
+
+    app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_exception_handler(HTTPError, answer_refusal)
     app.add_exception_handler(FieldError, answer_refusal)
     app.add_exception_handler(HTTPException, answer_refusal)

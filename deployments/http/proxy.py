@@ -1,10 +1,10 @@
-"""What Serve's HTTP proxy, which holds the clients' connections, does for clients that send or read slowly.
+"""What a process that holds clients' connections does for clients that send or read slowly.
 
-Serve calls `middlewares` in each proxy (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`); the limits come in its
-environment. Serve hands a request to its replica before the body is here, and the replica asks the proxy for
-each piece; with about a thousand such bodies under way nobody is answered any more. So a request goes on only
-once it is whole. Serve also waits for ever for headers and for readers. What a request is worth is the
-gatekeeper's to say, further in.
+That is an ingress behind a `deployments.http.door`, or Serve's HTTP proxy, which calls `middlewares`
+(`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`) and has the limits in its environment. Serve hands a request to
+its replica before the body is here, and the replica asks the proxy for each piece; with about a thousand such
+bodies under way nobody is answered any more. So a request goes on only once it is whole. uvicorn also waits
+for ever for headers and for readers. What a request is worth is the gatekeeper's to say, further in.
 """
 
 from __future__ import annotations
@@ -46,17 +46,21 @@ LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 def middlewares() -> list[Middleware]:
     """What stands before each request in this proxy; also bounds how long headers may take."""
     limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
-    for protocol in (HttpToolsProtocol, H11Protocol):
-        _bound_headers(protocol, limits.header_timeout_s)
-        _bound_idle(protocol)
+    _bound_connections(limits)
     return [Middleware(ConnectionLimits, limits=limits)]
+
+
+def bounded(app: ASGIApp, limits: LimitsConfig) -> ConnectionLimits:
+    """The application with the same before it, for a server of uvicorn's in this process."""
+    _bound_connections(limits)
+    return ConnectionLimits(app, limits)
 
 
 class ConnectionLimits:
     """Bounds what each request, and all of a proxy together, may hold and for how long.
 
     Args:
-        app: Serve's proxy.
+        app: What is behind: Serve's proxy, or the ingress.
         limits: What a client may send.
     """
 
@@ -218,6 +222,12 @@ def _is_unread(transport: Any) -> bool:
         return True
     unsent = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, _NOTHING)
     return unsent != _NOTHING
+
+
+def _bound_connections(limits: LimitsConfig) -> None:
+    for protocol in (HttpToolsProtocol, H11Protocol):
+        _bound_headers(protocol, limits.header_timeout_s)
+        _bound_idle(protocol)
 
 
 def _bound_idle(protocol: Any) -> None:

@@ -29,6 +29,7 @@ import psutil
 
 from deployments.config import ConfigError
 from deployments.grpc import SERVICERS
+from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import kill_after
 
@@ -66,6 +67,7 @@ class LocalDeployment:
         self._config = config
         self._verbose = verbose
         self._processes: list[psutil.Process] = []
+        self._door: Door | None = None
 
     @property
     def url(self) -> str:
@@ -85,8 +87,9 @@ class LocalDeployment:
         """
         check_no_labels(self._config)
         check_ports_free(self._config)
-        if self._config.tls is not None:
-            self._config.tls.http_options()  # before anything starts
+        tls = self._config.tls
+        self._door = Door.at(self._config.host, self._config.port, {} if tls is None else tls.http_options())
+        os.environ.update(self._door.environment())
         started_s = time.monotonic()
         self._deploy(show)
         while True:
@@ -111,7 +114,10 @@ class LocalDeployment:
                 stopping.start()
                 stopping.join(_STOP_TIMEOUT_S)
                 ray.shutdown()
-        return kill_after(5.0, processes)
+        killed = kill_after(5.0, processes)
+        if self._door is not None:
+            self._door.close()
+        return killed
 
     def _deploy(self, show: Callable[[list[Part]], None]) -> None:
         """Start Ray here and import the application in another thread meanwhile, 10 s each.
@@ -151,16 +157,13 @@ class LocalDeployment:
         for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
             signal.signal(number, handler)
         given = self._config.grpc
+        if given.port is None:
+            serve.start(proxy_location="Disabled")
+            return
+        # Serve's proxy for gRPC is also one for HTTP.
         serve.start(
-            http_options={
-                "host": self._config.host,
-                "port": self._config.port,
-                "keep_alive_timeout_s": self._config.limits.idle_timeout_s,
-                **({} if (tls := self._config.tls) is None else tls.http_options()),
-            },
-            grpc_options=None
-            if given.port is None
-            else {
+            http_options={"host": "127.0.0.1", "port": _some_port()},
+            grpc_options={
                 "port": given.port,
                 "grpc_servicer_functions": list(SERVICERS),
                 "enable_reflection": given.reflection,
@@ -309,6 +312,12 @@ def _check_port_free(key: str, host: str, port: int) -> None:
         except OSError as error:
             msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
             raise ConfigError(msg) from None
+
+
+def _some_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _cpus_needed(config: SlackServeConfig) -> int:
