@@ -65,7 +65,13 @@ SERVE_ENVIRONMENT = {
     # Of the gRPC API: Serve's proxy takes messages of up to 2 GiB otherwise, before anybody asks for a key.
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 * 1024**2),
 }
-QUIET_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0"}
+QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_DEDUP_LOGS": "0",
+    # Serve's controller looks after its replicas ten times a second otherwise, and asks the GCS each time.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+}
 
 
 @app.command()

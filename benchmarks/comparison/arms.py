@@ -26,6 +26,7 @@ from benchmarks.harness.local_server import (
 from deployments.local.ending import kill_after
 
 PORT = 18441
+NEVER_S = 3600.0
 MODEL_LEN = 8192
 
 
@@ -164,12 +165,17 @@ def _end_children() -> None:
 
 
 def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
-    settings = embedded_settings(max_model_len=MODEL_LEN, preemption={"mode": arm.preemption})
+    settings = embedded_settings(
+        max_model_len=MODEL_LEN,
+        preemption={"mode": arm.preemption},
+        # All arms do the same work: nothing is refused, here nor by shedding below.
+        admission={"max_backlog_s": NEVER_S, "max_late_backlog_s": NEVER_S},
+    )
     settings["prefill"] = settings.get("prefill", {}) | {
         "engine_kwargs": {"max_num_batched_tokens": arm.step_tokens}
     }
     for tier in settings["tiers"].values():
-        tier["sheddable"] = False  # so that all arms do the same work
+        tier["sheddable"] = False
     config = directory / f"{arm.name}.yaml"
     config.write_text(yaml.safe_dump(settings))
     serve_until_ready(log, PORT, "--config", str(config), "--verbose")

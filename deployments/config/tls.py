@@ -1,7 +1,7 @@
 """The section `tls`: HTTPS at the server's own port.
 
-Owns which files it takes and that they fit together, and how the server trusts itself. Ray Serve's proxy does
-the rest; it reads the files when it starts, and its gRPC proxy knows no TLS.
+Owns which files it takes and that they fit together, and how the server trusts itself. Each ingress reads the
+files when it starts; Serve's proxy for gRPC knows no TLS.
 """
 
 import ssl
@@ -22,7 +22,7 @@ class TLSConfig(Section):
     key: Path = Field(description="Its private key; keep it readable by the server's user only.")
 
     def http_options(self) -> dict[str, str]:
-        """What Ray Serve is told.
+        """What the server is told, by uvicorn's names, which are Ray Serve's too.
 
         Raises:
             ConfigError: when a file cannot be read, or the key is not the certificate's.

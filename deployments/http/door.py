@@ -1,12 +1,12 @@
 """The port of `slackserve serve`: held by the command, answered by the ingresses themselves.
 
-Serve's proxy before an ingress is one process and two hand-overs more on the way of every first token. Here the
-command listens, and hands the listening socket to each ingress (SCM_RIGHTS), which accepts from it. Connections
-that no ingress has accepted wait in the kernel, also while the only one is being replaced. On a Ray cluster
-nobody holds a door, and Serve's proxies take the requests.
+Serve's proxy before an ingress is one process and two hand-overs more on the way of every first token. Here
+the command listens, and hands the listening socket to each ingress (SCM_RIGHTS), which accepts from it.
+Connections that no ingress has accepted wait in the kernel, also while the only one is being replaced. On a
+Ray cluster nobody holds a door, and Serve's proxies take the requests.
 
-Owns the socket, its way between processes, and what Serve's proxy does for a request otherwise: an id, and the
-end of what its client has left. What a connection may hold is `deployments.http.proxy`'s, here as there.
+Owns the socket, its way between processes, and what Serve's proxy does for a request otherwise: an id, and
+the end of what its client has left. What a connection may hold is `deployments.http.proxy`'s, here as there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import contextlib
 import json
 import logging
 import os
-import shutil
+import secrets
 import socket
-import tempfile
+import struct
 import threading
 import uuid
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import uvicorn
@@ -41,25 +40,26 @@ if TYPE_CHECKING:
     from deployments.config.limits import LimitsConfig
 
 VARIABLE: Final = "SLACKSERVE_DOOR"
-"""In the environment of an ingress: where its listening socket is to be had, and how TLS is spoken on it, as JSON."""
+"""In an ingress's environment, as JSON: who hands out its listening socket, and how TLS is spoken on it."""
 _QUEUE: Final = 4096
 """Connections that may wait to be accepted; the kernel takes `net.core.somaxconn` if that is less."""
 _LOOK_S: Final = 0.01
+_PEER: Final = struct.Struct("3i")
+"""Process, user and group of whoever is at the other end of a Unix socket."""
 
 
 class Door:
-    """The listening socket, and the thread that hands it out.
+    """The listening socket, and the thread that hands it to processes of the same user.
 
     It listens from the first hand-over on: before there is an ingress, connections are refused.
     """
 
     def __init__(self, listener: socket.socket, tls: Mapping[str, str]) -> None:
         self._listener = listener
-        self._directory = Path(tempfile.mkdtemp(prefix="slackserve-", dir="/tmp"))
-        self._path = self._directory / "door"
         self._tls = dict(tls)
+        self._name = f"slackserve-door-{secrets.token_hex(16)}"
         self._hatch = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._hatch.bind(str(self._path))
+        self._hatch.bind(f"\0{self._name}")
         self._hatch.listen()
         threading.Thread(target=self._hand_out, name="door", daemon=True).start()
 
@@ -87,7 +87,7 @@ class Door:
     def environment(self) -> dict[str, str]:
         """What an ingress needs to open it."""
         return {
-            VARIABLE: json.dumps({"path": str(self._path), "tls": self._tls}),
+            VARIABLE: json.dumps({"name": self._name, "tls": self._tls}),
             BEGINS_VARIABLE: "ingress",
         }
 
@@ -97,7 +97,6 @@ class Door:
             self._hatch.shutdown(socket.SHUT_RDWR)
         self._hatch.close()
         self._listener.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _hand_out(self) -> None:
         while True:
@@ -106,21 +105,23 @@ class Door:
             except OSError:
                 return  # closed
             with asking, contextlib.suppress(OSError):
-                self._listener.listen(_QUEUE)
-                socket.send_fds(asking, [b"."], [self._listener.fileno()])
+                peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                if _PEER.unpack(peer)[1] == os.geteuid():
+                    self._listener.listen(_QUEUE)
+                    socket.send_fds(asking, [b"."], [self._listener.fileno()])
 
 
-def listener_of(path: str) -> socket.socket:
-    """The listening socket that a `Door` hands out at `path`.
+def listener_of(name: str) -> socket.socket:
+    """The listening socket that the `Door` of this name hands out.
 
     Raises:
-        OSError: when nobody hands it out there.
+        OSError: when it does not.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hatch:
-        hatch.connect(path)
+        hatch.connect(f"\0{name}")
         _, descriptors, _, _ = socket.recv_fds(hatch, 1, 1)
     if not descriptors:
-        raise OSError(f"the door at {path} is closed")
+        raise OSError(f"{name} hands out no socket")
     return socket.socket(fileno=descriptors[0])
 
 
@@ -141,7 +142,7 @@ async def opened(app: ASGIApp, limits: LimitsConfig, is_in_place: Callable[[], b
         yield
         return
     door = json.loads(given)
-    listener = listener_of(door["path"])
+    listener = listener_of(door["name"])
     # As in Serve's proxy: what a client sends makes no line of its own.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(

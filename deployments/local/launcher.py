@@ -107,6 +107,8 @@ class LocalDeployment:
         """Take everything down; returns how many processes had to be killed."""
         import ray  # noqa: PLC0415 - takes seconds to import
 
+        if self._door is not None:
+            self._door.close()
         processes = {*self._processes, *psutil.Process().children(recursive=True)}
         if ray.is_initialized():
             stopping = threading.Thread(target=_shut_down, daemon=True)
@@ -114,10 +116,7 @@ class LocalDeployment:
                 stopping.start()
                 stopping.join(_STOP_TIMEOUT_S)
                 ray.shutdown()
-        killed = kill_after(5.0, processes)
-        if self._door is not None:
-            self._door.close()
-        return killed
+        return kill_after(5.0, processes)
 
     def _deploy(self, show: Callable[[list[Part]], None]) -> None:
         """Start Ray here and import the application in another thread meanwhile, 10 s each.

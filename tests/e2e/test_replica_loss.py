@@ -1,6 +1,6 @@
-"""The only prefill replica loses one of its processes: nobody notices, and nothing is left behind.
+"""The only replica of its kind loses a process: nobody notices, and nothing is left behind.
 
-Decode computes the prompts itself until the replica is replaced.
+Decode computes the prompts itself until a prefill replica is replaced; for an ingress clients wait.
 """
 
 import asyncio
@@ -89,4 +89,23 @@ async def test_an_engine_that_is_killed_while_a_prefill_is_suspended(deployment)
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive, f"left behind: {[' '.join(process.cmdline()) for process in alive]}"
     assert boards() == [], "shared memory was left behind"
+    await asyncio.to_thread(assert_soon, lambda: at_rest(deployment), 60)
+
+
+async def test_requests_wait_for_the_only_ingress_that_was_killed(deployment):
+    if deployment.process is None:
+        pytest.skip("kills a process of a deployment of its own")
+    async with httpx.AsyncClient(
+        base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
+    ) as client:
+        assert (await ask(client, 64))[0] == 200
+        processes_of("Ingress")[0].kill()
+        asked = []
+        for _ in range(8):
+            asked.append(asyncio.create_task(ask(client, 64)))
+            await asyncio.sleep(0.5)
+        answers = await asyncio.gather(*asked)
+        # The first one may have gone out on the connection that broke.
+        assert [status for status, _ in answers[1:]] == [200] * 7, answers
+        assert (await ask(client, 64))[0] == 200
     await asyncio.to_thread(assert_soon, lambda: at_rest(deployment), 60)

@@ -9,7 +9,7 @@ _NAMES = {"replica": "ServeReplica", "engine": "VLLM::EngineCore"}
 def processes_of(tier):
     """The replica process of a tier and everything below it."""
     for process in psutil.process_iter(["cmdline"]):
-        if f"ServeReplica:slackserve:{tier}:" in " ".join(process.info["cmdline"] or []):
+        if f"ServeReplica:slackserve:{tier}" in " ".join(process.info["cmdline"] or []):
             return [process, *process.children(recursive=True)]
     pytest.fail(f"no {tier} replica")
 

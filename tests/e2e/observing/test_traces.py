@@ -16,8 +16,7 @@ pytestmark = pytest.mark.e2e
 
 LONG, URGENT = 3900, 64
 PATH = {
-    "proxy_http_request": "",
-    "ingress": "replica_handle_request Ingress",
+    "ingress": "",
     "place": "ingress",
     "decode_request": "ingress",
     "tokenise": "decode_request",
@@ -28,7 +27,7 @@ PATH = {
     "handoff": "decode_request",
     "decode": "decode_request",
 }
-"""The spans of ours that every request has, Serve's at its door, and whose child each is."""
+"""The spans of ours that every request has, and whose child each is; the first is the client's."""
 
 
 class Caller:
@@ -52,13 +51,8 @@ class Caller:
         return trace_id, span_id, asyncio.get_running_loop().time() - started_s
 
 
-def name_of(span):
-    """Its name; Serve's proxy adds the route."""
-    return "proxy_http_request" if span.name.startswith("proxy_") else span.name
-
-
 def by_name(spans):
-    return {name_of(span): span for span in spans}
+    return {span.name: span for span in spans}
 
 
 async def received(receiver, trace_id, *names):

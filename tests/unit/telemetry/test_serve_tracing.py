@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from telemetry.tracing import TracingOptions
+from telemetry.tracing import BEGINS_VARIABLE, TracingOptions
 
 SCRIPT = """
 import json, sys
@@ -30,9 +30,9 @@ print(json.dumps({"on": is_tracing_enabled(), "role": role, "roots": sum(roots),
 """
 
 
-def in_serve(deployment):
+def in_serve(deployment, **environment):
     """What a process of Serve does that runs `deployment`, or the proxy for none."""
-    env = os.environ | TracingOptions("http://127.0.0.1:1", 0.5).environment()
+    env = os.environ | TracingOptions("http://127.0.0.1:1", 0.5).environment() | environment
     command = [sys.executable, "-c", SCRIPT, deployment]
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
@@ -45,3 +45,13 @@ def test_traces_begin_in_the_proxy_at_the_ratio_and_nowhere_else():
     assert (proxy["on"], proxy["role"], proxy["children"]) == (True, "proxy", [False, True])
     assert 140 < proxy["roots"] < 260
     assert replica == {"on": True, "role": "prefill", "roots": 0, "children": [False, True]}
+
+
+@pytest.mark.slow
+def test_traces_begin_at_the_ratio_in_an_ingress_without_a_proxy_before_it():
+    ingress, replica = (
+        in_serve(name, **{BEGINS_VARIABLE: "ingress"}) for name in ("Ingress", "Prefill:tiny")
+    )
+    assert ingress["children"] == [False, True]
+    assert 140 < ingress["roots"] < 260
+    assert replica["roots"] == 0
