@@ -127,7 +127,7 @@ async def stages(receiver: Receiver, call: TracedCall) -> dict[str, float]:
         "first_token", found["decode"].start_s
     )  # earlier, they were at the same time
     seconds = {
-        "proxy, HTTP": ingress.start_s - call.sent_s,
+        "client to ingress": ingress.start_s - call.sent_s,
         "ingress": found["place"].start_s - ingress.start_s,
         "placement": found["place"].seconds,
         "call to decode": decode.start_s - found["place"].end_s,

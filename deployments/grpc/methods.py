@@ -22,8 +22,8 @@ from deployments.grpc import inference_pb2 as pb
 from deployments.grpc.exchange import SERVES_ID, Events, Head, exchange, refuse, tell
 from deployments.grpc.messages import Answer, parsed, request_body, request_headers
 from deployments.http import errors as http_errors
-from deployments.http.gatekeeper import REQUEST_ID_HEADER
 from deployments.http.ingress import SlackServeIngress
+from slo.request import REQUEST_ID_HEADER
 from telemetry import logs
 
 if TYPE_CHECKING:

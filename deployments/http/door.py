@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import uvicorn
 from starlette.datastructures import MutableHeaders
 
-from deployments.http.gatekeeper import REQUEST_ID_HEADER
 from deployments.http.proxy import bounded
+from slo.request import REQUEST_ID_HEADER
 from telemetry import logs
 from telemetry.tracing import BEGINS_VARIABLE
 

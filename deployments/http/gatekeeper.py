@@ -23,7 +23,7 @@ from deployments.http import errors as http_errors
 from deployments.http.errors import HTTPError
 from deployments.http.key_watch import KeyWatch
 from slo.errors import AuthenticationError, FieldError
-from slo.request import INTERNAL_HEADER_PREFIX
+from slo.request import INTERNAL_HEADER_PREFIX, REQUEST_ID_HEADER
 from telemetry import logs
 from telemetry.catalogue import REJECTIONS, REQUESTS
 from telemetry.instruments import Instruments
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-REQUEST_ID_HEADER: Final = "x-request-id"
 SERVER_ID_HEADER: Final = "x-slackserve-id"
 """On every answer: the id that the server gave the request, which no client can choose."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})

@@ -37,7 +37,7 @@ from deployments.http.accounting import Identity, RequestRecord, ingress_instrum
 from deployments.http.continuing.decode_tier import Asked, at_place
 from deployments.http.errors import HTTPError
 from deployments.http.event_stream import events
-from deployments.http.gatekeeper import REQUEST_ID_HEADER, Gatekeeper, answer_refusal
+from deployments.http.gatekeeper import Gatekeeper, answer_refusal
 from deployments.http.key_watch import KeyWatch
 from deployments.http.placing.prefix_hashes import prefix_hashes
 from deployments.http.responses import request as responses
@@ -49,7 +49,7 @@ from slo.admission.tenant_limits import Usage
 from slo.errors import FieldError, Rejected
 from slo.objectives import TTFT_HEADERS, Objective, resolve
 from slo.outcomes import Outcome, outcome_of
-from slo.request import CONTEXT_HEADER, JobId, RequestContext
+from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
 from telemetry import logs, tracing
 from telemetry.tracing import (

@@ -105,3 +105,10 @@ def test_the_servers_own_address_is_asked_past_any_proxy(monkeypatch):
         threading.Thread(target=server.handle_request, daemon=True).start()
         assert get_json(f"http://127.0.0.1:{server.server_port}/ready") == {"status": "not ready"}
     assert get_json(f"http://127.0.0.1:{free_port()}/ready", timeout_s=1) is None
+
+
+def test_importing_it_leaves_serve_for_when_the_environment_is_set():
+    """Serve reads its settings when it is imported; `slackserve serve` sets them first."""
+    script = "import sys, deployments.local.launcher; print('ray.serve' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
