@@ -3,10 +3,10 @@
 Serves a tiny random model with `slackserve serve` and runs the same model in a bare vLLM engine of this
 process, on the cores that the prefill replica has. Requests alternate between the two, one at a time, so that
 whatever else the machine does hits both. Then traced requests at several concurrencies: their spans say how
-long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one; one from
-before there were traces has no stages.
+long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one, in turns
+with this one's server; one from before there were traces has no stages.
 
-    python -m benchmarks.engines.serving_path [--requests 90] [--traced 64] [--before DIR]
+    python -m benchmarks.engines.serving_path [--requests 90] [--traced 64] [--turns 1] [--before DIR]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import secrets
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +98,15 @@ async def traced(session: aiohttp.ClientSession) -> TracedCall:
     return TracedCall(trace_id, sent_s, first_s)
 
 
-async def breakdown(receiver: Receiver, concurrency: int, requests: int) -> dict[str, Any]:
-    """Quantiles of each stage, milliseconds, with so many requests at a time."""
+async def breakdown(receiver: Receiver, concurrency: int, requests: int) -> list[dict[str, float]]:
+    """The stages of each request, milliseconds, with so many requests at a time."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{PORT}") as session:
 
         async def one_after_the_other() -> list[TracedCall]:
             return [await traced(session) for _ in range(max(2, requests // concurrency))]
 
         calls = await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
-    rows = [await stages(receiver, call) for each in calls for call in each]
-    return {stage: quantiles([row[stage] for row in rows], 50, 99) for stage in rows[0]}
+    return [await stages(receiver, call) for each in calls for call in each]
 
 
 async def stages(receiver: Receiver, call: TracedCall) -> dict[str, float]:
@@ -144,32 +143,53 @@ async def stages(receiver: Receiver, call: TracedCall) -> dict[str, float]:
     return {stage: value * 1e3 for stage, value in seconds.items()}
 
 
+@dataclass
+class Found:
+    """What all turns of a checkout have found, milliseconds.
+
+    Attributes:
+        pairs: By prompt tokens, TTFT of the bare engine and of the server.
+        stages: By concurrency, the stages of each request.
+    """
+
+    pairs: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    stages: dict[int, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    def quantiles(self) -> dict[str, Any]:
+        """Their quantiles, as they are written."""
+        spent = {
+            str(many): {stage: quantiles([row[stage] for row in rows], 50, 99) for stage in rows[0]}
+            for many, rows in self.stages.items()
+        }
+        pairs = {str(tokens): _summary(rows) for tokens, rows in sorted(self.pairs.items())}
+        return {"by_prompt_tokens": pairs, "stages_ms_by_concurrency": spent}
+
+
 async def measure(
-    engine: Any, checkout: Path, directory: Path, settings: dict[str, Any], sizes: tuple[int, int]
-) -> Any:
-    """Everything, of one checkout."""
+    engine: Any,
+    found: Found,
+    checkout: Path,
+    directory: Path,
+    settings: dict[str, Any],
+    sizes: tuple[int, int],
+) -> None:
+    """One turn of one checkout."""
     requests, traces = sizes
     has_traces = (checkout / "deployments" / "config" / "tracing.py").exists()
     if not has_traces:
         settings = {key: value for key, value in settings.items() if key != "tracing"}
     with receiving(SPANS_PORT) as receiver, served(directory, settings, checkout=checkout):
         await alternate(engine, len(LENGTHS) * 4, f"{directory.name}-warm")
-        by_length: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for tokens, bare_s, served_s in await alternate(engine, requests, directory.name):
-            by_length[tokens].append((bare_s * 1e3, served_s * 1e3))
-        spent: dict[str, Any] = {}
+            found.pairs[tokens].append((bare_s * 1e3, served_s * 1e3))
         if has_traces:
             await breakdown(receiver, max(CONCURRENCIES), traces)  # warm
-            spent = {str(many): await breakdown(receiver, many, traces) for many in CONCURRENCIES}
-    return {
-        "commit": commit(checkout),
-        "by_prompt_tokens": {str(tokens): _summary(rows) for tokens, rows in sorted(by_length.items())},
-        "stages_ms_by_concurrency": spent,
-    }
+            for many in CONCURRENCIES:
+                found.stages[many] += await breakdown(receiver, many, traces)
 
 
 async def run(
-    directory: Path, model: Path, checkouts: dict[str, Path], sizes: tuple[int, int]
+    directory: Path, model: Path, checkouts: dict[str, Path], turns: int, sizes: tuple[int, int]
 ) -> dict[str, Any]:
     """Measure all checkouts beside one bare engine."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -185,10 +205,14 @@ async def run(
     with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
         for number, prompt in enumerate(prompts(len(LENGTHS) * 4, "bare")):
             await bare_ttft_s(engine, prompt, f"warm-{number}")
-        return {
-            name: await measure(engine, checkout, directory / name, settings, sizes)
-            for name, checkout in checkouts.items()
-        }
+        found = {name: Found() for name in checkouts}
+        for turn in range(turns):
+            for name, checkout in checkouts.items():
+                place = directory / f"{name}-{turn}"
+                await measure(engine, found[name], checkout, place, settings, sizes)
+    return {
+        name: {"commit": commit(checkout), **found[name].quantiles()} for name, checkout in checkouts.items()
+    }
 
 
 def _summary(rows: list[tuple[float, float]]) -> dict[str, Any]:
@@ -206,6 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=90)
     parser.add_argument("--traced", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--before", type=Path)
     asked = parser.parse_args()
     before = {} if asked.before is None else {"before": asked.before.resolve()}
@@ -213,10 +238,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         for arm in checkouts:
-            (directory / arm).mkdir()
+            for turn in range(asked.turns):
+                (directory / f"{arm}-{turn}").mkdir()
         model = build_tiny_llama(directory / "tiny")
         sizes = asked.requests, asked.traced
-        results = asyncio.run(run(directory, model, checkouts, sizes))
+        results = asyncio.run(run(directory, model, checkouts, asked.turns, sizes))
     for arm, found in results.items():
         rows = [
             {"prompt tokens": tokens, **row["added_ms"]} for tokens, row in found["by_prompt_tokens"].items()
@@ -229,7 +255,7 @@ def main() -> None:
             for stage in by_concurrency["1"]
         ]
         print_rows(f"Stages, p50 ms by concurrency: {arm}", rows)
-    print(write("engines/serving_path", {"seed": SEED, **results}))
+    print(write("engines/serving_path", {"seed": SEED, "turns": asked.turns, **results}))
 
 
 if __name__ == "__main__":
