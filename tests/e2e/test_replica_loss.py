@@ -99,6 +99,9 @@ async def test_requests_wait_for_the_only_ingress_that_was_killed(deployment):
         base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
     ) as client:
         assert (await ask(client, 64))[0] == 200
+        started = lambda: "Ready after" in deployment.log.read_text()  # noqa: E731
+        # Before that the command takes a replica that fails for one that cannot start.
+        await asyncio.to_thread(assert_soon, started, 30)
         processes_of("Ingress")[0].kill()
         asked = []
         for _ in range(8):
