@@ -130,6 +130,34 @@ def through_the_server() -> str:
     return markdown(["", "With preemption", "Without"], rows)
 
 
+def serving_path() -> str:
+    """What the path adds to the first token, before and now."""
+    found = result("engines/serving_path")
+    before, now = (found[arm]["by_prompt_tokens"] for arm in ("before", "after"))
+    rows = [
+        [
+            f"{int(tokens):,}",
+            *(
+                f"{before[tokens]['added_ms'][point]:.1f} → {now[tokens]['added_ms'][point]:.1f}"
+                for point in ("p50", "p90", "p99")
+            ),
+        ]
+        for tokens in now
+    ]
+    return markdown(["Prompt tokens", "p50, ms", "p90", "p99"], rows)
+
+
+def serving_path_stages() -> str:
+    """Medians of each stage of the path by concurrency, before and now."""
+    found = result("engines/serving_path")
+    before, now = (found[arm]["stages_ms_by_concurrency"] for arm in ("before", "after"))
+    rows = [
+        [stage, *(f"{before[many][stage]['p50']:.1f} → {now[many][stage]['p50']:.1f}" for many in now)]
+        for stage in now["1"]
+    ]
+    return markdown(["Stage", *now], rows)
+
+
 def hostile_clients() -> str:
     """What hostile clients did to the others."""
     found = result("engines/hostile_clients")
@@ -200,6 +228,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "preemption-server": through_the_server,
     "hostile-clients": hostile_clients,
     "long-context": long_context,
+    "serving-path": serving_path,
+    "serving-path-stages": serving_path_stages,
 }
 
 
