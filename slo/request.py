@@ -20,8 +20,8 @@ JobId = NewType("JobId", str)
 ReplicaId = NewType("ReplicaId", str)
 
 CONTEXT_HEADER: Final = "x-slackserve-context"
-INTERNAL_HEADER_PREFIX: Final = "x-slackserve-"
 REQUEST_ID_HEADER: Final = "x-request-id"
+INTERNAL_HEADER_PREFIX: Final = "x-slackserve-"
 """Headers that only the server itself may set."""
 RESERVED_XARG_PREFIX: Final = "slackserve_"
 """Engine arguments (`vllm_xargs`) that only the server itself may set."""

@@ -135,14 +135,13 @@ async def opened(app: ASGIApp, limits: LimitsConfig, is_in_place: Callable[[], b
         is_in_place: Whether it can answer by now; until then connections wait.
 
     Raises:
-        OSError: when the door that the environment names is closed.
+        OSError: when the door that the environment names is closed, or a file of TLS is not there.
     """
     given = os.environ.get(VARIABLE)
     if given is None:
         yield
         return
     door = json.loads(given)
-    listener = listener_of(door["name"])
     # As in Serve's proxy: what a client sends makes no line of its own.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
@@ -154,11 +153,15 @@ async def opened(app: ASGIApp, limits: LimitsConfig, is_in_place: Callable[[], b
         backlog=_QUEUE,
         **door["tls"],
     )
+    config.load()  # what is wrong with a certificate keeps the ingress from starting
+    listener = listener_of(door["name"])
     server = _Server(config)
 
     async def serve() -> None:
-        while not is_in_place():  # noqa: ASYNC110 - Serve sets it, and has no event for it
-            await asyncio.sleep(_LOOK_S)
+        while not is_in_place():
+            if server.should_exit:
+                return
+            await asyncio.sleep(_LOOK_S)  # Serve sets it, and has no event for it
         await server.serve(sockets=[listener])
 
     serving = asyncio.create_task(serve(), name="door")

@@ -102,6 +102,21 @@ async def test_connections_wait_until_the_ingress_is_in_place(held):
         assert (await waiting).content == b"one"
 
 
+async def test_an_ingress_that_never_comes_into_place_can_end(held):
+    async with asyncio.timeout(5), opened(Ingress(), LIMITS, lambda: False):
+        await asyncio.sleep(0.05)
+
+
+async def test_an_ingress_without_its_certificate_does_not_start(held, monkeypatch):
+    found, _ = held
+    given = json.loads(found.environment()[VARIABLE])
+    tls = {"ssl_certfile": "/nowhere/a.pem", "ssl_keyfile": "/nowhere/b.pem"}
+    monkeypatch.setenv(VARIABLE, json.dumps(given | {"tls": tls}))
+    with pytest.raises(FileNotFoundError):
+        async with opened(Ingress(), LIMITS, lambda: True):
+            pass
+
+
 async def test_what_one_ingress_leaves_another_takes(held):
     _, url = held
     async with opened(Ingress("stays"), LIMITS, lambda: True):
