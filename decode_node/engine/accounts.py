@@ -22,7 +22,8 @@ class Away(NamedTuple):
     Attributes:
         preemptions: How often its memory was taken.
         arrived_s: When it reached the engine first.
-        since_s: When it left.
+        since_s: When its memory was taken.
+        left_s: When it left.
         tokens: Whose KV it lost.
         first_s: When its first token was there.
         first_tokens: How many tokens it had then.
@@ -31,6 +32,7 @@ class Away(NamedTuple):
     preemptions: int
     arrived_s: float
     since_s: float
+    left_s: float
     tokens: int
     first_s: float | None
     first_tokens: int
@@ -54,6 +56,8 @@ class StreamAccount:
         left_out_s: When it had its latest token, while steps leave it out; None otherwise.
         may_leave: Whether the prefill tier can compute its KV again.
         pulls: Whether its KV comes from there.
+        way_s: How long it was away from the engine, once it is back.
+        pulls_since_s: When it got memory to pull its KV into; None before that.
         preemptions_before: How often its memory had been taken before it left.
         may_drop: Whether it may be ended for good.
     """
@@ -71,6 +75,8 @@ class StreamAccount:
     left_out_s: float | None = None
     may_leave: bool = False
     pulls: bool = False
+    way_s: float = 0.0
+    pulls_since_s: float | None = None
     preemptions_before: int = 0
     may_drop: bool = False
 
@@ -97,6 +103,7 @@ class StreamAccount:
 
     def is_back(self, away: Away) -> None:
         """The request has left before; it is no newcomer."""
+        self.way_s = self.arrived_s - away.left_s
         self.arrived_s, self.parked_s, self.lost_tokens = away.arrived_s, away.since_s, away.tokens
         self.first_s, self.first_tokens = away.first_s, away.first_tokens
         self.preemptions_before = away.preemptions
@@ -104,7 +111,7 @@ class StreamAccount:
     def leaves(self, preemptions: int, tokens: int, now_s: float) -> Away:
         """What is to be remembered of the request until it comes back."""
         since_s = now_s if self.parked_s is None else self.parked_s
-        return Away(preemptions, self.arrived_s, since_s, tokens, self.first_s, self.first_tokens)
+        return Away(preemptions, self.arrived_s, since_s, now_s, tokens, self.first_s, self.first_tokens)
 
     def credit_s(self, emitted: int, now_s: float) -> float:
         """By how much a stream of so many tokens is ahead of its objective; infinite without one."""

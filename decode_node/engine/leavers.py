@@ -28,7 +28,8 @@ class Leavers:
 
     Attributes:
         away: What is remembered of each, by job.
-        takes: How many times as long one is away as computing its KV alone takes.
+        takes: How many times as long the way to the prefill tier and back is as computing the KV alone. What
+            one waits for memory after it, as it would have here, is no part of that.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,10 @@ class Leavers:
         """A victim did not leave."""
         self.takes += _FORGETTING_RATE * (_AT_FIRST - self.takes)
 
-    def took(self, away_s: float, alone_s: float) -> None:
-        """One was away for so long whose KV takes `alone_s` to compute."""
-        times = min(away_s / alone_s, _AT_MOST * self.takes)
+    def took(self, account: StreamAccount, alone_s: float, now_s: float) -> None:
+        """One has its KV again, which takes `alone_s` to compute."""
+        if account.pulls_since_s is None:
+            return
+        way_s = account.way_s + now_s - account.pulls_since_s
+        times = min(way_s / alone_s, _AT_MOST * self.takes)
         self.takes += _LEARNING_RATE * (times - self.takes)

@@ -394,6 +394,7 @@ class PressureScheduler(CarryingScheduler):
             if not is_top and not self._keeps_pace(request, parked.since_s, now_s):
                 break
             restores = restores or computes
+            self._accounts[parked.request_id].pulls_since_s = now_s
             holdings.append(newcomer)
             pool = replace(pool, free_tokens=pool.free_tokens - newcomer.tokens)
             shown.append(request)
@@ -527,7 +528,7 @@ class PressureScheduler(CarryingScheduler):
             away_s, alone_s = now_s - account.parked_s, account.lost_tokens * self._times.prompt_token_s
             self._figures.restored.append((account.tier, away_s))
             if account.pulls and self._times.is_known and alone_s > 0:
-                self._leavers.took(away_s, alone_s)
+                self._leavers.took(account, alone_s, now_s)
         account.pulls = False
         account.parked_s, account.lost_tokens = None, 0
 

@@ -36,6 +36,7 @@ class Tiers:
         before_pull: Awaited once, between the next prefill and its pull.
         released: Jobs whose KV blocks nobody will pull.
         counted: What was counted, with its labels.
+        tenant: Whose the next requests are.
     """
 
     def __init__(self, prefill, decode, *, leaves=False):
@@ -43,6 +44,7 @@ class Tiers:
         self.asked, self.released, self.counted = [], [], []
         self.failing = 0
         self.before_pull = None
+        self.tenant = ""
         self.replace = SimpleNamespace(remote=self._no_router)
         self._client = decode
         self._jobs = 0
@@ -67,7 +69,9 @@ class Tiers:
         """
         self._jobs += 1
         job = JobId(f"job-{self._jobs}")
-        context = RequestContext(job, job, PREMIUM, None, prefill_replica=ReplicaId("prefill"))
+        context = RequestContext(
+            job, job, PREMIUM, None, tenant=self.tenant, prefill_replica=ReplicaId("prefill")
+        )
         call = Call(SimpleNamespace(), None, is_chat=False, token_ids=prompt, spans=RequestSpans(""))
         self.orchestrator._runs[job] = Underway(call, context, carried=carried, may_drop=may_drop)
         params = params.clone()

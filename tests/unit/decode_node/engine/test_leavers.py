@@ -1,0 +1,44 @@
+"""What is learned of the way through the prefill tier."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from decode_node.engine.accounts import StreamAccount
+from decode_node.engine.leavers import Leavers
+
+ALONE_S = 0.1
+WAY_S = 0.5
+
+
+def account(arrived_s):
+    request = SimpleNamespace(request_id="job", sampling_params=None, kv_transfer_params=None)
+    return StreamAccount.of(request, arrived_s)
+
+
+def is_away(leavers, waits_s):
+    """A stream leaves, comes back after 0.3 s, waits for memory, and has its KV after further 0.2 s."""
+    leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0), 1, 10.0)
+    back = account(10.3)
+    assert leavers.is_back(back)
+    back.pulls_since_s = 10.3 + waits_s
+    leavers.took(back, ALONE_S, back.pulls_since_s + 0.2)
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 3.0])
+def test_the_wait_for_memory_is_no_part_of_the_way(waits_s):
+    leavers = Leavers()
+    for _ in range(100):
+        is_away(leavers, waits_s)
+    assert leavers.takes == pytest.approx(WAY_S / ALONE_S, rel=0.01)
+
+
+def test_one_alone_teaches_little():
+    leavers = Leavers()
+    before = leavers.takes
+    leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0), 1, 10.0)
+    back = account(100.0)
+    assert leavers.is_back(back)
+    back.pulls_since_s = 100.0
+    leavers.took(back, ALONE_S, 100.0)
+    assert before < leavers.takes < 1.5 * before
