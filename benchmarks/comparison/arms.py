@@ -1,7 +1,7 @@
 """The servers that `comparison.py` compares: how each is started, what its settings are, and its end.
 
-All serve the embedded model in float32 on the same cores, with one prefill and one decode replica, 1 GiB of
-KV cache each, no waiting for a batch of the stream, and the same environment.
+All serve the embedded model, or its first layers, in float32 on the same cores, with one prefill and one
+decode replica, 1 GiB of KV cache each, no waiting for a batch of the stream, and the same environment.
 """
 
 from __future__ import annotations
@@ -137,16 +137,17 @@ class RunningServer:
 
 
 @contextmanager
-def running(arm: ServerArm, directory: Path) -> Iterator[RunningServer]:
-    """Start an arm's server, and leave no process behind."""
+def running(arm: ServerArm, directory: Path, model: Path | None = None) -> Iterator[RunningServer]:
+    """Start an arm's server of the embedded model or of another, and leave no process behind."""
     log = directory / f"{arm.name}-{time.time():.0f}.log"
     started_s = time.monotonic()
     try:
         if arm.stock is None:
-            _start_ours(arm, log, directory)
+            _start_ours(arm, log, directory, model)
         else:
             command = ["benchmarks.comparison.stock_server", "--port", str(PORT)]
             command += ["--max-model-len", str(MODEL_LEN), *arm.stock]
+            command += ["--model", str(model)] if model else []
             env = environment(*([SPINNING] if arm.is_spinning else []))
             start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, env)
         yield RunningServer(log, time.monotonic() - started_s)
@@ -164,7 +165,7 @@ def _end_children() -> None:
     kill_after(10, family)
 
 
-def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
+def _start_ours(arm: ServerArm, log: Path, directory: Path, model: Path | None) -> None:
     settings = embedded_settings(
         max_model_len=MODEL_LEN,
         preemption={"mode": arm.preemption},
@@ -174,6 +175,8 @@ def _start_ours(arm: ServerArm, log: Path, directory: Path) -> None:
     settings["prefill"] = settings.get("prefill", {}) | {
         "engine_kwargs": {"max_num_batched_tokens": arm.step_tokens}
     }
+    if model:
+        settings["model"] = str(model)
     for tier in settings["tiers"].values():
         tier["sheddable"] = False
     config = directory / f"{arm.name}.yaml"

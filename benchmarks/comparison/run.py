@@ -43,6 +43,7 @@ from benchmarks.comparison.arms import (
     running,
 )
 from benchmarks.comparison.table import loads_table, summary, verdict
+from benchmarks.harness.cut_model import cut_model
 from benchmarks.report import RESULTS, write
 
 DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,slackserve-chunked,slackserve"
@@ -57,6 +58,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace, directory: Path) -> None:
         self._options = options
         self._directory = directory
+        self._model = cut_model(directory / "model", options.layers) if options.layers else None
         self._mix = load.mix(options.urgent_ms, options.long_ms)
         self._capacity_ps = 0.0
         self._pilot: list[dict[str, Any]] = []
@@ -70,7 +72,7 @@ class Comparison:
         Raises:
             SystemExit: when that was another measurement.
         """
-        for name in ("loads", "urgent_ms", "long_ms", "seconds"):
+        for name in ("layers", "loads", "urgent_ms", "long_ms", "seconds"):
             if before["settings"][name] != getattr(self._options, name):
                 raise SystemExit(f"--more: the result has {name} {before['settings'][name]}")
         self._capacity_ps = before["settings"]["capacity_prompt_tokens_ps"]
@@ -120,7 +122,7 @@ class Comparison:
     def _serving(self, arm: ServerArm, number: int) -> Iterator[RunningServer]:
         """A server of an arm, warm."""
         _console.print(f"round {number + 1}: {arm.name} {' '.join(arm.stock or ())}", highlight=False)
-        with running(arm, self._directory) as server:
+        with running(arm, self._directory, self._model) as server:
             warm = load.warm_up(arm, server)
             self._starts.append({"arm": arm.name, "round": number, **warm, "settings": arm.settings()})
             _console.print(
@@ -183,6 +185,7 @@ def _options() -> argparse.Namespace:
     for name, chunks in TUNED.items():
         parser.add_argument(f"--{name}-chunks", type=_chunks, default=chunks, help="512,512/384,…")
     parser.add_argument("--burst", type=int, default=40, help="requests by which the capacity is measured")
+    parser.add_argument("--layers", type=int, help="the embedded model's first ones; by default all")
     parser.add_argument("--urgent-ms", type=float, default=800)
     parser.add_argument("--long-ms", type=float, default=20_000)
     parser.add_argument("--more", action="store_true", help="add rounds to the result that is there")

@@ -29,7 +29,7 @@ LOGICAL_CPUS = 8
 
 def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One tier. Only prefill is told about chunks; its steps take whole prompts without."""
-    model = ModelStore().resolve(None)
+    model = ModelStore().resolve(arguments.model)
     is_prefill = role == "kv_producer"
     engine_kwargs: dict[str, Any] = {
         "enforce_eager": True,
@@ -77,6 +77,7 @@ def main() -> None:
     """Serve until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model", help="a directory; by default the embedded model")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--chunk-tokens", type=int, help="chunked prefill; without it whole prompts")
     parser.add_argument("--long-tokens", type=int, default=0, help="most of a chunk for one prompt")
