@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -75,6 +75,7 @@ class GrammarCheck:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
+        self._wanted: Counter[bytes] = Counter()  # how many wait for a verdict, by digest
         self._child: _Child | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -104,8 +105,13 @@ class GrammarCheck:
             return
         known = _digest(key)
         if known not in self._verdicts:
-            # A client that leaves does not stop the child in its work.
-            is_good = await asyncio.shield(self._judge(key))
+            self._wanted[known] += 1
+            try:  # a client that leaves does not stop the child in its work
+                is_good = await asyncio.shield(self._judge(key))
+            finally:
+                self._wanted[known] -= 1
+                if not self._wanted[known]:
+                    del self._wanted[known]
         else:
             is_good = self._verdicts[known]
             self._verdicts.move_to_end(known)
@@ -124,6 +130,8 @@ class GrammarCheck:
         async with self._one_at_a_time:
             if known in self._verdicts:
                 return self._verdicts[known]
+            if known not in self._wanted:
+                return False  # all who asked have left meanwhile
             if self._child is not None and self._child.has_ended:
                 await self.close()
             child = self._child or await self._start()

@@ -183,7 +183,8 @@ class Orchestrator:
                 async for piece in pieces:
                     yield piece
         finally:
-            del self._runs[job_id]
+            if self._runs.get(job_id) is run:  # the same job may have come here once more
+                del self._runs[job_id]
 
     async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
@@ -258,6 +259,8 @@ class Orchestrator:
                     answer = self._decode(run, params, prefilled, decode)
                 async with aclosing(answer) as outputs:
                     async for output in outputs:
+                        if output.outputs[0].finish_reason == "abort":  # nobody asked for that
+                            raise run.refuse(self._failed("the engine is ending"))
                         if params.output_kind is RequestOutputKind.DELTA:
                             run.progress.take(output.outputs[0])
                         yield output
@@ -306,6 +309,8 @@ class Orchestrator:
             raise run.refuse(prefilled)
         run.call.spans.phase(HANDOFF)
         run.context = replace(context, prefill_replica=ReplicaId(prefilled.replica))
+        if run.cached_tokens is None:
+            run.cached_tokens = prefilled.cached_tokens
         return cast("Prefilled", prefilled)
 
     async def _decode(
@@ -323,15 +328,16 @@ class Orchestrator:
         generated = Generated(run.carried, params)
         carried = run.carried
         needs_pull = prefilled.kv_transfer_params is not None
-        if carried is not None:
-            carried.put_in(params)
-            run.carried = msgspec.structs.replace(carried, is_sent=True)
+        is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if needs_pull:
+            _has_first_output(params)
+        _carry(run, params)
         try:
             async with aclosing(decode(params)) as outputs:
-                is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
                 if carried is not None and not carried.is_sent and is_stream:
                     output = await anext(outputs)
                     run.call.spans.first_token()
+                    output.num_cached_tokens = run.cached_tokens
                     yield output
                     if output.finished:
                         return
@@ -342,7 +348,8 @@ class Orchestrator:
                     run.call.spans.first_token()
                 async for one in _after(output, outputs):
                     has_news, left = generated.take(one)
-                    if has_news:
+                    one.num_cached_tokens = run.cached_tokens  # to the engine here, what it pulls is cached
+                    if has_news and (is_stream or one.finished):
                         yield one
                     if left is not None:
                         raise left
@@ -359,12 +366,15 @@ class Orchestrator:
             PrefillFailedError: It has not.
         """
         replica, carried = run.context.prefill_replica, run.carried
-        waits = anext(outputs)
-        output = await (self.watch.result(waits, replica, PULLED_S) if needs_pull else waits)
         is_delta = params.output_kind is RequestOutputKind.DELTA
         known = 0 if carried is None or is_delta else len(carried.token_ids)
-        completion = output.outputs[0]
-        has_pulled = len(completion.token_ids) > known or has_left(completion)
+        while True:
+            waits = anext(outputs)
+            output = await (self.watch.result(waits, replica, PULLED_S) if needs_pull else waits)
+            completion = output.outputs[0]
+            has_pulled = len(completion.token_ids) > known or has_left(completion)
+            if has_pulled or output.finished:
+                break  # otherwise it is what has been carried
         if not has_pulled and completion.finish_reason == "error":
             # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
             is_grammar = params.structured_outputs is not None
@@ -383,11 +393,8 @@ class Orchestrator:
         self.instruments.count(LOCAL_PREFILLS, reason=run.context.local_prefill)
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
         params, carried = params.clone(), run.carried
-        if not is_stream:
-            params.output_kind = RequestOutputKind.CUMULATIVE  # the first output says that the prompt is done
-        if carried is not None:
-            carried.put_in(params)
-            run.carried = msgspec.structs.replace(carried, is_sent=True)
+        _has_first_output(params)
+        _carry(run, params)
         is_short = run.context.local_prefill == LocalReason.CHEAPER_ON_DECODE
         async with local.turn(is_short=is_short) as computed:
             run.call.spans.phase(DECODE)
@@ -400,6 +407,20 @@ class Orchestrator:
                     if is_stream or output.finished:
                         run.call.spans.first_token()
                         yield output
+
+
+def _carry(run: Underway, params: SamplingParams) -> None:
+    """Have the engine go on from what the run carries, which its client has then."""
+    if run.carried is not None:
+        run.carried.put_in(params)
+        run.carried = msgspec.structs.replace(run.carried, is_sent=True)
+
+
+def _has_first_output(params: SamplingParams) -> None:
+    """Have the engine say at once that the KV has come or is computed, whatever the client wants to hear."""
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        params.output_kind = RequestOutputKind.CUMULATIVE
+    params.stream_interval = None
 
 
 async def _after(first: RequestOutput, others: Outputs) -> Outputs:

@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
 
+from kv_transfer.empty_pulls import EmptyPulls
 from kv_transfer.leases import Pull, PullDeadlines
 from kv_transfer.nixl_agent import sleeping_progress_threads
 from kv_transfer.side_channel import probe, serve_handshakes
@@ -87,6 +88,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
             self._host_blocks: HostBlocks | None = None
             self._swap_speed: SwapSpeed | None = None
             self._pulls: dict[str, Pull] = {}
+            self._empty_pulls = EmptyPulls()
             self._deadlines = PullDeadlines(self.connector_worker._lease_extension)  # noqa: SLF001 - vLLM's own
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
@@ -195,6 +197,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
             known = self.connector_worker._remote_agents  # noqa: SLF001 - others are not told yet
             asked = [beat.req_ids for engine, beat in beats.items() if engine in known]
             self._deadlines.lengthened(set().union(*asked), time.perf_counter())
+        empty = [
+            request_id for request_id, pull in step.reqs_to_recv.items() if not any(pull.local_block_ids)
+        ]
+        self._empty_pulls.asked(empty, time.perf_counter())
+        self._empty_pulls.forget(self.connector_worker._recving_metadata, time.perf_counter())  # noqa: SLF001
         for request_id, pull in step.reqs_to_recv.items():
             peer, blocks = pull.remote, frozenset().union(*pull.local_block_ids)
             if blocks and peer.blocks_expiry_time is not None:

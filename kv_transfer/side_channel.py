@@ -27,6 +27,10 @@ _REOPEN_S: Final = 1.0
 _MAX_BYTES: Final = 4096
 """A question has thirty bytes; who sends more than this is cut off."""
 _MAX_TOLD: Final = 10
+BIND_S: Final = 60.0
+"""So long a port may still be another's, of one that is about to end."""
+_not_ours: set[tuple[str, int]] = set()
+"""Where no listener of this process could be opened; somebody else may answer there."""
 
 
 class SideChannelError(RuntimeError):
@@ -49,13 +53,17 @@ def serve_handshakes(
 ) -> None:
     """Answer handshakes until told to stop, whatever else arrives; takes the place of vLLM's listener.
 
+    A port that is not to be had for `BIND_S` is given up, which `probe` says.
+
     Args:
         answers: By pipeline and tensor-parallel rank.
-        ready: Set once it listens.
+        ready: Set once it listens, or has given up: vLLM waits for it without end.
         stop: Looked at every second.
         host: Where it listens.
         port: Likewise.
     """
+    opened_s = time.monotonic()
+    _not_ours.discard((host, port))
     while not stop.is_set():
         try:
             with zmq_ctx(zmq.ROUTER, make_zmq_path("tcp", host, port)) as socket:
@@ -64,6 +72,10 @@ def serve_handshakes(
                 _answer(socket, answers, stop)
         except zmq.ZMQError as error:
             _log.exception("NIXL's side channel on %s:%d failed (%s), it is opened again", host, port, error)
+            if not ready.is_set() and time.monotonic() - opened_s >= BIND_S:
+                _not_ours.add((host, port))
+                ready.set()
+                return
             stop.wait(_REOPEN_S)
 
 
@@ -71,8 +83,10 @@ def probe(host: str, port: int, rank: tuple[int, int], within_s: float = PROBE_S
     """Shake hands with a side channel as a decode engine does.
 
     Raises:
-        SideChannelError: It does not answer in time.
+        SideChannelError: It does not answer in time, or is not this process's.
     """
+    if (host, port) in _not_ours:
+        raise SideChannelError(host, port)
     with zmq_ctx(zmq.REQ, make_zmq_path("tcp", host, port)) as socket:
         socket.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
         socket.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))

@@ -127,6 +127,8 @@ class PressureScheduler(CarryingScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Issue the next step: vLLM's, with those that may be in it."""
         now_s = time.monotonic()
+        if self.skipped_waiting:
+            self._return_skipped()
         self._relieve(now_s)
         shown = self._admitted(now_s) if self.waiting or self._parked else None
         self._left_out = self._leaves_out(now_s) if self._paced else _NOBODY
@@ -369,7 +371,8 @@ class PressureScheduler(CarryingScheduler):
 
     def _admitted(self, now_s: float) -> list[Request] | None:
         """Who of those that wait for memory may start, in order; None for all, as they stand."""
-        self._return_skipped()
+        if len(self.running) >= self.max_num_running_reqs:
+            return []  # vLLM starts nobody
         view, waiting = self._view, list(self.waiting)
         held_by = self._holders()
         holdings = [view.holding(request, self._lengths) for request in held_by]
@@ -482,7 +485,9 @@ class PressureScheduler(CarryingScheduler):
         tokens = self.max_num_scheduled_tokens
         if self._parked or self._restoring:
             chunk = self._chunk_tokens()
-            config.long_prefill_token_threshold = chunk
+            # All of them together: whoever stands behind them would have nothing of the step.
+            prompts = sum([request.is_prefill_chunk for request in self.running])
+            config.long_prefill_token_threshold = max(1, chunk // max(1, prompts))
             others = len(self.running) + len(self.skipped_waiting)
             self.max_num_scheduled_tokens = min(tokens, others + chunk)
         try:

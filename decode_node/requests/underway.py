@@ -57,6 +57,7 @@ class Underway:
         progress: What the pieces of its stream stand for.
         refusal: What it is answered with instead.
         adapter: The LoRA adapter that answers; None for the model itself.
+        cached_tokens: Of the prompt, what its first prefill found cached; None before that.
     """
 
     call: Call
@@ -70,6 +71,7 @@ class Underway:
     progress: Progress = field(default_factory=Progress)
     refusal: ErrorResponse | None = None
     adapter: Adapter | None = None
+    cached_tokens: int | None = None
 
     def refuse(self, response: ErrorResponse) -> RefusedError:
         """Answer with this; the exception is for vLLM."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from slo.decode.output_length import FIRST_GUESS
 from slo.decode.predicted_peak import USABLE, Holding, not_below, predicted_peak
+from slo.decode.running_streams import RunningStreams
 from slo.request import JobId
 from slo.tiers import Tier
 
@@ -20,6 +21,8 @@ HOLD_S: Final = 5.0
 """A request whose memory is predicted to come within this time is sent, and waits there."""
 FAR_S: Final = 60.0
 """Nothing is predicted for later than this."""
+_LOOKS: Final = 64
+"""Of more streams, several end between two looks at the memory."""
 LEAST_STEP_S: Final = 0.001
 """What a step takes at least, also while no step was measured."""
 
@@ -81,17 +84,16 @@ class DecodeLoad:
         if all_end or self._fits_now(newcomer, held, is_top=is_top):
             return 0.0
         # Those that wait go before it; while they do, they do not come any nearer to their ends.
-        running = [one for one in held if not one.waits]
+        running = RunningStreams([one for one in held if not one.waits])
         waiting = deque([*[one for one in held if one.waits], newcomer])
         limit, step_s, steps = self.limit_tokens(is_top=is_top), max(LEAST_STEP_S, self.step_s), 0
+        at_once = max(1, len(running) // _LOOKS)
         while steps * step_s < FAR_S:
-            while waiting and (not running or predicted_peak([*running, waiting[0]]) <= limit):
-                running.append(waiting.popleft())
+            while waiting and (not len(running) or running.peak_with(waiting[0]) <= limit):
+                running.add(waiting.popleft())
             if not waiting:
                 return max(0.0, steps * step_s - age_s)
-            ends = max(1, min(one.ends_in for one in running))
-            running = [one.after(ends) for one in running if one.ends_in > ends]
-            steps += ends
+            steps += running.go_on(at_once)
         return FAR_S
 
     def _fits_now(self, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:

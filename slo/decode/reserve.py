@@ -26,9 +26,12 @@ class TopTierReserve:
 
     def observe(self, held: float, now_s: float) -> None:
         """The top tier holds so much now."""
+        seen_s = now_s
         while self._peaks and (self._peaks[-1][1] <= held or now_s - self._peaks[-1][0] < _GRAIN_S):
-            held = max(held, self._peaks.pop()[1])
-        self._peaks.append((now_s, held))
+            before_s, before = self._peaks.pop()
+            if before > held:
+                seen_s, held = before_s, before
+        self._peaks.append((seen_s, held))
         while self._peaks[0][0] < now_s - WINDOW_S:
             self._peaks.popleft()
 

@@ -153,6 +153,32 @@ async def test_a_client_that_leaves_changes_no_others_verdict(check):
         await check.check(SLOW[0])
 
 
+async def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(check):
+    asked, go = [], asyncio.Event()
+
+    class Child:
+        has_ended = False
+
+        async def ask(self, key, within_s):
+            asked.append(key[1])
+            await go.wait()
+            return "ok"
+
+        async def end(self):
+            pass
+
+    check._child = Child()
+    texts = [StructuredOutputsParams(regex=letter) for letter in "abc"]
+    first, gone, last = [asyncio.create_task(check.check(text)) for text in texts]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gone.cancel()
+    go.set()
+    await asyncio.gather(first, last)
+    assert asked == ["a", "c"]
+    assert not check._wanted
+
+
 @pytest.mark.slow
 async def test_a_child_that_dies_is_replaced(check):
     await check.check(GOOD[0])

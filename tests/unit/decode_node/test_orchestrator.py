@@ -13,7 +13,8 @@ from vllm import SamplingParams
 from vllm.exceptions import GenerationError
 from vllm.sampling_params import RequestOutputKind
 
-from decode_node.answers import Piece
+from decode_node import orchestrator
+from decode_node.answers import REQUEST_FAILED, Piece
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
@@ -48,6 +49,7 @@ STREAMED = ["data: 1", "data: 2", "data: 3", "data: [DONE]"]
 FAILED = "the connector could not pull"
 LEAVES = "the engine had no memory for it"
 DROPS = "the engine had none for it for good"
+ABORTS = "the engine is being ended"
 PROMPT = list(range(100))
 
 
@@ -91,7 +93,7 @@ class Play:
         self.serve = serve
         self.first_ends = ended
         self.asked, self.contexts, self.released, self.prompts, self.pulls = [], [], [], [], []
-        self.given = []
+        self.given, self.cached = [], []
         self.again = None  # what decode makes of every attempt but the first, whatever prefill has done
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
@@ -120,7 +122,7 @@ class Play:
             await asyncio.Event().wait()
         reason = "stop" if self.first_ends else "length"
         token = SimpleNamespace(token_ids=[FIRST], finish_reason=reason, stop_reason=None, logprobs=None)
-        return Prefilled(token, None if self.first_ends else {"at": replica}, replica)
+        return Prefilled(token, None if self.first_ends else {"at": replica}, replica, 64)
 
     async def completions(self, request, info):
         """vLLM's OpenAI layer."""
@@ -132,6 +134,7 @@ class Play:
         try:
             async for one in outputs:
                 tokens = tokens_of(one)
+                self.cached.append(getattr(one, "num_cached_tokens", None))
                 if request.stream:
                     for token in tokens:
                         yield f"data: {token}"
@@ -148,11 +151,12 @@ class Play:
         """vLLM's engine."""
         carried = self.begins(params)
         is_stream = params.output_kind is RequestOutputKind.DELTA
+        is_told = params.output_kind is not RequestOutputKind.FINAL_ONLY
         known = self.carried
-        if carried is not None and not carried.is_sent and is_stream:
+        if carried is not None and not carried.is_sent and is_told:
             yield output(known, finished=carried.finish_reason is not None)
         if carried is not None and carried.finish_reason is not None:
-            if not is_stream:
+            if not is_told:
                 yield output(known, finished=True)
             return
         given = [[FIRST], [SECOND], [THIRD]][len(known) :] if self.at is ANSWER else self.at
@@ -160,8 +164,16 @@ class Play:
         for number, one in enumerate(given):
             if one is None:
                 await asyncio.Event().wait()
+            if isinstance(one, float):
+                await asyncio.sleep(one)
+                continue
             if isinstance(one, Exception):
                 raise one
+            if one is ABORTS:
+                ended = output([] if is_stream else whole, finished=True)
+                ended.outputs[0].finish_reason = "abort"
+                yield ended
+                return
             if one is FAILED:
                 yield output([] if is_stream else whole, error=True)
                 return
@@ -171,9 +183,9 @@ class Play:
                 yield output(more if is_stream else [*whole, *more], error=True, why=why)
                 return
             whole += one
-            if is_stream:
-                yield output(one, finished=number == len(given) - 1)
-        if not is_stream:
+            if is_told:
+                yield output(one if is_stream else [*whole], finished=number == len(given) - 1)
+        if not is_told:
             yield output(whole, finished=True)
 
     def begins(self, params):
@@ -219,12 +231,12 @@ async def serve(  # noqa: PLR0913 - most have a default
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
-    orchestrator = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves, frozenset(droppable))
-    orchestrator.stand_before(steps._engine_client)
+    served = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves, frozenset(droppable))
+    served.stand_before(steps._engine_client)
     call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
-    async with aclosing(orchestrator.run(call, context(**given))) as pieces:
+    async with aclosing(served.run(call, context(**given))) as pieces:
         answer = [piece.text if isinstance(piece, Piece) else piece async for piece in pieces]
-    assert not orchestrator._runs
+    assert not served._runs
     return answer
 
 
@@ -244,6 +256,7 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.released == []
     assert steps.prompts == [PROMPT]
     assert steps.pulls == [{"at": A}]
+    assert set(steps.cached) == {64}, "what prefill found cached, not what was pulled"
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
 
 
@@ -275,6 +288,31 @@ async def test_before_or_during_the_prefill_the_router_finds_another_place(reque
     again = steps.contexts[1]
     assert (again.handoff_s, again.failed_replicas, again.prompt_bytes) == (0.3, (A,), 0)
     assert again.ttft_budget_s <= asked.ttft_budget_s
+
+
+@CASES
+async def test_once_its_kv_has_come_it_does_not_need_the_prefill_replica_any_more(
+    request_, answer, monkeypatch
+):
+    monkeypatch.setattr(orchestrator, "PULLED_S", 0.0)
+    asked_for = []
+
+    async def dies(replica):
+        asked_for.append(replica)
+        return FailureCause.REPLICA_DIED
+
+    own = [[FIRST], [SECOND]] if request_ is RESAMPLED else [[SECOND]]
+    steps = Play({A: [*own, 0.2, [THIRD]]})
+    assert await serve(steps, request=request_, ask=dies) == answer
+    assert steps.asked == []
+    assert steps.released == []
+
+
+@CASES
+async def test_an_answer_that_an_ending_engine_aborts_fails_and_is_not_whole(request_, answer):
+    steps = Play({A: [[FIRST], ABORTS] if request_ is RESAMPLED else [ABORTS]})
+    *_, last = await serve(steps, request=request_)
+    assert last.error.type == REQUEST_FAILED
 
 
 @CASES

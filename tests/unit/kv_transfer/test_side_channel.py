@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ports import free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 
+from kv_transfer import side_channel
 from kv_transfer.side_channel import SideChannelError, probe, serve_handshakes
 
 HOST = "127.0.0.1"
@@ -98,3 +99,16 @@ def test_a_side_channel_that_does_not_answer_is_said_with_its_address():
     port = free_port()
     with pytest.raises(SideChannelError, match=rf"{HOST}:{port}.*kv_transfer\.prefill_port"):
         probe(HOST, port, (0, 0), within_s=0.3)
+
+
+def test_a_port_that_is_anothers_is_given_up_and_said(port, monkeypatch):
+    """Its owner answers handshakes, too, but not with what is here."""
+    monkeypatch.setattr(side_channel, "BIND_S", 0.2)
+    ready, stop = threading.Event(), threading.Event()
+    listener = threading.Thread(target=serve_handshakes, args=(ANSWERS, ready, stop, HOST, port))
+    listener.start()
+    assert ready.wait(10), "vLLM would wait without end"
+    listener.join(5)
+    with pytest.raises(SideChannelError, match="nobody else uses"):
+        probe(HOST, port, (0, 0))
+    side_channel._not_ours.clear()

@@ -1,6 +1,7 @@
 """The scheduler of decode under pressure, on vLLM's real scheduler and blocks, without a model."""
 
 import random
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from decode_node.engine.setup import DecodeSetup
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import NixlConnector
+from slo.decode.predicted_peak import Pool
 from slo.decode.step_time import StepShape
 from slo.decode.victims import VictimReason
 from slo.request import JOB_XARG
@@ -180,6 +182,49 @@ def test_a_newcomer_waits_for_the_predicted_peak_and_the_top_tier_does_not_wait_
     assert "top" in [request.request_id for request in engine.scheduler.running]
     engine.finish()
     assert engine.finished.index("a") < engine.finished.index("b")
+
+
+def test_while_all_places_are_taken_nobody_is_looked_at(stepped, monkeypatch):
+    engine = stepped(5000, max_num_seqs=4)
+    for number in range(100):
+        engine.add(str(number), 16, 50)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    looks = []
+    monkeypatch.setattr(Pool, "fit", lambda *_: looks.append(1))
+    engine.step()
+    assert looks == []
+    monkeypatch.undo()
+    engine.finish()
+
+
+def test_one_held_to_a_grammar_waits_for_memory_like_any_other(stepped):
+    engine = stepped(100)
+    expects(engine, 400)
+    engine.add("a", 400, 400)
+    engine.step()
+    request = engine.add("b", 400, 400)
+    engine.scheduler.waiting.remove_request(request)
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    request.structured_output_request = SimpleNamespace(grammar=object())
+    engine.scheduler.skipped_waiting.add_request(request)
+    assert "b" not in engine.step().num_scheduled_tokens
+    request.structured_output_request = None
+    engine.finish()
+
+
+def test_prompts_that_are_computed_under_pressure_leave_something_for_the_streams(stepped):
+    engine = stepped(2000)
+    for number in range(10):
+        engine.add(f"low{number}", 16, 200, tier=LOW)
+    engine.step()
+    for name in ("top1", "top2"):
+        engine.add(name, 600, 5, tier=TOP)
+    engine.step()
+    engine.scheduler.running.sort(key=lambda request: not request.request_id.startswith("top"))
+    engine.scheduler._restoring.add("low0")
+    assert sum(name.startswith("low") for name in engine.step().num_scheduled_tokens) == 10
+    engine.finish()
 
 
 def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepped):

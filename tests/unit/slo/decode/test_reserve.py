@@ -34,6 +34,14 @@ def test_a_peak_is_forgotten_after_the_window():
     assert reserve.part(WINDOW_S + 1) == LEAST
 
 
+def test_a_peak_is_forgotten_however_often_somebody_looks():
+    reserve = TopTierReserve()
+    reserve.observe(0.3, 0.0)
+    for look in range(1, 801):
+        reserve.observe(0.0, look * 0.5)
+    assert reserve.part(400.0) == LEAST
+
+
 def test_the_monitors_word_counts_if_it_is_more():
     assert TopTierReserve().part(0.0, monitors=0.4) == 0.4
 
