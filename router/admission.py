@@ -76,6 +76,11 @@ class Gate:
             for job_id in jobs:
                 self.admission.served(job_id)
 
+    def not_for_prefill(self, job_id: JobId) -> None:
+        """Decode computes the prompt of a request."""
+        if self.admission is not None:
+            self.admission.not_for_prefill(job_id)
+
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
         """A request has ended or was cancelled, with so many tokens; None when nobody knows."""
         if self.admission is not None:

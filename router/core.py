@@ -116,7 +116,8 @@ class RouterCore:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
-        self._gate.served([job_id])
+        self._forget_path(job_id, None)
+        self._gate.not_for_prefill(job_id)
         self.view.job_ended(job_id)
 
     def reconcile(self, live: LiveJobs, now_s: float) -> None:
@@ -177,7 +178,8 @@ class RouterCore:
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         if (late_s := max(0.0, choice.end_s + wait_s - terms.latest_s)) > 0:
-            self._gate.withdrawn(request.job_id, now_s)
+            if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
+                self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
         placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)
@@ -206,7 +208,7 @@ class RouterCore:
         """Have decode compute the prompt, unless it has too many to compute or no memory for it."""
         is_full = not decode.has_room(newcomer)
         if not request.is_admitted and (is_full or self._has_too_many(decode)):
-            self._gate.ended(request.job_id, now_s)
+            self._gate.withdrawn(request.job_id, now_s)
             return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
         tokens = newcomer.tokens
         decode.placed(tokens, newcomer, now_s)
@@ -243,7 +245,7 @@ class RouterCore:
         now_s: float,
     ) -> Placed:
         """Have decode compute a prompt; the prefill tier, for which the request was admitted, has no part."""
-        self._gate.served([request.job_id])
+        self._gate.not_for_prefill(request.job_id)
         decode.placed(prefill.tokens, newcomer, now_s)
         decode.local_prefills += 1
         predictor = choice.replica.predictor

@@ -106,11 +106,13 @@ class Prefilled(Message):
         completion: vLLM's `CompletionOutput` with the sampled token.
         kv_transfer_params: Where the KV blocks wait; None when they do not, as the token ended the answer.
         replica: Who has them.
+        cached_tokens: Tokens of the prompt that it had cached.
     """
 
     completion: Any
     kv_transfer_params: dict[str, Any] | None
     replica: str
+    cached_tokens: int = 0
 
 
 def first_token(params: SamplingParams) -> SamplingParams:

@@ -111,6 +111,8 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
         done: The jobs whose prefill was completed last; the replica may not have heard of it yet.
         fairness: What the order of the queue owes to which class; None for nothing.
         targets: How many misses each class has used up; None when all requests are alike.
+        short: Jobs in the queue that found no memory, so that a stopped step went on in their place: to stop
+            it for them again would help nobody.
     """
 
     step: StepView | None = None
@@ -119,6 +121,7 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     done: tuple[str, ...] = ()
     fairness: FairnessState | None = None
     targets: TargetState | None = None
+    short: tuple[str, ...] = ()
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):

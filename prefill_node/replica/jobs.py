@@ -150,7 +150,7 @@ class JobTable:
             **(request.params.extra_args or {}),
             JOB_XARG: context.attempt_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
-            WEIGHT_XARG: self._governor.weights[context.tier],
+            WEIGHT_XARG: self._governor.weight(context.tier),
             TIER_XARG: context.tier,
             ARRIVED_XARG: arrived_s,
         }
@@ -168,15 +168,20 @@ class JobTable:
         """What the engine said, with the name of this replica; that it is dead, if so."""
         if self._report.is_dead:
             work.exception()  # it says the same; seen, so that nobody complains that it was not
-            message = "the engine of the prefill replica has died"
-            error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}
-            return ErrorResponse(error=error)
+            return self._engine_died("the engine of the prefill replica has died")
         try:
             output = work.result()
         except (ValueError, VLLMClientError) as error:
             refused = self._engine._oai_serving_completion.create_error_response(error)  # noqa: SLF001
             return ErrorResponse(error=refused.error.model_dump())
-        return Prefilled(output.outputs[0], output.kv_transfer_params, self._report.replica_id)
+        if output.outputs[0].finish_reason == "abort":  # nobody asked for that: the engine is being ended
+            return self._engine_died("the engine of the prefill replica is ending")
+        cached_tokens = output.num_cached_tokens or 0
+        return Prefilled(output.outputs[0], output.kv_transfer_params, self._report.replica_id, cached_tokens)
+
+    def _engine_died(self, message: str) -> ErrorResponse:
+        error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}
+        return ErrorResponse(error=error)
 
     async def _compute(self, request: PrefillRequest, params: SamplingParams, info: Any) -> RequestOutput:
         """The engine's one output: a prefill is not streamed."""

@@ -126,13 +126,13 @@ class PrefillView:
             for job in self.jobs.values():
                 if job.job_id == self.running:
                     riders.insert(0, job)
-                elif self.running is not None and job.tokens == 0:
-                    riders.append(job)
+                elif self.running is not None and job.tokens == 0 and not waiting:
+                    riders.append(job)  # behind the first that waits stand members of suspended steps
                 else:
                     waiting.append(
                         Prefill(
                             job.job_id,
-                            self.weights[job.tier],
+                            self._weight(job.tier),
                             job.deadline_s,
                             self.work_s(job),
                             job.placed_at_s,
@@ -141,9 +141,14 @@ class PrefillView:
             self._prefills = waiting, riders
         return self._prefills
 
+    def _weight(self, tier: Tier) -> float:
+        """Of a tier that only another version of the configuration has, the least."""
+        known = self.weights.get(tier)
+        return min(self.weights.values()) if known is None else known
+
     def _runner(self, riders: list[PlacedJob], now_s: float, busy_s: float) -> Prefill:
         """The running pass as one prefill; late if all in it are."""
         on_time = [job for job in riders if now_s + busy_s <= job.deadline_s]
         first = min(on_time or riders, key=lambda job: job.deadline_s)
-        weight = sum(self.weights[job.tier] for job in on_time)
+        weight = sum(self._weight(job.tier) for job in on_time)
         return Prefill(first.job_id, weight, first.deadline_s, busy_s, first.placed_at_s)

@@ -19,6 +19,10 @@ DEFAULT_CAPACITY_TOKENS: Final = 100_000
 _MIN_TRUST: Final = 0.25
 _TRUST_SHRINKS: Final = 0.95
 _TRUST_GROWS: Final = 1.01
+_ROUNDED_TOKENS: Final = 128
+"""So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
+_ESTIMATED: Final = 0.1
+"""By so much of it, the length of a prefix in tokens may be taken for too long."""
 
 
 @dataclass(slots=True)
@@ -79,11 +83,11 @@ class PrefixIndex:
     def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """A prefill has found so many tokens cached where so many were expected.
 
-        A replica that has less than was expected evicts sooner than its account: it is then held to a smaller
-        part of its capacity, which grows back slowly.
+        A replica that has clearly less than was expected evicts sooner than its account: it is then held to a
+        smaller part of its capacity, which grows back slowly.
         """
         account = self._accounts[replica_id]
-        if cached_tokens < expected_tokens:
+        if expected_tokens - cached_tokens > max(_ROUNDED_TOKENS, _ESTIMATED * expected_tokens):
             account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
         else:

@@ -205,6 +205,13 @@ class AdmissionController:
             del self._oldest[job.tier][job_id]
             self._backlog_s[job.tier] = max(0.0, self._backlog_s[job.tier] - job.work_s)
 
+    def not_for_prefill(self, job_id: JobId) -> None:
+        """A request goes on, and the prefill tier has no work with it."""
+        if job_id in self._waiting:
+            job = self._jobs[job_id]
+            self._demand.withdrawn(job.tier, job.tenant, job.work_s, job.admitted_s)
+        self.served(job_id)
+
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
         """A request has ended, however it did; one that is not known is ignored.
 

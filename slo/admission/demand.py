@@ -38,6 +38,11 @@ class RecentDemand:
             self._rescale(factor)
         self._grown[tier][tenant] += work_s * self._decay.grown(now_s)
 
+    def withdrawn(self, tier: Tier, tenant: str, work_s: float, asked_s: float) -> None:
+        """What was asked for at `asked_s` is not prefill's to do after all."""
+        if (tenants := self._grown.get(tier)) is not None and tenant in tenants:
+            tenants[tenant] = max(0.0, tenants[tenant] - work_s * self._decay.grown(asked_s))
+
     def by_tenant(self, now_s: float) -> dict[Tier, dict[str, float]]:
         """Arriving work, seconds per second."""
         scale = self._decay.kept(now_s) / self.memory_s

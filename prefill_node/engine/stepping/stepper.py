@@ -42,6 +42,8 @@ from slo.tiers import Tier
 
 _REMEMBER_JOBS = 8192
 _REMEMBER_DONE = 128
+_SHORT_OF_MEMORY: Final = 128
+"""So many are told at most."""
 COMPOSED_AHEAD_S: Final = 0.05
 """Behind a longer step none is issued before it ends: who arrives meanwhile would wait for two steps, and the
 host's time for a step, which is what that saves, is little of it."""
@@ -109,6 +111,7 @@ class Stepper:
         self._issued: deque[_Issued] = deque()
         self._due: dict[str, tuple[Tier, float]] = {}
         self._queue: dict[JobId, Queued] = {}
+        self._short: tuple[str, ...] = ()
         self._ordered: list[Prefill] = []
 
     # Events
@@ -222,7 +225,13 @@ class Stepper:
             return StartOver(tuple(request for step in excess for request in step.members))
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
-        return choose(queue, suspended, free_blocks, now_s, self.rules, self._ordered)
+        command = choose(queue, suspended, free_blocks, now_s, self.rules, self._ordered)
+        blocked = [item.step for item in suspended if item.blocked and not item.overdue]
+        self._short = ()
+        if isinstance(command, Resume) and command.step in blocked:
+            short = [item.prefill.job_id for item in queue if item.missing_blocks > free_blocks]
+            self._short = tuple(short[:_SHORT_OF_MEMORY])
+        return command
 
     def _may_issue_ahead(self) -> bool:
         """Whether one step may follow on that which runs, without the host's time between them."""
@@ -252,4 +261,5 @@ class Stepper:
             tuple(self._done),
             None if fairness is None else fairness.standing,
             None if targets is None else targets.state,
+            self._short,
         )

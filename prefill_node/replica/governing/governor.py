@@ -114,6 +114,11 @@ class Governor:
     _view: SchedulerView | None = None
     _seen: set[str] = field(default_factory=set)
 
+    def weight(self, tier: Tier) -> float:
+        """The value of a request on time; of a tier that only another configuration has, the least."""
+        known = self.weights.get(tier)
+        return min(self.weights.values()) if known is None else known
+
     @property
     def is_on(self) -> bool:
         """Whether running steps can be stopped at all."""
@@ -137,7 +142,7 @@ class Governor:
             decision: PreemptionDecision = Preempt(step.step_id, NOBODY, PreemptReason.ABANDONED)
         else:
             running = self._running(step, reached, now_s)
-            waiting = self._prefills(view, now_s)
+            waiting = self._beneficiaries(view, now_s)
             if self.rules.policy is not PreemptionPolicy.FEASIBLE_SET:
                 waiting = self._ordered(view, waiting, now_s)
             decision = decide(
@@ -167,7 +172,7 @@ class Governor:
         running = self._running(step, reached, now_s)
         if (limit := limit_reached(running, self._state(view, running, ()), self.rules)) is not None:
             return Keep(limit)
-        waiting = {prefill.job_id: prefill for prefill in self._prefills(view, now_s)}
+        waiting = {prefill.job_id: prefill for prefill in self._beneficiaries(view, now_s)}
         if (waiter := waiting.get(directive.beneficiary)) is None:
             return Keep(KeepReason.NOBODY_WAITS)
         if (refusal := refusal_of(running, waiter, now_s, self.rules)) is not None:
@@ -184,7 +189,7 @@ class Governor:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
         work_s = self.ledger.predictor.prefill_s(*job.left(0))
-        weight, view = self.weights[job.tier], self._view
+        weight, view = self.weight(job.tier), self._view
         if view is not None and view.targets is not None:
             weight *= view.targets.price(job.tier)
         self.forecast.arrived(work_s, weight, job.arrived_s)
@@ -231,6 +236,11 @@ class Governor:
         prefills += [self._fresh_prefill(job) for job in self.fresh(view)]
         steps = [self._suspended(step, view, now_s) for step in view.suspended]
         return prefills + [step for step in steps if step is not None]
+
+    def _beneficiaries(self, view: SchedulerView, now_s: float) -> list[Prefill]:
+        """Those that a stop could help: all that wait but those that just found no memory."""
+        prefills = self._prefills(view, now_s)
+        return [prefill for prefill in prefills if prefill.job_id not in view.short]
 
     def _ordered(self, view: SchedulerView, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         fairness = None
@@ -282,7 +292,7 @@ class Governor:
             tokens, context = job.left(0)
             known = self._fresh[job.job_id] = Prefill(
                 job.job_id,
-                self.weights[job.tier],
+                self.weight(job.tier),
                 job.deadline_s,
                 predictor.prefill_s(max(1, tokens), context),
                 job.arrived_s,

@@ -6,18 +6,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from router.admission import Gate
 from router.core import RouterCore
 from router.fleet.view import RouterLimits
 from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import NewPrefill
+from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -69,6 +72,66 @@ def test_no_more_prompts_than_decode_can_bear():
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
     assert router.place(request(4, 9_900), 0.0).reason is RejectionReason.BACKLOG
     assert isinstance(router.place(request(5, 10), 0.0), Placed)
+
+
+def test_who_is_refused_for_want_of_prefill_has_taken_nothing():
+    limits = TenantGates({"a": TenantLimit(output_tokens_per_s=1000.0)})
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), limits, lambda: 1.0)
+    router = without_prefill(max_local=1, gate=Gate(admission))
+    assert isinstance(router.place(request(1, 10, tenant="b"), 0.0), Placed)
+    refused = router.place(request(2, 10, tenant="a", output_tokens=8000), 0.0)
+    assert refused.reason is RejectionReason.BACKLOG
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
+    assert isinstance(router.place(request(3, 10, tenant="a", output_tokens=8000), 0.0), Placed)
+
+
+def test_one_that_is_placed_again_in_vain_is_still_its_tenants():
+    limits = TenantGates({"a": TenantLimit(max_concurrent=1)})
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), limits, lambda: 1.0)
+    router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0), gate=Gate(admission))
+    router.prefill_reported(report("prefill-0"), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
+    assert isinstance(router.place(request(1, 1000, tenant="a"), 0.0), Placed)
+    late = request(1, 1000, tenant="a", ttft_s=0.01, explicit=True, is_admitted=True)
+    assert router.place(late, 0.0).reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert router.place(request(2, 10, tenant="a"), 0.0).reason is RejectionReason.CONCURRENCY
+    router.job_ended(JobEnded(JobId("job-1"), None), 0.0)
+    assert isinstance(router.place(request(3, 10, tenant="a"), 0.0), Placed)
+
+
+def test_what_decode_computes_itself_says_nothing_of_the_way():
+    router = core(prefill=1)
+    for number in range(8):
+        at_s = 10.0 * number
+        router.prefill_reported(report("prefill-0"), at_s)
+        router.place(request(number, 1000), at_s)
+        router.not_for_prefill(JobId(f"job-{number}"))
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 9.0), at_s + 9)
+    router.prefill_reported(report("prefill-0"), 90.0)
+    placed = router.place(request(8, 1000, explicit=True), 90.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(1.1)
+
+
+def test_members_of_a_suspended_step_do_not_end_with_the_running_pass():
+    jobs = (
+        OutstandingJob(JobId("L"), BACKGROUND, 3000, None, 3.0),
+        OutstandingJob(JobId("M"), BACKGROUND, 0, 9.0, 0.0),
+        OutstandingJob(JobId("S1"), STANDARD, 500, 60.0, 0.5),
+        OutstandingJob(JobId("S2"), STANDARD, 0, 5.0, 0.0),
+    )
+    router = core()
+    router.prefill_reported(report("prefill-0", *jobs, running=JobId("L")), 0.0)
+    work = router.view.prefill[ReplicaId("prefill-0")].outstanding(0.0)
+    assert work.runner.deadline_s == 9.0
+    assert [prefill.job_id for prefill in work.waiting] == ["S1", "S2"]
+
+
+def test_a_job_of_a_tier_that_only_its_replica_knows_is_in_nobodys_way():
+    router = core(prefill=1)
+    other = OutstandingJob(JobId("other"), Tier("other"), 1000, None, 1.0)
+    router.prefill_reported(report("prefill-0", other), 0.0)
+    assert isinstance(router.place(request(1, 100), 0.0), Placed)
 
 
 def test_a_router_that_has_just_started_does_not_leave_prompts_to_decode():

@@ -13,6 +13,7 @@ from published import Account, Engine, running, suspended
 
 from prefill_node.replica.governing.governor import NOBODY, ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.types import (
@@ -26,8 +27,8 @@ from slo.preemption.types import (
 )
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
-from slo.request import JobId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+from slo.request import JobId, ReplicaId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
@@ -99,6 +100,24 @@ def test_what_is_left_of_a_step_is_what_lies_behind_its_boundary(from_boundary, 
 def test_a_step_that_is_nearly_done_is_not_stopped(reached, is_stopped):
     decision = governor(LONG, URGENT).decide(view(running("long")), reached, 0.0)
     assert isinstance(decision, Preempt) == is_stopped
+
+
+def test_a_step_is_not_stopped_again_for_one_that_found_no_memory():
+    deciding = governor(LONG, URGENT)
+    published = msgspec.structs.replace(view(running("long")), short=("urgent",))
+    assert isinstance(deciding.decide(published, NOTHING_REACHED, 0.0), Keep)
+    why = DirectiveReason.TIER_AT_RISK
+    directive = PreemptDirective(ReplicaId("p"), running("long").step_id, URGENT.job_id, why)
+    assert deciding.direct(directive, published, NOTHING_REACHED, 0.0) == Keep(KeepReason.NOBODY_WAITS)
+    later = msgspec.structs.replace(published, short=())
+    assert isinstance(deciding.decide(later, NOTHING_REACHED, 0.0), Preempt)
+
+
+def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():
+    deciding = governor(LONG)
+    deciding.arrived(ENGINE.knows(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0)))
+    (waiting,) = [each for each in deciding.waiting(view(running("long")), 0.0) if each.job_id == "other"]
+    assert waiting.weight == min(WEIGHTS.values())
 
 
 def test_a_forward_pass_without_boundaries_makes_no_progress():

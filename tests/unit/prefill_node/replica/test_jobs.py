@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
@@ -14,10 +15,11 @@ from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
 from sampling.carried import KV_PARAMS, Adapter, Prefilled, PrefillRequest, first_token
 from slo.predict.prefill_time import PrefillPredictor
-from slo.request import CONTEXT_HEADER, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
+from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
 from slo.tiers import STANDARD
 
 SQL = LoRARequest("sql", 1, "/adapters/sql")
+TOKEN = SimpleNamespace(token_ids=[7], finish_reason="length")
 
 
 class Client:
@@ -27,7 +29,7 @@ class Client:
         self.asked, self.aborted, self.adapters = deque(), [], []
         self.go = asyncio.Event()
         self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
-        self.failure = None
+        self.failure, self.token = None, TOKEN
 
     async def is_tracing_enabled(self):
         return False
@@ -38,7 +40,9 @@ class Client:
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
-        yield SimpleNamespace(outputs=["token"], kv_transfer_params={"at": request_id})
+        yield SimpleNamespace(
+            outputs=[self.token], kv_transfer_params={"at": request_id}, num_cached_tokens=2
+        )
 
     async def abort(self, names):
         self.aborted += names
@@ -51,7 +55,8 @@ def client():
 
 @pytest.fixture
 def table(client):
-    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
+    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)))
+    governor.weight.return_value = 1.0
     governor.arrived.side_effect = governor.ledger.arrived
     report = SimpleNamespace(is_dead=False, replica_id=ReplicaId("here"), note_length=lambda *_: None)
     serving = SimpleNamespace(
@@ -79,11 +84,19 @@ async def prefill(table, attempt=0, adapter=None):
 
 async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
     client.go.set()
-    assert await prefill(table) == Prefilled("token", {"at": "job"}, "here")
+    assert await prefill(table) == Prefilled(TOKEN, {"at": "job"}, "here", 2)
     ((prompt, _, params),) = client.asked
     assert (prompt, params.temperature, params.seed, params.max_tokens) == ([1, 2, 3], 0.7, 4, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"]
     assert not table._ledger.accepted
+
+
+async def test_what_an_engine_that_is_being_ended_aborts_is_computed_elsewhere(table, client):
+    client.go.set()
+    client.token = SimpleNamespace(token_ids=[], finish_reason="abort")
+    answer = await prefill(table)
+    assert isinstance(answer, ErrorResponse)
+    assert (answer.error.type, answer.error.code, answer.error.param) == (ENGINE_DIED, 503, "here")
 
 
 async def test_a_released_attempt_does_not_refuse_the_next_one_here(table, client):

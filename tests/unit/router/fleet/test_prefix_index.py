@@ -47,6 +47,16 @@ def test_a_replica_that_is_gone_has_nothing_cached():
     assert len(index) == 0
 
 
+@pytest.mark.parametrize(("expected", "found"), [(1023, 1008), (1023, 896), (10_000, 9_100)])
+def test_whole_blocks_and_estimated_lengths_are_no_evictions(expected, found):
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, range(10), 100)
+    for _ in range(50):
+        index.found(A, expected, found)
+    assert index.tokens_of(A) == 1000
+
+
 def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
     index = PrefixIndex()
     index.resize(A, 1000)

@@ -1,5 +1,7 @@
 """Events in, commands and views out: one engine's steps, without an engine."""
 
+import math
+
 import pytest
 
 from prefill_node.board.messages import Queued
@@ -77,6 +79,21 @@ def test_a_step_is_stopped_and_goes_on_where_it_was(stepper):
     assert (view.step_id, view.from_boundary) == (2, 3)
     assert stepper.suspensions.steps == []
     assert stepper.suspensions.accounts["engine-a"].suspended_s == pytest.approx(0.5)
+
+
+def test_who_finds_no_memory_is_told_while_the_step_that_stopped_for_it_goes_on(stepper):
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 0.0), [member("long")], 0.0)
+    step = preempt(stepper, "long", 0.5, "urgent")
+    wants = Queued(prefill("urgent", 1.0), 100, 0.0, 9, request="engine-urgent")
+    small = Queued(prefill("small", 9.0), 100, 0.0, 3, request="engine-small")
+    held = Suspended(step, Prefill(JobId("long"), 4.0, math.inf, 0.7, 0.0, 1), 8, blocked=True)
+    command = stepper.next_step([wants], [held], 2, 0.5)
+    assert command == Resume(step)
+    stepper.step_issued(command, [member("long")], 0.5)
+    assert stepper.view(()).short == ("urgent",)
+    stepper.step_ended(1.0)
+    stepper.step_issued(stepper.next_step([wants, small], [], 5, 1.0), [member("small")], 1.0)
+    assert stepper.view(()).short == (), "another step runs"
 
 
 def test_a_step_that_nobody_waits_for_any_more_leaves_a_checkpoint_to_be_discarded(stepper):
