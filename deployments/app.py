@@ -97,7 +97,15 @@ def _told(model: FoundModel) -> ModelConfig:
 
 
 def _check_names(models: Sequence[FoundModel]) -> None:
-    """Make sure that each name means one model or adapter, and one deployment."""
+    """Make sure that each name means one model or adapter, and one deployment, and that Ray can find it."""
+    for name in (name for model in models for name in model.names):
+        # Ray reads what is behind a colon as an adapter, and two dashes as a slash.
+        if bad := next((each for each in (":", "--") if each in name), None):
+            msg = (
+                f"{name!r} is the name of a model or adapter and has {bad!r}, with which it would not be "
+                "found; give it another (model_name)"
+            )
+            raise ConfigError(msg)
     counts = Counter(name for model in models for name in model.names)
     if twice := [name for name, count in counts.items() if count > 1]:
         msg = f"models: {twice[0]!r} is the name of two models or adapters; give each a name of its own"

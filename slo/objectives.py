@@ -64,6 +64,16 @@ class Objective:
         """Whether it says when the first token is due."""
         return self.ttft_s is not None or self.ttft_scale is not None
 
+    def missed_ttft_s(self, budget_s: float | None) -> float | None:
+        """The budget that a refusal has missed; None for no promise, or for one that nobody has worked out.
+
+        Args:
+            budget_s: With which the refusal reckoned; None when that was not looked at.
+        """
+        if not self.promises_ttft:
+            return None
+        return self.ttft_s if budget_s is None else budget_s
+
     @property
     def known_ttft_budget_s(self) -> float | None:
         """As much of the budget for the first token as is known without predictions; None for no deadline."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import trace
 
@@ -30,20 +30,18 @@ from telemetry.instruments import Instruments
 from telemetry.reporting import monitor_client
 from telemetry.tracing import trace_id_of
 
-
-def ingress_instruments() -> Instruments:
-    """All metrics that an ingress replica records."""
-    return Instruments(
-        REQUESTS,
-        TTFT,
-        TPOT,
-        SLACK_AT_FIRST_TOKEN,
-        TTFT_PREDICTION_ERROR,
-        TTFT_PREDICTION_RATIO,
-        ROUTER_FALLBACKS,
-        CONTINUATIONS,
-        *monitor_client.METRICS,
-    )
+METRICS: Final = (
+    REQUESTS,
+    TTFT,
+    TPOT,
+    SLACK_AT_FIRST_TOKEN,
+    TTFT_PREDICTION_ERROR,
+    TTFT_PREDICTION_RATIO,
+    ROUTER_FALLBACKS,
+    CONTINUATIONS,
+    *monitor_client.METRICS,
+)
+"""All that an ingress replica records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +219,11 @@ class RequestRecord:
         return None if self._first_s is None else self._first_s - self._arrived_s
 
     def _tpot_s(self) -> float | None:
-        if self._first_s is None or self._output_tokens < 2:  # noqa: PLR2004 - the first has no interval
+        """Of several answers, which are computed together, that of their mean length."""
+        of_each = self._output_tokens / self._identity.answers
+        if self._first_s is None or of_each < 2:  # noqa: PLR2004 - the first has no interval
             return None
-        return (self._last_token_s - self._first_s) / (self._output_tokens - 1)
+        return (self._last_token_s - self._first_s) / (of_each - 1)
 
     @property
     def _output_tokens(self) -> int:

@@ -20,18 +20,18 @@ async def events(
     first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord
 ) -> AsyncGenerator[str, None]:
     """The stream's server-sent events, measured as they pass; an error that comes late is its last event."""
-    outcome = Outcome.FINISHED
     try:
-        async for piece in _joined(first, rest):
-            if (error := error_in(piece)) is not None:
-                outcome = _late_end(error)
-            for event in _texts(piece):
-                if not (text := record.event(event)):
-                    continue
-                if is_done(text):
-                    record.end(outcome)
-                yield text
-        record.end(outcome)
+        async for part in _parts(first, rest):
+            if (error := error_in(part)) is not None:
+                record.end(_late_end(error))
+                yield _error_event(http_errors.engine_error(error))
+                return
+            if not (text := record.event(str(part))):
+                continue
+            if is_done(text):
+                record.end(Outcome.FINISHED)
+            yield text
+        record.end(Outcome.FINISHED)
     except HTTPError as error:
         yield _error_event(error)
     finally:
@@ -39,22 +39,19 @@ async def events(
         await rest.aclose()
 
 
-async def _joined(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    yield first
+async def _parts(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Events one by one; vLLM may give several at a time."""
+    for part in first if isinstance(first, list) else [first]:
+        yield part
     async for piece in rest:
-        yield piece
+        for part in piece if isinstance(piece, list) else [piece]:
+            yield part
 
 
 def _late_end(error: EngineError) -> Outcome:
     """How a request ends whose answer breaks off: whatever it is, the server has not kept its word."""
     ended = http_errors.ended_by(http_errors.engine_error(error))
     return ended if ended is Outcome.EVICTED else Outcome.FAILED
-
-
-def _texts(piece: Any) -> list[str]:
-    if not isinstance(piece, list | str) and (error := error_in(piece)) is not None:
-        return [_error_event(http_errors.engine_error(error))]
-    return [str(text) for text in piece] if isinstance(piece, list) else [str(piece)]
 
 
 def _error_event(error: HTTPError) -> str:

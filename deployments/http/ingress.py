@@ -33,7 +33,7 @@ from decode_node.answers import error_in
 from deployments.config.limits import LimitsConfig
 from deployments.http import door, request_body, request_fields
 from deployments.http import errors as http_errors
-from deployments.http.accounting import Identity, RequestRecord, ingress_instruments
+from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.continuing.decode_tier import Asked, at_place
 from deployments.http.errors import HTTPError
 from deployments.http.event_stream import events
@@ -52,6 +52,7 @@ from slo.outcomes import Outcome, outcome_of
 from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
 from telemetry import logs, tracing
+from telemetry.instruments import Instruments
 from telemetry.tracing import (
     TRACEPARENT,
     TRACER,
@@ -102,7 +103,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         super().__init__(llm_deployments, model_cards)
         tracing.start(config.tracing, "ingress", begins_traces=True)
         self._config = config
-        self._instruments = ingress_instruments()
+        self._instruments = Instruments(*METRICS)
         self._models = [
             ServedModel.started(model, config.ways, router, llm_deployments[model.name], self._instruments)
             for model in config.models
@@ -285,7 +286,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         finally:
             placing.end()
         if isinstance(decision, Rejected):
-            promised_s = decision.ttft_budget_s if objective.promises_ttft else None
+            promised_s = objective.missed_ttft_s(decision.ttft_budget_s)
             record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
             record.refused(outcome_of(decision.reason))
             raise _traced(http_errors.rejected(decision, _response_headers(objective, record)), record)
@@ -350,12 +351,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         record: RequestRecord,
     ) -> AsyncGenerator[Any, None]:
         """The answer's pieces, from the decode tier; accounts for what ends it early."""
-        handle = self._get_configured_serve_handle(await self._get_model_id(asked.body.model))
-
-        def send(body: Any, context: RequestContext) -> Any:
-            return getattr(handle, method).remote(body, _internal_info(context))
-
         try:
+            handle = self._get_configured_serve_handle(await self._get_model_id(asked.body.model))
+
+            def send(body: Any, context: RequestContext) -> Any:
+                return getattr(handle, method).remote(body, _internal_info(context))
+
             async with aclosing(served.decode.answer(asked, context, send)) as pieces:
                 async for piece in pieces:
                     yield piece

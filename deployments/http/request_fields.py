@@ -21,6 +21,7 @@ _INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
 """What decode alone can heed while it samples."""
+_OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 _RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
 """What a chat template puts into the prompt beside the messages."""
 
@@ -51,15 +52,20 @@ def keep_apart(body: Any, tenant: Tenant) -> None:
 
 
 def refuse_excess(body: Any, limits: LimitsConfig) -> None:
-    """Refuse what is more than one request may ask for; after `materialise`.
+    """Refuse what is more than one request may ask for, or less than nothing; after `materialise`.
 
     Raises:
         FieldError: naming the field and the limit.
     """
+    for field, least in (("n", 1), ("min_tokens", 0), *((field, 0) for field in _OUTPUT_FIELDS)):
+        value = getattr(body, field, None)
+        if value is not None and value < least:  # limits of a tenant would reckon with it before vLLM refuses
+            raise FieldError(field, f"is {value}", f"give {least} or more")
     asked = [
         ("n", prompts(body) * answers_per_prompt(body), "max_sequences", "prompts times n"),
         ("stop_token_ids", len(_listed(body, "stop_token_ids")), "max_stop_tokens", "token ids"),
         ("max_tokens", _named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
+        ("min_tokens", getattr(body, "min_tokens", None) or 0, "max_output_tokens", "tokens"),
         ("bad_words", len(_listed(body, "bad_words")), "max_bad_words", "texts"),
         *((field, len(_listed(body, field)), "max_token_ids", "token ids") for field in _TOKEN_FIELDS),
     ]
@@ -82,7 +88,9 @@ def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int) -> int:
     """The most tokens that all answers to a request may have together."""
     longest = min(limits.max_output_tokens or max_model_len, max_model_len)
     named = _named_output_tokens(body)
-    return (longest if named is None else min(named, longest)) * prompts(body) * answers_per_prompt(body)
+    # An echo without an answer computes a token, too.
+    of_each = longest if named is None else max(1, min(named, longest))
+    return of_each * prompts(body) * answers_per_prompt(body)
 
 
 def answers_per_prompt(body: Any) -> int:
@@ -100,8 +108,7 @@ def prompts(body: Any) -> int:
 
 def _named_output_tokens(body: Any) -> int | None:
     """The most tokens of an answer that the request names itself."""
-    names = ("max_tokens", "max_completion_tokens", "min_tokens")
-    named = [value for name in names if (value := getattr(body, name, None))]
+    named = [value for field in _OUTPUT_FIELDS if (value := getattr(body, field, None)) is not None]
     return max(named, default=None)
 
 

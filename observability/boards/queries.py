@@ -22,6 +22,7 @@ _OF_REPLICAS: Final = frozenset(ALL) - {
     catalogue.TTFT_PREDICTION_ERROR,
     catalogue.TTFT_PREDICTION_RATIO,
     catalogue.ROUTER_FALLBACKS,
+    catalogue.CONTINUATIONS,
     catalogue.PLACEMENTS,
     catalogue.DECISION,
     catalogue.FLEET_LOAD,

@@ -171,6 +171,7 @@ class DecodeTier:
             ttft_budget_s=again.objective.known_ttft_budget_s,
             explicit_deadline=False,
             failed_replicas=failed,
+            prompt_bytes=0,  # with the answer so far, the length of a text is another
             attempt=ATTEMPTS_PER_PLACE * (replacements + 1),
         )
         return at_place(again_at, decision).after(elapsed_s)

@@ -14,6 +14,7 @@ from sampling.carried import CARRIED_XARG, Carried
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
+_INDEX: Final = re.compile(r'"choices":\[\{"index":(\d+)')
 _CREATED: Final = re.compile(r'"created":\d+')
 """When an answer began. A quotation mark inside a text has a backslash before it."""
 
@@ -33,16 +34,18 @@ class Delivered:
     bound: str | None = None
     _token_ids: list[int] = field(default_factory=list)
     _end: End | None = None
-    _has_role: bool = False
+    _roles: set[str] = field(default_factory=set)
     _has_usage: bool = False
     _created: str = ""
 
     def take(self, piece: Piece) -> str | None:
         """The text to hand over for a piece; None when the client has had it from another replica."""
         if is_role(piece.text):
-            if self._has_role:
+            index = _INDEX.search(piece.text)
+            answer = "" if index is None else index[1]
+            if answer in self._roles:
                 return None
-            self._has_role = True
+            self._roles.add(answer)
         elif has_choice(piece.text):
             self.has_begun = True
             self._token_ids += piece.token_ids
@@ -68,7 +71,7 @@ class Delivered:
         if not self._token_ids:
             return body
         reason, stop = (None, None) if self._end is None else self._end
-        if isinstance(stop, str):  # the text has it, and is looked through again
+        if reason == "stop" and isinstance(stop, str):  # the text has it, and is looked through again
             reason = stop = None
         carried = msgspec.to_builtins(Carried(self._token_ids, None, reason, stop))
         return body.model_copy(update={"vllm_xargs": {**(body.vllm_xargs or {}), CARRIED_XARG: carried}})

@@ -49,6 +49,8 @@ def build():
             "prefill.engine_kwargs: 'tool_call_parser' is about prompts and answers; give it to decode alone",
         ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
+        ({"model_name": "tiny:8b"}, "'tiny:8b' is the name of a model or adapter and has ':'"),
+        ({"model_name": "tiny--8b"}, "has '--', with which it would not be found; give it another"),
         ({"profile": "/nowhere/profile.json"}, "profile: /nowhere/profile.json cannot be read"),
         ({"api_keys": [{"tenant": "a", "key_env": "NOT_SET"}]}, "from $NOT_SET, which is not set"),
     ],

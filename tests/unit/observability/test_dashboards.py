@@ -10,7 +10,9 @@ import yaml
 from dashboards import filled
 from promtool import needs_promtool
 
+from deployments.http.accounting import METRICS
 from observability.boards import BOARDS
+from observability.boards.queries import filters
 from observability.grafana import as_json
 from observability.promql import exported
 from telemetry.catalogue import ALL, MONITOR, MetricKind
@@ -43,6 +45,11 @@ def test_every_metric_is_on_a_board_or_left_out_by_name():
         if not shown & set(parts):
             missing.add(metric.name)
     assert missing == set(NOT_SHOWN)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_what_an_ingress_records_is_not_asked_of_a_replica_of_the_tiers(metric):
+    assert "replica" not in filters(metric)
 
 
 @needs_promtool

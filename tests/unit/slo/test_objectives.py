@@ -213,3 +213,17 @@ def test_nobody_is_served_above_their_cap(asked, highest):
     assert SEVEN.rank(got.tier) == min(SEVEN.rank(asked), SEVEN.rank(highest))
     assert got.clamped_from == (None if got.tier == asked else asked)
     assert got.ttft_s == SEVEN[got.tier].ttft_s
+
+
+@pytest.mark.parametrize(
+    ("objective", "budget_s", "missed_s"),
+    [
+        (Objective(STANDARD, 0.5, None), 0.4, 0.4),
+        (Objective(STANDARD, 0.5, None), None, 0.5),
+        (Objective(STANDARD, None, None, e2e_s=9.0), 3.0, None),
+        (Objective(STANDARD, None, 0.05), None, None),
+    ],
+    ids=["as it was placed", "nobody looked", "promised is the end", "nothing is promised"],
+)
+def test_what_a_refusal_misses(objective, budget_s, missed_s):
+    assert objective.missed_ttft_s(budget_s) == missed_s

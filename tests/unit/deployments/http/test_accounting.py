@@ -91,6 +91,19 @@ def test_an_event_may_bring_several_tokens(record, clock):
     assert record.told[0].tpot_s == pytest.approx(0.2 / 3)
 
 
+def test_the_time_between_two_tokens_is_that_of_each_of_several_answers(clock):
+    record, _, told = with_end_to_end(clock, answers=2)
+    record.meter = TokenMeter(
+        CompletionRequest(model="m", prompt="a", max_tokens=5, n=2, stream=True), Usage(1, 10)
+    )
+    for completion_tokens in (1, 10):
+        clock.now_s += 0.2
+        usage = f'"usage":{{"prompt_tokens":1,"total_tokens":11,"completion_tokens":{completion_tokens}}}'
+        record.event(f'data: {{"choices":[{{"index":0,"text":"a"}}],{usage}}}')
+    record.end(Outcome.FINISHED)
+    assert told[0].tpot_s == pytest.approx(0.2 / 4)
+
+
 def test_of_a_stream_that_nothing_limits_the_tokens_are_counted_too(record, clock):
     """Its tokens, and so the time between two of them, by the count at its end."""
     record.meter = TokenMeter(CompletionRequest(model="m", prompt="a", max_tokens=4, stream=True), None)

@@ -47,9 +47,9 @@ async def outcome_of(pieces, read):
         pytest.param([TOKEN, TOKEN, DONE], 3, Outcome.FINISHED, id="it leaves with [DONE]"),
         pytest.param([TOKEN, [TOKEN, DONE]], 3, Outcome.FINISHED, id="the last events in one piece"),
         pytest.param([TOKEN, TOKEN, DONE], 2, Outcome.CANCELLED, id="it leaves before"),
-        pytest.param([TOKEN, ERROR, DONE], 3, Outcome.FAILED, id="[DONE] after an error"),
-        pytest.param([TOKEN, FAILED, DONE], 3, Outcome.FAILED, id="whatever the error"),
-        pytest.param([TOKEN, DROPPED, DONE], 3, Outcome.EVICTED, id="but one that others have ended"),
+        pytest.param([TOKEN, ERROR, DONE], 2, Outcome.FAILED, id="an error before [DONE]"),
+        pytest.param([TOKEN, FAILED, DONE], 2, Outcome.FAILED, id="whatever the error"),
+        pytest.param([TOKEN, DROPPED, DONE], 2, Outcome.EVICTED, id="but one that others have ended"),
     ],
 )
 async def test_a_stream_is_whole_once_done_was_handed_over(pieces, read, outcome):
@@ -65,3 +65,13 @@ async def test_a_stream_that_others_have_ended_ends_with_the_error_and_nothing_e
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["type"], error["code"]) == ("overloaded_error", "dropped")
     assert record.outcomes[0] is Outcome.EVICTED
+
+
+async def test_an_error_of_vllms_ends_a_stream_in_our_words():
+    async def rest():
+        yield 'data: {"error": {"message": "x", "type": "BadRequestError", "param": null, "code": 400}}\n\n'
+        yield DONE
+
+    *_, last = [text async for text in events(TOKEN, rest(), Record())]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["message"], error["code"]) == ("x", "invalid_value")

@@ -47,6 +47,12 @@ def chat(**fields):
             "asks for 101 tokens; limits.max_output_tokens allows 100",
         ),
         (chat(max_completion_tokens=101), "max_tokens", "asks for 101 tokens"),
+        (chat(min_tokens=101), "min_tokens", "asks for 101 tokens"),
+        (completion(n=-1), "n", "is -1; give 1 or more"),
+        (chat(n=0), "n", "is 0; give 1 or more"),
+        (completion(max_tokens=-1), "max_tokens", "is -1; give 0 or more"),
+        (chat(max_completion_tokens=-(10**12)), "max_completion_tokens", "give 0 or more"),
+        (chat(min_tokens=-1), "min_tokens", "give 0 or more"),
     ],
 )
 def test_what_is_too_much(body, field, message):
@@ -169,6 +175,8 @@ def test_a_salt_is_the_same_in_every_process_and_needs_the_keys():
         (completion(prompt=[[1], [2]], max_tokens=7), 14),
         (chat(), 100),
         (chat(max_completion_tokens=5, n=3), 15),
+        (completion(max_tokens=0, echo=True), 1),
+        (chat(min_tokens=5), 100),
     ],
 )
 def test_the_most_that_all_answers_may_have(body, tokens):

@@ -73,7 +73,9 @@ class Fleet:
             ),
             0.0,
         )
-        context = RequestContext(JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=A)
+        context = RequestContext(
+            JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=A, prompt_bytes=400
+        )
         self.got = []
         async for piece in tier.answer(asked, context, self.send):
             self.got.append(piece)
@@ -118,6 +120,7 @@ async def test_a_stream_goes_on_where_it_was(failure, cause):
     assert first is BODY
     assert body.vllm_xargs[CARRIED_XARG]["token_ids"] == [1, 2]
     assert (context.decode_replica, context.failed_replicas, context.attempt) == (B, (A,), 100)
+    assert context.prompt_bytes == 0, "the prompt has what was answered in it"
 
 
 @FAILURES

@@ -45,6 +45,13 @@ def test_the_client_hears_once_who_speaks_and_when_the_answer_began():
     assert delivered.take(event(1, created=9)) == event(1).text
 
 
+def test_each_answer_of_a_request_says_once_who_speaks():
+    second = Piece(ROLE.text.replace('"index":0', '"index":1'))
+    delivered = Delivered()
+    assert [delivered.take(piece) for piece in (ROLE, second)] == [ROLE.text, second.text]
+    assert [delivered.take(piece) for piece in (ROLE, second)] == [None, None]
+
+
 def test_a_text_that_looks_like_a_time_is_left_alone():
     delivered = Delivered()
     delivered.take(ROLE)
@@ -57,6 +64,7 @@ def test_a_text_that_looks_like_a_time_is_left_alone():
     [
         (End("length", None), ("length", None)),
         (End("stop", 17), ("stop", 17)),
+        (End("repetition", "repetition_detected"), ("repetition", "repetition_detected")),
         (End("stop", "text that is looked for again"), (None, None)),
     ],
 )
