@@ -20,7 +20,8 @@ from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+_ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
 _PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
@@ -217,6 +218,70 @@ def long_context() -> str:
     return markdown(columns, rows)
 
 
+_STOCK: Final = "Ray Serve LLM"
+_SERVERS: Final = {
+    "stock-shipped": f"{_STOCK} as shipped",
+    "stock-chunked": f"{_STOCK}, chunks of {{chunks}}",
+    "stock-priority": f"{_STOCK}, vLLM's priorities, {{chunks}}",
+    "stock-pools": f"{_STOCK}, a pool for each tier",
+    "slackserve-chunked": "SlackServe, no preemption, chunks of {chunks}",
+    "slackserve-whole": "SlackServe, whole prompts",
+    "slackserve": "**SlackServe**",
+}
+
+
+def comparison() -> str:
+    """Who had how many in time on one machine, and when first tokens came."""
+    found = result("comparison")
+    rows = []
+    for row in found["summary"]:
+        ttft = row["ttft_ms"]
+        rows.append(
+            [
+                f"{row['load']:g}",
+                _server(row["arm"], found),
+                str(row["rounds"]),
+                *(_attained(row[kind]) for kind in ("urgent", "long")),
+                *(_first_tokens(ttft[kind]) for kind in ("urgent", "long")),
+                f"{row['prompt_tokens_ps']:.0f}",
+                f"{row['preemptions']:,}" if row["preemptions"] else "",
+                f"{row['unserved']}" if row["unserved"] else "",
+            ]
+        )
+    columns = ["Load", "", "Rounds", "Urgent in time", "Long in time", "Urgent TTFT p50 / p99", "Long"]
+    return markdown([*columns, "Tokens/s", "Stops", "Not served"], rows)
+
+
+def comparison_in_short() -> str:
+    """The best peer of each load and ours."""
+    found = result("comparison")
+    rows = []
+    for said in found["verdict"]:
+        here = {row["arm"]: row for row in found["summary"] if row["load"] == said["load"]}
+        for arm in ("stock-shipped", said["best_stock"], _OURS):
+            if arm in here:
+                row = here.pop(arm)
+                cells = [_attained(row["urgent"]), _attained(row["long"]), f"{row['prompt_tokens_ps']:.0f}"]
+                rows.append([f"{said['load']:g}", _server(arm, found), *cells])
+    return markdown(["Load", "", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
+
+
+def _server(arm: str, found: Mapping[str, Any]) -> str:
+    chunks = found["chosen"].get(arm, "")
+    step, _, of_one = chunks.partition("/")
+    if of_one:
+        chunks = f"steps of {step}, at most {of_one} of a long one"
+    return _SERVERS[arm].format(chunks=chunks)
+
+
+def _attained(cell: Mapping[str, float]) -> str:
+    return f"{cell['attained']:.0%} ({cell['low']:.0%} to {cell['high']:.0%})"
+
+
+def _first_tokens(cell: Mapping[str, float]) -> str:
+    return f"{cell['p50'] / 1e3:.2f} / {cell['p99'] / 1e3:.1f} s" if cell else ""
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
@@ -225,6 +290,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-axes": lambda: along_axes("cores/held_out_axes"),
     "held-out-sigma": lambda: along_axes("cores/held_out_sigma"),
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
+    "comparison": comparison,
+    "comparison-in-short": comparison_in_short,
     "preemption-server": through_the_server,
     "hostile-clients": hostile_clients,
     "long-context": long_context,
@@ -244,7 +311,7 @@ def remade(text: str) -> str:
 
 def main() -> None:
     """Make the tables of all pages anew."""
-    for page in sorted(DOCS.glob("*.md")):
+    for page in PAGES:
         text = page.read_text()
         if (again := remade(text)) != text:
             page.write_text(again)

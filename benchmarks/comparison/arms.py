@@ -24,6 +24,7 @@ from benchmarks.harness.local_server import (
     start_until,
 )
 from deployments.local.ending import kill_after
+from slo.tiers import PREMIUM, STANDARD, Tier
 
 PORT = 18441
 NEVER_S = 3600.0
@@ -41,6 +42,8 @@ class ServerArm:
         step_tokens: Ours: tokens of a prefill step.
         is_prioritised: Send vLLM's `priority` by tier.
         is_spinning: NIXL's progress threads spin, as its Python API has them.
+        stop_within_ms: Ours: how long a stop may take, by which chunks are cut; None for the default.
+        pools: Tiers that have a server each, on the same cores; none is one server for all.
     """
 
     name: str
@@ -49,6 +52,8 @@ class ServerArm:
     step_tokens: int = MODEL_LEN
     is_prioritised: bool = False
     is_spinning: bool = False
+    pools: tuple[Tier, ...] = ()
+    stop_within_ms: float | None = None
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes it, for the results."""
@@ -56,12 +61,14 @@ class ServerArm:
             return {
                 "application": "slackserve",
                 "preemption": self.preemption,
+                "stop_within_ms": self.stop_within_ms,
                 "max_num_batched_tokens": self.step_tokens,
             }
         return {
             "application": "ray.serve.llm.build_pd_openai_app",
             "arguments": list(self.stock),
             "progress_threads": "spinning" if self.is_spinning else "sleeping",
+            "pools": list(self.pools),
         }
 
 
@@ -98,6 +105,8 @@ def chunked(name: str, chunking: Chunking) -> ServerArm:
             return ServerArm(name, chunking.arguments())
 
 
+ANY_TIME_MS = 1e6
+"""A stop may take any time: prompts are whole, or cut by `max_num_batched_tokens` alone."""
 SHIPPED_TOKENS = 2048
 """vLLM's default of `max_num_batched_tokens`."""
 FIXED = {
@@ -105,8 +114,10 @@ FIXED = {
     for arm in (
         ServerArm("stock", ()),
         ServerArm("stock-shipped", Chunking(SHIPPED_TOKENS).arguments(), is_spinning=True),
+        ServerArm("stock-pools", Chunking(SHIPPED_TOKENS).arguments(), pools=(PREMIUM, STANDARD)),
         ServerArm("slackserve-off"),
         ServerArm("slackserve", preemption="resume"),
+        ServerArm("slackserve-whole", preemption="resume", stop_within_ms=ANY_TIME_MS),
     )
 }
 TUNED = {
@@ -148,6 +159,7 @@ def running(arm: ServerArm, directory: Path, model: Path | None = None) -> Itera
             command = ["benchmarks.comparison.stock_server", "--port", str(PORT)]
             command += ["--max-model-len", str(MODEL_LEN), *arm.stock]
             command += ["--model", str(model)] if model else []
+            command += ["--pools", *arm.pools] if arm.pools else []
             env = environment(*([SPINNING] if arm.is_spinning else []))
             start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, env)
         yield RunningServer(log, time.monotonic() - started_s)
@@ -168,9 +180,9 @@ def _end_children() -> None:
 def _start_ours(arm: ServerArm, log: Path, directory: Path, model: Path | None) -> None:
     settings = embedded_settings(
         max_model_len=MODEL_LEN,
-        preemption={"mode": arm.preemption},
+        preemption={"mode": arm.preemption, "stop_within_ms": arm.stop_within_ms},
         # All arms do the same work: nothing is refused, here nor by shedding below.
-        admission={"max_backlog_s": NEVER_S, "max_late_backlog_s": NEVER_S},
+        admission={"max_backlog_s": NEVER_S, "max_late_backlog_s": NEVER_S, "calm_s": NEVER_S},
     )
     settings["prefill"] = settings.get("prefill", {}) | {
         "engine_kwargs": {"max_num_batched_tokens": arm.step_tokens}

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks.comparison.arms import RunningServer, ServerArm
 from benchmarks.harness.local_server import logged
-from deployments.bench.answer import Offered
-from deployments.bench.client import connected
+from deployments.bench.answer import Answer, Offered
+from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival, Kind, Mix
+from slo.objectives import TIER_HEADER
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
 
 SEED = 4000
@@ -40,6 +46,18 @@ class PrioritisedAsking(Asking):
             **super().fields(arrival),
             "priority": DEFAULT_TIERS.top_rank - DEFAULT_TIERS.rank(arrival.tier),
         }
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A server for each tier, or one, whose name is empty, for all."""
+
+    pools: Mapping[str, Server]
+
+    async def complete(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """As `Server.complete`, by the tier that asks."""
+        pool = self.pools.get("") or self.pools[headers[TIER_HEADER]]
+        return await pool.complete(body, headers)
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,11 @@ class ArmRun:
         flags = self.flags(kind)
         return statistics.fmean(flags) if flags else 1.0
 
+    def merit(self) -> tuple[float, float, float]:
+        """By which chunks are chosen; more is better."""
+        times = self.ttfts_ms.get("urgent") or [math.inf]
+        return self.attained(), self.attained("urgent"), -float(np.percentile(times, 90))
+
 
 def mix(urgent_ms: float, long_ms: float) -> Mix:
     """Urgent short prompts among long ones."""
@@ -100,11 +123,15 @@ def ask(arm: ServerArm, server: RunningServer, arrivals: list[Arrival]) -> Offer
     """Offer a stream of requests."""
 
     async def asked() -> Offered:
-        async with connected(server.url, None, _TIMEOUT_S) as target:
-            models = await target.models()
+        async with AsyncExitStack() as stack:
+            pools = {
+                pool: await stack.enter_async_context(connected(f"{server.url}/{pool}", None, _TIMEOUT_S))
+                for pool in arm.pools or ("",)
+            }
+            models = await next(iter(pools.values())).models()
             assert models
-            asking = PrioritisedAsking if arm.is_prioritised else Asking
-            return await offer(target, arrivals, asking(models[0], Prompts(VOCABULARY)))
+            asking = (PrioritisedAsking if arm.is_prioritised else Asking)(models[0], Prompts(VOCABULARY))
+            return await offer(Pooled(pools), arrivals, asking)
 
     return asyncio.run(asked())
 
@@ -131,7 +158,8 @@ def alone_ms(
     times = []
     for tokens in lengths:
         time.sleep(pause_s)
-        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, PREMIUM)
+        tier = PREMIUM if tokens <= max(URGENT_TOKENS) else STANDARD
+        request = Arrival(0, 0.0, "alone", tokens, output_tokens, 600.0, tier)
         answer = ask(arm, server, [request]).ended[0].answer
         if answer.ttft_s is None or answer.reason:
             raise RuntimeError(f"{arm.name} did not answer a prompt of {tokens} tokens: {answer.reason}")

@@ -5,6 +5,7 @@ Urgent short prompts arrive among long ones, which are most of the work. Arms:
 - `stock`: first come, first served, whole prompts; `stock-shipped`: vLLM's default of 2,048 tokens a step,
   NIXL's progress threads spinning as its Python API has them; `stock-chunked` and `stock-priority`: chunks
   tuned in a pilot, and with these vLLM's priorities and a cap on what one prompt takes of a step;
+  `stock-pools`: a server for urgent prompts and one for long ones, on the same cores;
 - `slackserve-off`: our order without preemption; `slackserve-chunked`: the same with tuned chunks;
   `slackserve`.
 
@@ -105,16 +106,19 @@ class Comparison:
                 write(NAME, self.results())
 
     def _tune(self, name: str) -> str:
-        """Try every chunk at the highest load; the best has the most requests in time, then urgent ones."""
+        """Try every chunk at the highest load.
+
+        The best has the most requests in time, then the most urgent ones, then the soonest of nine in ten.
+        """
         fraction, tried = max(self._options.loads), []
         for given in getattr(self._options, f"{name.replace('-', '_')}_chunks"):
             arm = chunked(name, Chunking.parse(given))
             with self._serving(arm, PILOT_ROUND) as server:
                 run = self._run(arm, server, fraction, PILOT_ROUND, self._options.pilot_seconds)
             self._pilot.append({"chunk_tokens": given, **asdict(run)})
-            tried.append((run.attained(), run.attained("urgent"), given))
+            tried.append((*run.merit(), given))
             write(NAME, self.results())
-        best = max(tried, key=lambda item: item[:2])[-1]
+        best = max(tried)[-1]
         _console.print(f"{name}: chunks of {best}", highlight=False)
         return best
 

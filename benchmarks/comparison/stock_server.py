@@ -2,7 +2,8 @@
 
 One prefill and one decode replica behind `ray.serve.llm.build_pd_openai_app`, on the same cores, with the
 same KV cache, data type and environment as `slackserve serve` takes on this machine, and with its connector,
-which keeps the engines off each other's cores. Runs until SIGTERM.
+which keeps the engines off each other's cores. With `--pools` that for each of some pools, all on the same
+cores, each at `/POOL/v1`. Runs until SIGTERM.
 
     python -m benchmarks.comparison.stock_server --port 8000 [--chunk-tokens 512] [--priority]
 """
@@ -23,12 +24,14 @@ from kv_transfer.connector import NixlConnector
 
 PREFILL_NIXL_PORT = 24000
 DECODE_NIXL_PORT = 26000
-LOGICAL_CPUS = 8
+POOL_PORTS = 100
+"""How far the ports of two pools are apart."""
+LOGICAL_CPUS = 16
 """More than there are: most of the processes idle most of the time."""
 
 
-def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One tier. Only prefill is told about chunks; its steps take whole prompts without."""
+def llm_config(role: str, cores: str, pool: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One tier of a pool. Only prefill is told about chunks; its steps take whole prompts without."""
     model = ModelStore().resolve(arguments.model)
     is_prefill = role == "kv_producer"
     engine_kwargs: dict[str, Any] = {
@@ -67,7 +70,8 @@ def llm_config(role: str, cores: str, arguments: argparse.Namespace) -> dict[str
         "callback_config": {"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         "experimental_configs": {
             "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": PREFILL_NIXL_PORT if is_prefill else DECODE_NIXL_PORT,
+            "NIXL_SIDE_CHANNEL_PORT_BASE": (PREFILL_NIXL_PORT if is_prefill else DECODE_NIXL_PORT)
+            + POOL_PORTS * pool,
         },
         "deployment_config": {"num_replicas": 1, "max_ongoing_requests": 4096},
     }
@@ -82,6 +86,7 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, help="chunked prefill; without it whole prompts")
     parser.add_argument("--long-tokens", type=int, default=0, help="most of a chunk for one prompt")
     parser.add_argument("--priority", action="store_true", help="vLLM's scheduling by `priority`")
+    parser.add_argument("--pools", nargs="+", help="names; without, one pool at /v1")
     arguments = parser.parse_args()
 
     for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
@@ -96,19 +101,20 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # Ray installs its own, which leave without cleaning up
         signal.signal(number, lambda *_: stop.set())
     serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
-    app = build_pd_openai_app(
-        {
-            "prefill_config": llm_config("kv_producer", cores.prefill[0], arguments),
-            "decode_config": llm_config("kv_consumer", cores.decode[0], arguments),
-            "ingress_deployment_config": {
-                "num_replicas": 1,
-                "autoscaling_config": None,
-                "max_ongoing_requests": 100_000,
-                "ray_actor_options": {"num_cpus": 0.1},
-            },
-        }
-    )
-    serve.run(app, name="stock", route_prefix="/")
+    for number, pool in enumerate(arguments.pools or [""]):
+        app = build_pd_openai_app(
+            {
+                "prefill_config": llm_config("kv_producer", cores.prefill[0], number, arguments),
+                "decode_config": llm_config("kv_consumer", cores.decode[0], number, arguments),
+                "ingress_deployment_config": {
+                    "num_replicas": 1,
+                    "autoscaling_config": None,
+                    "max_ongoing_requests": 100_000,
+                    "ray_actor_options": {"num_cpus": 0.1},
+                },
+            }
+        )
+        serve.run(app, name=f"stock{pool}", route_prefix=f"/{pool}")
     print("ready", flush=True)
     stop.wait()
     serve.shutdown()

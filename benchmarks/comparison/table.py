@@ -57,12 +57,19 @@ def _quantiles(runs: Sequence[ArmRun], kind: str) -> dict[str, float]:
 
 
 def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float, float]:
-    """95 % of what is attained by a bootstrap: rounds are drawn, and of each drawn round its requests."""
+    """95 % of what is attained by a bootstrap: rounds are drawn, and of each drawn round its requests.
+
+    Where all were in time, or none, there is nothing to draw from: Clopper and Pearson's bound is taken.
+    """
     rng = np.random.default_rng(1)
     rounds = [np.array(run.flags(kind), float) for run in runs]
     rounds = [flags for flags in rounds if flags.size]
     if not rounds:
         return 0.0, 1.0
+    every = np.concatenate(rounds)
+    if every.min() == every.max():
+        bound = 0.025 ** (1 / every.size)
+        return (bound, 1.0) if every[0] else (0.0, 1 - bound)
     drawn = []
     for _ in range(BOOTSTRAPS):
         picked = [rounds[at] for at in rng.integers(len(rounds), size=len(rounds))]

@@ -22,13 +22,13 @@ from itertools import pairwise
 from typing import Any, Final
 
 from benchmarks.cores.held_out import FIRST_SEED, MODELS, WORST, Case, arm_of, goodputs, ratio_interval
+from benchmarks.doc_tables import result
 from benchmarks.report import print_rows, write
 from simulator.arms.by_class import BY_CLASS
 
 OURS: Final = "targets"
 PEER: Final = "sedf-resume"
-SETTINGS: Final[Mapping[str, float | None]] = {PEER: 2048.0, "sedf-chunked": 1024.0, OURS: None}
-"""The arms along the axes, with what they join or cut at."""
+PEERS: Final = (PEER, "sedf-chunked")
 AXES: Final[Mapping[str, Sequence[float]]] = {
     "scale": (0.5, 1.0, 2.0),
     "sigma": (0.15, 0.3, 0.5),
@@ -43,6 +43,17 @@ def setting_of(name: str, value: float | None) -> int:
     """The place of a setting among the arm's."""
     values = [next(iter(setting.values()), None) for setting in arm_of(name).settings]
     return values.index(value)
+
+
+def best_settings(model: str, level: float) -> dict[str, float | None]:
+    """The arms along the axes, with the joins or chunks that were best for their worst class (`held_out`)."""
+    figure = f"worst class {level:.0%}"
+    best = {
+        row["arm"]: next(iter(row["setting"].values()))
+        for row in result("cores/held_out")["rows"]
+        if (row["model"], row["figure"]) == (model, figure) and row["arm"] in PEERS
+    }
+    return {**{name: best[name] for name in PEERS}, OURS: None}
 
 
 def compared(
@@ -67,10 +78,10 @@ def break_even_s(charges: Sequence[tuple[float, float]]) -> float | None:
     return None
 
 
-def along(base: Case, streams: int, axis: str, value: float) -> dict[str, list[Case]]:
+def along(base: Case, streams: int, axis: str, value: float, level: float) -> dict[str, list[Case]]:
     """The cases of each arm at a place on an axis; what is charged is charged to ours alone."""
     found = {}
-    for name, setting in SETTINGS.items():
+    for name, setting in best_settings(base.model, level).items():
         case = replace(base, arm=name, setting=setting_of(name, setting))
         if axis != "charged_s" or name == OURS:
             case = replace(case, **{axis: value})
@@ -110,17 +121,19 @@ def main() -> None:
     parser.add_argument("--output", default="held_out_axes")
     options = parser.parse_args()
     models, levels = options.model or MODELS[:1], options.level or [0.9]
-    groups: dict[tuple[str, str, float], dict[str, list[Case]]] = {}
-    for model in models:
-        base = Case(model, OURS, 0, 0.0, 0, options.requests)
-        for axis in options.axis or AXES:
-            for value in AXES[axis] if options.value is None else (options.value,):
-                groups[model, axis, value] = along(base, options.streams, axis, value)
-        if not options.no_parts:
-            groups[model, "without", 0.0] = without_parts(base, options.streams)
-    cases = sorted({case for group in groups.values() for part in group.values() for case in part}, key=repr)
     rows = []
     for level in levels:
+        groups: dict[tuple[str, str, float], dict[str, list[Case]]] = {}
+        for model in models:
+            base = Case(model, OURS, 0, 0.0, 0, options.requests)
+            for axis in options.axis or AXES:
+                for value in AXES[axis] if options.value is None else (options.value,):
+                    groups[model, axis, value] = along(base, options.streams, axis, value, level)
+            if not options.no_parts:
+                groups[model, "without", 0.0] = without_parts(base, options.streams)
+        cases = sorted(
+            {case for group in groups.values() for part in group.values() for case in part}, key=repr
+        )
         with ProcessPoolExecutor(options.processes) as pool:
             figures = pool.map(partial(goodputs, whom=(WORST,), levels=(level,)), cases)
             found = {case: next(iter(one.values())) for case, one in zip(cases, figures, strict=True)}

@@ -75,7 +75,7 @@ async def bare_ttft_s(engine: Any, prompt: list[int], number: str) -> float:
 async def alternate(engine: Any, requests: int, arm: str) -> list[tuple[int, float, float]]:
     """(prompt tokens, bare TTFT, served TTFT) of each pair."""
     pairs = []
-    async with client(PORT, SEED, VOCABULARY) as asked:
+    async with client(PORT, f"{SEED} {arm}", VOCABULARY) as asked:
         for number, prompt in enumerate(prompts(requests, arm)):
             bare_s = await bare_ttft_s(engine, prompt, f"{arm}-{number}")
             (served_s,) = await asked.ttfts_s(Arrival(0, 0.0, "", len(prompt), 2, None, STANDARD))

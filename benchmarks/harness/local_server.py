@@ -127,8 +127,11 @@ class Client:
 
 
 @asynccontextmanager
-async def client(port: int, seed: int, vocabulary: range = range(1000, 40000)) -> AsyncIterator[Client]:
-    """A client of the server on a port; the tokens of its prompts are drawn from `vocabulary`."""
+async def client(port: int, seed: int | str, vocabulary: range = range(1000, 40000)) -> AsyncIterator[Client]:
+    """A client of the server on a port; the tokens of its prompts are drawn from `vocabulary`.
+
+    Two clients of one `seed` ask for the same prompts, one after the other.
+    """
     async with connected(f"http://127.0.0.1:{port}", None, timeout_s=300) as server:
         models = await server.models()
         assert models

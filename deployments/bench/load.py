@@ -10,18 +10,14 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from deployments.bench.answer import Ended, Offered
+from deployments.bench.answer import Answer, Ended, Offered
 from simulator.workload.arrivals import Arrival
-
-if TYPE_CHECKING:
-    from deployments.bench.client import Server
-
 
 _LEAD_S: Final = 0.05
 """Between the start and the first arrival, so that the first body is made in time."""
@@ -95,8 +91,16 @@ class Asking:
         }
 
 
+class Completing(Protocol):
+    """What requests are offered to."""
+
+    async def complete(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a streaming completion and read it to its end. Never raises for what the server does."""
+        ...
+
+
 async def offer(
-    server: Server,
+    server: Completing,
     arrivals: Sequence[Arrival],
     asking: Asking,
     on_ended: Callable[[Ended], None] = lambda _: None,

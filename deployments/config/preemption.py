@@ -4,13 +4,13 @@ Owns their names and ranges; the defaults are those of the rules.
 """
 
 import dataclasses
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from slo.files.strict_yaml import Positive, Section
 from slo.preemption.types import (
+    CPU_STOP_WITHIN_S,
     LAUNCH_AHEAD_S,
     STOP_WITHIN_S,
     Limits,
@@ -72,7 +72,7 @@ class PreemptionConfig(Section):
     stop_within_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="Long prompts are cut into chunks that can stop within this; by default "
-        f"{STOP_WITHIN_S * 1e3:.0f} on cuda, and chunks of 8,192 tokens whatever a stop takes on cpu.",
+        f"{STOP_WITHIN_S * 1e3:.0f} on cuda and {CPU_STOP_WITHIN_S * 1e3:.0f} on cpu.",
     )
     join_tokens: Annotated[int, Field(ge=1)] = Field(
         2048, description="Prompts are prefilled together while they have no more tokens together."
@@ -89,10 +89,10 @@ class PreemptionConfig(Section):
         return PreemptionMode.OFF if value is False else value
 
     def stop_within_s(self, accelerator: str) -> float:
-        """How long a stop may take; infinite for any time."""
+        """How long a stop may take."""
         if self.stop_within_ms is not None:
             return self.stop_within_ms / 1e3
-        return math.inf if accelerator == "cpu" else STOP_WITHIN_S
+        return CPU_STOP_WITHIN_S if accelerator == "cpu" else STOP_WITHIN_S
 
     def targets(self, tiers: TierSet) -> dict[Tier, float]:
         """What the queue aims at, by tier; empty when all requests are alike."""

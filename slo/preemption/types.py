@@ -87,6 +87,8 @@ LAUNCH_AHEAD_S: Final = 0.002
 """How much work the host launches ahead of an accelerator, by default: enough that it does not starve."""
 STOP_WITHIN_S: Final = 0.010
 """How long a stop takes at most on an accelerator, by default; chunks are cut to that."""
+CPU_STOP_WITHIN_S: Final = 0.050
+"""The same on CPU, where one operator of a long prompt can take half a second."""
 
 
 @dataclass(frozen=True, slots=True)

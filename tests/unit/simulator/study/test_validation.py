@@ -21,6 +21,12 @@ def test_it_foretells_what_the_real_server_did(recording):
         assert simulated == pytest.approx(measured_s, rel=LIMITS[name]), name
 
 
+def test_the_figures_that_are_told_are_those_of_the_recording(recording):
+    told = json.loads(RECORDED.read_text())["results"]["quantiles_s"]
+    for name, figures in compare(recording).items():
+        assert told[name] == pytest.approx(figures), name
+
+
 def test_the_recording_is_of_requests_that_met_each_other(recording):
     """Of requests that all had the server to themselves anything would foretell the times."""
     slowest = max(request.ttft_s / alone_s(recording, request.tokens) for request in recording.requests)
