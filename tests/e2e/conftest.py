@@ -58,6 +58,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
         "admission": {"calm_s": 600},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
+        "preemption": {"stop_within_ms": 10_000},  # whole prompts, however slow the machine
         "limits": {"max_body_bytes": 200_000, "idle_timeout_s": 20},
         "tiers": {
             "premium": {"ttft_ms": 2000, "tpot_ms": 200, "sheddable": False, "weight": 4},

@@ -24,6 +24,7 @@ def two_ranks(tmp_path_factory, tiny_model):
         "monitor": {"port": 0, "shed": False},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
+        "preemption": {"stop_within_ms": 10_000},  # whole prompts, however slow the machine
         "tiers": {
             "premium": {"ttft_ms": 2000, "sheddable": False, "weight": 4},
             "standard": {"ttft_ms": 4000, "weight": 2},

@@ -132,6 +132,7 @@ def serving_tiny(directory: Path, key: str, **settings) -> Iterator[Deployment]:
         "port": free_port(),
         "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
         "warmup_tokens": [32, 512],
+        "preemption": {"stop_within_ms": 10_000},  # whole prompts, however slow the machine
         "monitor": {"port": 0, "shed": False},
         "api_keys": [{"tenant": "acme", "key": key}],
         **settings,
