@@ -253,16 +253,17 @@ def comparison() -> str:
 
 
 def comparison_in_short() -> str:
-    """The best peer of each load and ours."""
+    """Stock as shipped, the best with one pool, one with two, and ours, at each load."""
     found = result("comparison")
     rows = []
-    for said in found["verdict"]:
-        here = {row["arm"]: row for row in found["summary"] if row["load"] == said["load"]}
-        for arm in ("stock-shipped", said["best_stock"], _OURS):
-            if arm in here:
-                row = here.pop(arm)
-                cells = [_attained(row["urgent"]), _attained(row["long"]), f"{row['prompt_tokens_ps']:.0f}"]
-                rows.append([f"{said['load']:g}", _server(arm, found), *cells])
+    for load in sorted({row["load"] for row in found["summary"]}):
+        here = {row["arm"]: row for row in found["summary"] if row["load"] == load}
+        tuned = [here[arm] for arm in ("stock-chunked", "stock-priority")]
+        best = max(tuned, key=lambda row: row["urgent"]["attained"])["arm"]
+        for arm in ("stock-shipped", best, "stock-pools", _OURS):
+            row = here[arm]
+            cells = [_attained(row["urgent"]), _attained(row["long"]), f"{row['prompt_tokens_ps']:.0f}"]
+            rows.append([f"{load:g}", _server(arm, found), *cells])
     return markdown(["Load", "", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
 
 
