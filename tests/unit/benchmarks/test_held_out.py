@@ -74,8 +74,19 @@ def test_the_break_even_lies_between_the_charges_about_it():
     assert held_out_axes.break_even_s([(0.0, 1.1), (1e-4, 1.05)]) is None
 
 
+@pytest.mark.parametrize(
+    ("model", "level", "settings"),
+    [
+        ("8b", 0.9, {"sedf-resume": 2048.0, "sedf-chunked": 1024.0, "targets": None}),
+        ("14b", 0.99, {"sedf-resume": 1024.0, "sedf-chunked": 768.0, "targets": None}),
+    ],
+)
+def test_the_peers_have_the_settings_that_were_best_for_that_model_and_level(model, level, settings):
+    assert held_out_axes.best_settings(model, level) == settings
+
+
 def test_what_is_charged_is_charged_to_ours_alone():
-    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4)
+    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4, 0.9)
     assert {name: [case.charged_s for case in cases] for name, cases in groups.items()} == {
         "sedf-resume": [0.0, 0.0],
         "sedf-chunked": [0.0, 0.0],

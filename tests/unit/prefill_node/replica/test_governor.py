@@ -115,7 +115,7 @@ def test_a_step_is_not_stopped_again_for_one_that_found_no_memory():
 
 def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():
     deciding = governor(LONG)
-    deciding.arrived(ENGINE.knows(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0)))
+    deciding.arrived(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0))
     (waiting,) = [each for each in deciding.waiting(view(running("long")), 0.0) if each.job_id == "other"]
     assert waiting.weight == min(WEIGHTS.values())
 
