@@ -75,9 +75,14 @@ class EngineError:
     param: str | None = None
 
 
+def parts_of(piece: Any) -> list[Any]:
+    """The events or the object that a piece of an answer is; vLLM may give several events at a time."""
+    return piece if isinstance(piece, list) else [piece]
+
+
 def error_in(piece: Any) -> EngineError | None:
     """The error that a piece of an answer is, or has in one of its events; None for none."""
-    for part in piece if isinstance(piece, list) else [piece]:
+    for part in parts_of(piece):
         if not isinstance(part, str):
             if (found := getattr(part, "error", None)) is not None:
                 return _read(vars(found))

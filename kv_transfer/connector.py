@@ -192,19 +192,17 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
 
     def _note_leases(self) -> None:
         """On decode: what is asked of prefill with this step."""
-        step = self._connector_metadata
+        step, now_s = self._connector_metadata, time.perf_counter()
         if beats := step.heartbeat_by_engine:
             known = self.connector_worker._remote_agents  # noqa: SLF001 - others are not told yet
             asked = [beat.req_ids for engine, beat in beats.items() if engine in known]
-            self._deadlines.lengthened(set().union(*asked), time.perf_counter())
-        empty = [
-            request_id for request_id, pull in step.reqs_to_recv.items() if not any(pull.local_block_ids)
-        ]
-        self._empty_pulls.asked(empty, time.perf_counter())
-        self._empty_pulls.forget(self.connector_worker._recving_metadata, time.perf_counter())  # noqa: SLF001
+            self._deadlines.lengthened(set().union(*asked), now_s)
+        self._empty_pulls.forget(self.connector_worker._recving_metadata, now_s)  # noqa: SLF001 - vLLM does not
         for request_id, pull in step.reqs_to_recv.items():
             peer, blocks = pull.remote, frozenset().union(*pull.local_block_ids)
-            if blocks and peer.blocks_expiry_time is not None:
+            if not blocks:
+                self._empty_pulls.asked(request_id, now_s)
+            elif peer.blocks_expiry_time is not None:
                 self._pulls[request_id] = Pull(
                     peer.engine_id, peer.request_id, peer.blocks_expiry_time, blocks
                 )

@@ -7,7 +7,7 @@ or whose prompt is cached here, is never done, and its record, with the list of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 KEPT_S: Final = 600.0
@@ -20,9 +20,9 @@ class EmptyPulls:
     def __init__(self) -> None:
         self._asked: deque[tuple[float, str]] = deque()
 
-    def asked(self, request_ids: Iterable[str], now_s: float) -> None:
-        """These are asked for with this step."""
-        self._asked.extend((now_s, request_id) for request_id in request_ids)
+    def asked(self, request_id: str, now_s: float) -> None:
+        """One is asked for with this step."""
+        self._asked.append((now_s, request_id))
 
     def forget(self, records: MutableMapping[str, Any], now_s: float) -> None:
         """Remove the old ones from vLLM's `records`; not of a request that has blocks to pull by now."""

@@ -192,6 +192,12 @@ def _check_aliases(clients: Mapping[Tier, TierPolicy]) -> None:
                 raise ValueError(f"service_tier {alias!r} asks for both {owners[alias]!r} and {tier!r}")
 
 
+def weight_of(weights: Mapping[Tier, float], tier: Tier) -> float:
+    """A tier's weight; the least for one that only another version of the configuration has."""
+    known = weights.get(tier)
+    return min(weights.values()) if known is None else known
+
+
 PREMIUM: Final = Tier("premium")
 STANDARD: Final = Tier("standard")
 BACKGROUND: Final = Tier("background")

@@ -7,7 +7,7 @@ Urgent short prompts arrive among long ones, which are most of the work. Arms:
   tuned in a pilot, and with these vLLM's priorities and a cap on what one prompt takes of a step;
   `stock-pools`: a server for urgent prompts and one for long ones, on the same cores;
 - `slackserve-off`: our order without preemption; `slackserve-chunked`: the same with tuned chunks;
-  `slackserve`.
+  `slackserve`; `slackserve-whole`: the same with whole prompts, however long a stop takes.
 
 Loads are fractions of the prefill capacity, which a burst of the same mix on the stock server shows. What is
 offered is within 2 % of that, or the run fails. Each start of a server serves all loads; rounds take the arms
@@ -47,7 +47,7 @@ from benchmarks.comparison.table import loads_table, summary, verdict
 from benchmarks.harness.cut_model import cut_model
 from benchmarks.report import RESULTS, write
 
-DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,slackserve-chunked,slackserve"
+DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,stock-pools,slackserve-chunked,slackserve"
 PILOT_ROUND = -1
 NAME = "comparison"
 _console = Console(width=120)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -78,10 +78,12 @@ def break_even_s(charges: Sequence[tuple[float, float]]) -> float | None:
     return None
 
 
-def along(base: Case, streams: int, axis: str, value: float, level: float) -> dict[str, list[Case]]:
+def along(
+    base: Case, streams: int, axis: str, value: float, settings: Mapping[str, float | None]
+) -> dict[str, list[Case]]:
     """The cases of each arm at a place on an axis; what is charged is charged to ours alone."""
     found = {}
-    for name, setting in best_settings(base.model, level).items():
+    for name, setting in settings.items():
         case = replace(base, arm=name, setting=setting_of(name, setting))
         if axis != "charged_s" or name == OURS:
             case = replace(case, **{axis: value})
@@ -123,14 +125,7 @@ def main() -> None:
     models, levels = options.model or MODELS[:1], options.level or [0.9]
     rows = []
     for level in levels:
-        groups: dict[tuple[str, str, float], dict[str, list[Case]]] = {}
-        for model in models:
-            base = Case(model, OURS, 0, 0.0, 0, options.requests)
-            for axis in options.axis or AXES:
-                for value in AXES[axis] if options.value is None else (options.value,):
-                    groups[model, axis, value] = along(base, options.streams, axis, value, level)
-            if not options.no_parts:
-                groups[model, "without", 0.0] = without_parts(base, options.streams)
+        groups = {place: cases for model in models for place, cases in _places(model, level, options)}
         cases = sorted(
             {case for group in groups.values() for part in group.values() for case in part}, key=repr
         )
@@ -152,6 +147,18 @@ def main() -> None:
     shown = ["model", "level", "axis", "value", "arm", "goodput_rps", "ours over it", "low", "high"]
     print_rows("the worst class, requests per second", rows, {name: name for name in shown})
     print(write(f"cores/{options.output}", results))
+
+
+def _places(
+    model: str, level: float, options: argparse.Namespace
+) -> Iterator[tuple[tuple[str, str, float], dict[str, list[Case]]]]:
+    """What is simulated of a model: (model, axis, value), and the cases of each arm there."""
+    base, settings = Case(model, OURS, 0, 0.0, 0, options.requests), best_settings(model, level)
+    for axis in options.axis or AXES:
+        for value in AXES[axis] if options.value is None else (options.value,):
+            yield (model, axis, value), along(base, options.streams, axis, value, settings)
+    if not options.no_parts:
+        yield (model, "without", 0.0), without_parts(base, options.streams)
 
 
 def charge_of(rows: Sequence[Mapping[str, Any]], model: str, level: float) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from decode_node.answers import EngineError, error_in, is_done
+from decode_node.answers import EngineError, error_in, is_done, parts_of
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.errors import HTTPError
@@ -40,11 +40,10 @@ async def events(
 
 
 async def _parts(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Events one by one; vLLM may give several at a time."""
-    for part in first if isinstance(first, list) else [first]:
+    for part in parts_of(first):
         yield part
     async for piece in rest:
-        for part in piece if isinstance(piece, list) else [piece]:
+        for part in parts_of(piece):
             yield part
 
 

@@ -41,6 +41,7 @@ from slo.request import (
     JobId,
     RequestContext,
 )
+from slo.tiers import weight_of
 from telemetry import logs
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
 from telemetry.instruments import Instruments
@@ -150,7 +151,7 @@ class JobTable:
             **(request.params.extra_args or {}),
             JOB_XARG: context.attempt_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
-            WEIGHT_XARG: self._governor.weight(context.tier),
+            WEIGHT_XARG: weight_of(self._governor.weights, context.tier),
             TIER_XARG: context.tier,
             ARRIVED_XARG: arrived_s,
         }

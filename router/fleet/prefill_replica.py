@@ -15,7 +15,7 @@ from router.fleet.queue_forecast import OutstandingWork
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.prefill import Prefill
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import Tier, weight_of
 
 
 class PlacedJob(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class PrefillView:
                     waiting.append(
                         Prefill(
                             job.job_id,
-                            self._weight(job.tier),
+                            weight_of(self.weights, job.tier),
                             job.deadline_s,
                             self.work_s(job),
                             job.placed_at_s,
@@ -141,14 +141,9 @@ class PrefillView:
             self._prefills = waiting, riders
         return self._prefills
 
-    def _weight(self, tier: Tier) -> float:
-        """Of a tier that only another version of the configuration has, the least."""
-        known = self.weights.get(tier)
-        return min(self.weights.values()) if known is None else known
-
     def _runner(self, riders: list[PlacedJob], now_s: float, busy_s: float) -> Prefill:
         """The running pass as one prefill; late if all in it are."""
         on_time = [job for job in riders if now_s + busy_s <= job.deadline_s]
         first = min(on_time or riders, key=lambda job: job.deadline_s)
-        weight = sum(self._weight(job.tier) for job in on_time)
+        weight = sum(weight_of(self.weights, job.tier) for job in on_time)
         return Prefill(first.job_id, weight, first.deadline_s, busy_s, first.placed_at_s)

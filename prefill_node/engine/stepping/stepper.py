@@ -226,11 +226,12 @@ class Stepper:
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         command = choose(queue, suspended, free_blocks, now_s, self.rules, self._ordered)
-        blocked = [item.step for item in suspended if item.blocked and not item.overdue]
         self._short = ()
-        if isinstance(command, Resume) and command.step in blocked:
-            short = [item.prefill.job_id for item in queue if item.missing_blocks > free_blocks]
-            self._short = tuple(short[:_SHORT_OF_MEMORY])
+        if isinstance(command, Resume):
+            (resumed,) = [item for item in suspended if item.step is command.step]
+            if resumed.blocked and not resumed.overdue:
+                short = [item.prefill.job_id for item in queue if item.missing_blocks > free_blocks]
+                self._short = tuple(short[:_SHORT_OF_MEMORY])
         return command
 
     def _may_issue_ahead(self) -> bool:

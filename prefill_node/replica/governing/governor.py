@@ -39,7 +39,7 @@ from slo.queue.fairness import FairnessRule
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
-from slo.tiers import Tier
+from slo.tiers import Tier, weight_of
 
 NOBODY = JobId("")
 """The beneficiary of a stop that only ends work that nobody waits for."""
@@ -114,11 +114,6 @@ class Governor:
     _view: SchedulerView | None = None
     _seen: set[str] = field(default_factory=set)
 
-    def weight(self, tier: Tier) -> float:
-        """The value of a request on time; of a tier that only another configuration has, the least."""
-        known = self.weights.get(tier)
-        return min(self.weights.values()) if known is None else known
-
     @property
     def is_on(self) -> bool:
         """Whether running steps can be stopped at all."""
@@ -189,7 +184,7 @@ class Governor:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
         work_s = self.ledger.predictor.prefill_s(*job.left(0))
-        weight, view = self.weight(job.tier), self._view
+        weight, view = weight_of(self.weights, job.tier), self._view
         if view is not None and view.targets is not None:
             weight *= view.targets.price(job.tier)
         self.forecast.arrived(work_s, weight, job.arrived_s)
@@ -240,7 +235,10 @@ class Governor:
     def _beneficiaries(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Those that a stop could help: all that wait but those that just found no memory."""
         prefills = self._prefills(view, now_s)
-        return [prefill for prefill in prefills if prefill.job_id not in view.short]
+        if not view.short:
+            return prefills
+        short = frozenset(view.short)
+        return [prefill for prefill in prefills if prefill.job_id not in short]
 
     def _ordered(self, view: SchedulerView, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         fairness = None
@@ -292,7 +290,7 @@ class Governor:
             tokens, context = job.left(0)
             known = self._fresh[job.job_id] = Prefill(
                 job.job_id,
-                self.weight(job.tier),
+                weight_of(self.weights, job.tier),
                 job.deadline_s,
                 predictor.prefill_s(max(1, tokens), context),
                 job.arrived_s,

@@ -86,7 +86,8 @@ def test_the_peers_have_the_settings_that_were_best_for_that_model_and_level(mod
 
 
 def test_what_is_charged_is_charged_to_ours_alone():
-    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4, 0.9)
+    settings = held_out_axes.best_settings("8b", 0.9)
+    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4, settings)
     assert {name: [case.charged_s for case in cases] for name, cases in groups.items()} == {
         "sedf-resume": [0.0, 0.0],
         "sedf-chunked": [0.0, 0.0],

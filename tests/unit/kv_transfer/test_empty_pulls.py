@@ -11,8 +11,8 @@ def record(*blocks):
 
 def test_a_record_is_kept_while_vllm_may_read_it_and_no_longer():
     pulls, records = EmptyPulls(), {"a": record(), "b": record()}
-    pulls.asked(["a"], 0.0)
-    pulls.asked(["b"], 10.0)
+    pulls.asked("a", 0.0)
+    pulls.asked("b", 10.0)
     pulls.forget(records, KEPT_S - 1)
     assert records.keys() == {"a", "b"}
     pulls.forget(records, KEPT_S + 1)
@@ -23,6 +23,7 @@ def test_a_record_is_kept_while_vllm_may_read_it_and_no_longer():
 
 def test_a_request_that_has_blocks_to_pull_by_now_is_left_alone():
     pulls, records = EmptyPulls(), {"a": record(7)}
-    pulls.asked(["a", "done meanwhile"], 0.0)
+    pulls.asked("a", 0.0)
+    pulls.asked("done meanwhile", 0.0)
     pulls.forget(records, KEPT_S + 1)
     assert records.keys() == {"a"}

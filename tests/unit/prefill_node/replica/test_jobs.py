@@ -55,8 +55,7 @@ def client():
 
 @pytest.fixture
 def table(client):
-    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)))
-    governor.weight.return_value = 1.0
+    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
     governor.arrived.side_effect = governor.ledger.arrived
     report = SimpleNamespace(is_dead=False, replica_id=ReplicaId("here"), note_length=lambda *_: None)
     serving = SimpleNamespace(
