@@ -57,14 +57,16 @@ def offline_engine(
     with Board.create(ranks) as board:
         own = _arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False)
         own |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
-        llm = LLM(**(own | options))
-        board.unlink()
-        core = llm.llm_engine.engine_core.engine_core
         try:
-            yield llm, board
+            llm = LLM(**(own | options))
+            board.unlink()
+            core = llm.llm_engine.engine_core.engine_core
+            try:
+                yield llm, board
+            finally:
+                core.model_executor.shutdown()
+                core.scheduler.shutdown()
         finally:
-            core.model_executor.shutdown()
-            core.scheduler.shutdown()
             destroy_model_parallel()  # of a worker in this process, for the next one
             destroy_distributed_environment()
 
@@ -83,13 +85,15 @@ def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     own = _arguments(model, None, None, None, is_gpu=False) | {"distributed_executor_backend": "uni"}
-    llm = LLM(**(own | options))
-    core = llm.llm_engine.engine_core.engine_core
     try:
-        yield llm
+        llm = LLM(**(own | options))
+        core = llm.llm_engine.engine_core.engine_core
+        try:
+            yield llm
+        finally:
+            core.model_executor.shutdown()
+            core.scheduler.shutdown()
     finally:
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
         destroy_model_parallel()
         destroy_distributed_environment()
 

@@ -3,12 +3,18 @@
 import random
 
 import pytest
+import torch
 from engines import COMPILED, engine, random_prompt
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from deployments.models.store import ModelStore
 from prefill_node.engine_setup import EngineSetup
 
 PROMPT = random_prompt(700, seed=1)
+
+needs_avx512 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM has these kernels for CPUs with AVX-512 only"
+)
 
 
 def undisturbed(running, prompt=PROMPT):
@@ -165,7 +171,10 @@ OTHERS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", OTHERS)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=needs_avx512) if name == "awq" else name for name in OTHERS],
+)
 def test_other_architectures_compiled(architecture, models):
     with engine(models(architecture), **COMPILED, **OTHERS[architecture]) as running:
         assert running.boundaries == 2 * 4 + 1
@@ -179,7 +188,7 @@ def test_other_architectures_compiled(architecture, models):
         ("gemma3_text", 4, {}),
         ("gpt_oss", 4, OTHERS["gpt_oss"]),
         ("deepseek_v2", 4, {}),
-        ("awq", 28, OTHERS["awq"]),
+        pytest.param("awq", 28, OTHERS["awq"], marks=needs_avx512),
         ("paligemma", 4, {"language_model_only": True}),
     ],
 )
@@ -192,6 +201,7 @@ def test_other_architectures_eager(architecture, boundaries, options, models):
 
 
 @pytest.mark.long
+@needs_avx512
 @pytest.mark.parametrize("options", [COMPILED, {"setup": EngineSetup(mode="resume", granularity="operator")}])
 def test_keys_and_values_of_eight_bits(options, models):
     with engine(models("llama"), dtype="bfloat16", kv_cache_dtype="fp8", **options) as running:
@@ -227,6 +237,20 @@ def test_pieces_that_inductor_has_compiled(models, monkeypatch, tmp_path):
             for boundary in range(running.boundaries):
                 assert stopped(running, [boundary]) == expected, f"differs after a stop at {boundary}"
             assert stopped(running, [0, 3, 3, 4, 8]) == expected
+
+
+@pytest.mark.long
+def test_an_engine_that_could_not_start_leaves_the_next_one_alone(models, monkeypatch):
+    def fail(runner):
+        raise MemoryError("of warming up")
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError, match="of warming up"):
+        patched.setattr(CPUModelRunner, "warming_up_model", fail)
+        with engine(models("llama"), **COMPILED):
+            pass
+    with engine(models("llama"), **COMPILED) as running:
+        expected = undisturbed(running)
+        assert stopped(running, [3]) == expected
 
 
 def test_a_model_that_computes_between_its_layers_is_preempted_when_compiled(models):

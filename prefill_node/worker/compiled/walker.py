@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _BUILDERS: Final = (vllm.compilation.backends, vllm.compilation.caching)
 """Where vLLM makes the function: after compiling, and from what it has stored of that."""
 _NAME: Final = "compile_execution_fn"
+_ORIGINALS: Final = tuple([getattr(builder, _NAME) for builder in _BUILDERS])
+"""vLLM's own: a pass is never cut by two, not even behind an engine that failed in this process."""
 
 
 class Walker:
@@ -109,19 +111,16 @@ class CompiledPass:
         self._granularity = granularity
         self._walkers: list[Walker] = []
         self._problems: list[str] = []
-        self._originals: list[Callable[..., Any]] = []
 
     def watch(self) -> None:
         """Take vLLM's function wherever it is made from now on; before the model is loaded."""
-        self._originals = [getattr(builder, _NAME) for builder in _BUILDERS]
-        for builder, original in zip(_BUILDERS, self._originals, strict=True):
+        for builder, original in zip(_BUILDERS, _ORIGINALS, strict=True):
             setattr(builder, _NAME, partial(self._make, original))
 
     def unwatch(self) -> None:
         """The model is loaded, compiled and has run."""
-        for builder, original in zip(_BUILDERS, self._originals, strict=False):
+        for builder, original in zip(_BUILDERS, _ORIGINALS, strict=True):
             setattr(builder, _NAME, original)
-        self._originals = []
 
     def attach(self, model: Any, forward: Forward) -> Boundaries:
         """Have the pass ask `forward` at its boundaries.
