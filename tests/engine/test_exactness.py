@@ -244,10 +244,11 @@ def test_an_engine_that_could_not_start_leaves_the_next_one_alone(models, monkey
     def fail(runner):
         raise MemoryError("of warming up")
 
-    with monkeypatch.context() as patched, pytest.raises(MemoryError, match="of warming up"):
+    starts = engine(models("llama"), **COMPILED)
+    with monkeypatch.context() as patched:
         patched.setattr(CPUModelRunner, "warming_up_model", fail)
-        with engine(models("llama"), **COMPILED):
-            pass
+        with pytest.raises(MemoryError, match="of warming up"):
+            starts.__enter__()
     with engine(models("llama"), **COMPILED) as running:
         expected = undisturbed(running)
         assert stopped(running, [3]) == expected
