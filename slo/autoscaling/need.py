@@ -44,7 +44,7 @@ class PrefillDemand:
     Attributes:
         work: Predicted work that arrives, seconds per second of the fastest replica; refused work included.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
-        at_risk: Whether a tier misses its target (`slo.monitor.shedding.TierBurn.at_risk`).
+        at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
     """
 
     work: float

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from slo.monitor.latency_sketch import LatencySketch, Spread
-from slo.outcomes import Outcome, RequestEnded
+from slo.outcomes import ObjectiveName, Outcome, RequestEnded
 from slo.tiers import Tier
 
 LONG_PER_SHORT: Final = 12
@@ -81,14 +81,18 @@ class _Tally:
     judged: int = 0
     met: int = 0
     good: int = 0
+    ttft_judged: int = 0
+    ttft_met: int = 0
     ttft: LatencySketch = field(default_factory=LatencySketch)
     tpot: LatencySketch = field(default_factory=LatencySketch)
     e2e: LatencySketch = field(default_factory=LatencySketch)
     budget_used: LatencySketch = field(default_factory=LatencySketch)
 
     def add(self, ended: RequestEnded) -> None:
-        attained = ended.attained
+        attained, in_time = ended.attained, ended.judged.get(ObjectiveName.TTFT)
         self.requests += 1
+        self.ttft_judged += in_time is not None
+        self.ttft_met += in_time is True
         self.judged += attained is not None
         self.met += attained is True
         self.good += ended.outcome is Outcome.FINISHED and attained is not False
@@ -144,7 +148,13 @@ class RollingAttainment:
         tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
         judged = sum(tally.judged for tally in tallies)
         missed = judged - sum(tally.met for tally in tallies)
-        return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)
+        return _burn(missed, judged, target)
+
+    def ttft_burn(self, tier: Tier, target: float, window_s: float, now_s: float) -> Burn:
+        """The same where the TTFT is all that counts, of the requests that were promised one."""
+        tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
+        judged = sum(tally.ttft_judged for tally in tallies)
+        return _burn(judged - sum(tally.ttft_met for tally in tallies), judged, target)
 
     def over(
         self,
@@ -199,3 +209,7 @@ class RollingAttainment:
         for index in [index for index in self._slices if index < oldest]:
             del self._slices[index]
         self._known = {series for tallies in self._slices.values() for series in tallies}
+
+
+def _burn(missed: int, judged: int, target: float) -> Burn:
+    return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)

@@ -219,7 +219,7 @@ class MonitorCore:
         demand, heard_s = self._demand
         if demand is None or now_s - heard_s > _DEMAND_HOLDS_S:
             return None
-        return replace(demand, prefill=replace(demand.prefill, at_risk=bool(self._at_risk)))
+        return replace(demand, prefill=replace(demand.prefill, at_risk=self._is_ttft_at_risk(now_s)))
 
     def judgements(self) -> dict[Judged, int]:
         """Requests that were judged since this monitor started; 0 for what has not occurred yet."""
@@ -307,6 +307,17 @@ class MonitorCore:
             )
             for tier, target in self.settings.targets.items()
         }
+
+    def _is_ttft_at_risk(self, now_s: float) -> bool:
+        """Whether a tier misses its target by its first tokens alone: more prefill replicas help no other."""
+        windows = self._attainment
+        return any(
+            TierBurn(
+                windows.ttft_burn(tier, target, windows.long_s, now_s),
+                windows.ttft_burn(tier, target, windows.short_s, now_s),
+            ).at_risk(self.settings.rules)
+            for tier, target in self.settings.targets.items()
+        )
 
     def _forget_tiers(self) -> None:
         """Shed no tier that is gone or may not be shed, as after the deployment has changed its tiers."""

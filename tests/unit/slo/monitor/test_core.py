@@ -310,3 +310,12 @@ def test_whoever_sizes_the_fleet_hears_the_routers_demand_and_who_is_at_risk(cor
     core.look(3.0)
     assert core.demand(3.0) == replace(demand, prefill=PrefillDemand(1.5, 2.0, at_risk=True))
     assert core.demand(10.0) is None, "the router has fallen silent"
+
+
+def test_late_tokens_behind_a_first_one_in_time_ask_for_no_prefill_replica(core):
+    demand = FleetDemand(PrefillDemand(1.5, 2.0), DecodeDemand(0.5, 3))
+    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen({}, {}, demand)), 1.0)
+    core.heard(ingress(*[replace(OK, tpot_s=0.2, tpot_budget_s=0.1)] * 20), 2.0)
+    core.look(3.0)
+    assert core.state(3.0).tiers[PREMIUM].at_risk
+    assert core.demand(3.0) == demand
