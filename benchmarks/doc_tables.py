@@ -159,6 +159,21 @@ def serving_path_stages() -> str:
     return markdown(["Stage", *now], rows)
 
 
+def idle_overhead(file: str) -> str:
+    """What boundaries cost that nothing stops at."""
+    rows = [
+        [
+            f"{row['ranks']}",
+            f"{row['tokens']:,} tokens",
+            f"{row['pairs']}",
+            f"{row['without_ms']:,.0f} ms",
+            f"{row['overhead']:+.2%} ({row['interval'][0]:+.2%} to {row['interval'][1]:+.2%})",
+        ]
+        for row in result(file)["rows"]
+    ]
+    return markdown(["Ranks", "Prompt", "Pairs", "Without", "Overhead"], rows)
+
+
 def hostile_clients() -> str:
     """What hostile clients did to the others."""
     found = result("engines/hostile_clients")
@@ -294,6 +309,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "comparison": comparison,
     "comparison-in-short": comparison_in_short,
     "preemption-server": through_the_server,
+    "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
     "hostile-clients": hostile_clients,
     "long-context": long_context,
     "serving-path": serving_path,

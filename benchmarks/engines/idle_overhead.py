@@ -63,12 +63,12 @@ def measure_engine(ranks: int, pairs: int, setup: EngineSetup, lengths: list[int
         ) as (llm, board):
             for tokens in lengths:
                 row = {"ranks": ranks, "granularity": setup.granularity, "compiled": setup.compiled}
-                row |= measure(llm, board, tokens, pairs)
+                row |= measure(llm, board, tokens, pairs * min(lengths) // tokens)
                 rows.append(row)
                 print(
                     f"TP {ranks}, {tokens:5} tokens: {row['without_ms']:7.1f} ms without, "
                     f"{row['with_ms']:7.1f} ms with, overhead {row['overhead']:+.2%} "
-                    f"(quartiles {row['quartiles'][0]:+.2%} to {row['quartiles'][1]:+.2%})",
+                    f"({row['interval'][0]:+.2%} to {row['interval'][1]:+.2%})",
                     flush=True,
                 )
     return rows
@@ -77,7 +77,7 @@ def measure_engine(ranks: int, pairs: int, setup: EngineSetup, lengths: list[int
 def main() -> None:
     """Measure at tensor parallelism 1 and 2."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=300, help="of the shortest prompt; longer ones: fewer")
     parser.add_argument("--granularity", default="operator", help="layer, sublayer or operator")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--compiled", action="store_true", help="vLLM compiles the passes, with inductor")
