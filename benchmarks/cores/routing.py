@@ -1,10 +1,11 @@
 """Placement policies against each other on eight prefill replicas in virtual time.
 
 Every policy sees the same streams: the QwenTrace-like mix, and a recorded trace with its prefixes if one is
-given. Decoding and transfers take no time, so that the first token is there when its prefill ends. Prints
-one table, writes results/cores/routing.json and docs/img/routing.svg:
+given, once with the router's refusals of what cannot be in time and once with nobody refused. Decoding and
+transfers take no time, so that the first token is there when its prefill ends. Ratios are of the same
+streams. Prints tables, writes results/cores/routing.json and docs/img/routing.svg:
 
-    python -m benchmarks.cores.routing [--trace mooncake_conversation.jsonl]
+    python -m benchmarks.cores.routing [--seeds 6] [--trace mooncake_conversation.jsonl]
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -30,16 +31,19 @@ from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS, Preset, on_trace
 from simulator.workload.arrivals import Arrival
 from slo.predict.handoff import INSTANT_LINK
+from slo.tiers import DEFAULT_TIERS
 
 PRESET: Final = "flowprefill-8b"
 REPLICAS: Final = 8
 REQUESTS: Final = 2000
-SEED: Final = 1
+SEEDS: Final = 6
 LEVEL: Final = 0.9
 LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4)
 """Work offered per second and replica, nothing cached. Goodput is read between them."""
 SHOWN: Final = LOADS[:6]
 LEAD: Final = "least_harm"
+BASE: Final = "round_robin"
+REFUSES: Final = {"refusals": True, "nobody refused": False}
 BOUND: Final = "no policy can do better"
 LOOKS: Final = (
     ("#d55e00", "-", "o"),
@@ -71,12 +75,31 @@ class PlacementPoint:
     cached: float
 
 
-def _stream(preset: Preset, requests: int, load: float) -> list[Arrival]:
-    experiment = Experiment(preset.hardware, preset.workload, requests, (SEED,))
-    return preset.workload.stream(load * experiment.capacity_rps() * REPLICAS, requests, SEED)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all policies are asked.
+
+    Attributes:
+        refuses: Whether the router refuses what no replica can have in time.
+    """
+
+    preset: Preset
+    requests: int
+    seed: int
+    refuses: bool = True
 
 
-def _run(preset: Preset, requests: int, policy: str, load: float) -> PlacementPoint:
+def _stream(asked: Asked, load: float) -> list[Arrival]:
+    preset = asked.preset
+    experiment = Experiment(preset.hardware, preset.workload, asked.requests, (asked.seed,))
+    return preset.workload.stream(load * experiment.capacity_rps() * REPLICAS, asked.requests, asked.seed)
+
+
+def _run(asked: Asked, policy: str, load: float) -> PlacementPoint:
+    tiers = DEFAULT_TIERS
+    if not asked.refuses:
+        tiers = tiers.revised({name: replace(each, sheddable=False) for name, each in tiers.clients.items()})
+    preset = asked.preset
     setup = FleetSetup(
         ARMS["slackserve"],
         preset.hardware,
@@ -84,38 +107,39 @@ def _run(preset: Preset, requests: int, policy: str, load: float) -> PlacementPo
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
         placement=policy,
+        tiers=tiers,
         handoff_s=0.0,
     )
-    served = simulate(setup, _stream(preset, requests, load))
+    served = simulate(setup, _stream(asked, load))
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
     cached = sum(job.hit_tokens for job in jobs) / tokens if tokens else 0
     return PlacementPoint(load, served.attainment, served.refused, served.prefill_utilisation, cached)
 
 
-def _curve(preset: Preset, requests: int, policy: str) -> list[PlacementPoint]:
+def _curve(asked: Asked, policy: str) -> list[PlacementPoint]:
     """Deep overload takes longest and says least: behind those shown, a curve ends below the level."""
     points: list[PlacementPoint] = []
     for load in LOADS:
-        points.append(_run(preset, requests, policy, load))
+        points.append(_run(asked, policy, load))
         if load > SHOWN[-1] and points[-1].attainment < LEVEL:
             break
     return points
 
 
-def _bound(preset: Preset, requests: int, load: float) -> PlacementPoint:
+def _bound(asked: Asked, load: float) -> PlacementPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
     """
-    arrivals = _stream(preset, requests, load)
+    arrivals = _stream(asked, load)
     seen: set[int] = set()
     works = []
     for arrival in arrivals:
         known = sum(1 for block in arrival.blocks if block in seen) * arrival.block_tokens
         seen.update(arrival.blocks)
         left = max(1, arrival.tokens - min(known, arrival.tokens - 1))
-        works.append(preset.hardware.cost.times([(left, arrival.tokens - left)]).total_s)
+        works.append(asked.preset.hardware.cost.times([(left, arrival.tokens - left)]).total_s)
     room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
     met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
     return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)
@@ -130,33 +154,60 @@ def goodput(points: Sequence[PlacementPoint]) -> float | None:
     return None if points[-1].attainment >= LEVEL else 0.0
 
 
-def show(workload: str, curves: dict[str, list[PlacementPoint]]) -> None:
-    """One table of a workload."""
-    base = goodput(curves["round_robin"])
+def _mean(curves: Sequence[Sequence[PlacementPoint]]) -> list[PlacementPoint]:
+    """The mean over streams at each load that all of them have."""
+    return [
+        PlacementPoint(*np.mean([astuple(each) for each in at], axis=0).tolist())
+        for at in zip(*curves, strict=False)
+    ]
+
+
+def summary(by_policy: dict[str, list[list[PlacementPoint]]]) -> list[dict[str, Any]]:
+    """By policy: the mean curve, the mean goodput, and its ratio to round robin on the same streams."""
+    base = [goodput(points) for points in by_policy[BASE]]
     rows = []
-    for policy, points in curves.items():
-        found = goodput(points)
-        shown = {f"{p.load:g}": f"{100 * p.attainment:.1f}" for p in points if p.load in SHOWN}
-        ratio = found / base if found and base else "-"
+    for policy, curves in by_policy.items():
+        found = [goodput(points) for points in curves]
+        ratios = [mine / theirs for mine, theirs in zip(found, base, strict=True) if mine and theirs]
+        is_known = None not in found
         rows.append(
-            {"policy": policy, **shown, "goodput": "-" if found is None else found, "x round robin": ratio}
+            {
+                "policy": policy,
+                "points": [asdict(point) for point in _mean(curves)],
+                "goodput_load": float(np.mean([each or 0.0 for each in found])) if is_known else None,
+                "ratio": [float(np.mean(ratios)), min(ratios), max(ratios)] if is_known and ratios else None,
+            }
         )
-    print_rows(f"{workload}: % of requests in time, by load on {REPLICAS} replicas", rows)
+    return rows
 
 
-def draw(found: dict[str, dict[str, list[PlacementPoint]]], path: Path) -> None:
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """One table."""
+    shown = []
+    for row in rows:
+        cells = {
+            f"{p['load']:g}": f"{100 * p['attainment']:.1f}" for p in row["points"] if p["load"] in SHOWN
+        }
+        ratio = "-" if row["ratio"] is None else "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"])
+        found = "-" if row["goodput_load"] is None else row["goodput_load"]
+        shown.append({"policy": row["policy"], **cells, "goodput": found, "x round robin": ratio})
+    print_rows(f"{title}: % of requests in time, by load on {REPLICAS} replicas", shown)
+
+
+def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Attainment over load, one panel for each workload."""
     titles = {"mix": "Mixed prompts", "trace": "Recorded conversations, prefixes shared"}
     with theme():
         figure = blank(4.6 * len(found), 4.4)
-        for number, (workload, curves) in enumerate(found.items(), start=1):
+        for number, (workload, rows) in enumerate(found.items(), start=1):
             axes = figure.add_subplot(1, len(found), number)
             looks = {**dict(zip(POLICIES, cycle(LOOKS), strict=False)), BOUND: BOUND_LOOK}
-            for policy, points in curves.items():
+            for row in rows:
+                policy, points = row["policy"], row["points"]
                 colour, dash, marker = looks[policy]
                 look: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": marker}
                 look |= {"linewidth": 2.6 if policy == LEAD else 1.4, "label": policy.replace("_", " ")}
-                axes.plot([p.load for p in points], [100 * p.attainment for p in points], **look)
+                axes.plot([p["load"] for p in points], [100 * p["attainment"] for p in points], **look)
             axes.axhline(100 * LEVEL, color="#616e7c", linewidth=0.8)
             axes.set_ylim(50, 101)
             axes.set_xlabel("work offered per second and replica (s)")
@@ -172,36 +223,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
     presets = {"mix": PRESETS[PRESET]}
     if arguments.trace is not None:
         presets["trace"] = on_trace(PRESETS[PRESET], arguments.trace)
-    found: dict[str, dict[str, list[PlacementPoint]]] = {}
+    seeds = range(1, arguments.seeds + 1)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     with ProcessPoolExecutor(arguments.workers) as pool:
         for workload, preset in presets.items():
-            asked = preset, arguments.requests
-            running = {policy: pool.submit(_curve, *asked, policy) for policy in POLICIES}
-            curves = {policy: future.result() for policy, future in running.items()}
-            curves[BOUND] = [_bound(*asked, load) for load in LOADS]
-            found[workload] = curves
-            show(workload, curves)
+            found[workload] = {}
+            for case, refuses in REFUSES.items():
+                asked = [Asked(preset, arguments.requests, seed, refuses) for seed in seeds]
+                running = {
+                    policy: [pool.submit(_curve, each, policy) for each in asked] for policy in POLICIES
+                }
+                curves = {policy: [each.result() for each in futures] for policy, futures in running.items()}
+                curves[BOUND] = [[_bound(each, load) for load in LOADS] for each in asked]
+                found[workload][case] = summary(curves)
+                show(f"{workload}, {case}", found[workload][case])
+    draw({workload: cases["refusals"] for workload, cases in found.items()}, arguments.plot)
     results: dict[str, Any] = {
         "preset": PRESET,
         "replicas": REPLICAS,
         "requests": arguments.requests,
-        "seed": SEED,
+        "seeds": [*seeds],
         "level": LEVEL,
-        "workloads": {
-            workload: {
-                policy: {"goodput_load": goodput(points), "points": [asdict(point) for point in points]}
-                for policy, points in curves.items()
-            }
-            for workload, curves in found.items()
-        },
+        "workloads": found,
     }
-    draw(found, arguments.plot)
     print(write("cores/routing", results))
 
 
