@@ -74,12 +74,18 @@ WORST = {
 @pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
 @pytest.mark.parametrize("name", WORST)
 def test_the_worst_bodies_are_refused_before_anybody_notices(name, model):
-    """Parsing holds the event loop, so the time is what all other streams stand still."""
+    """Parsing holds the event loop, so the time is what all other streams stand still.
+
+    Of three times the shortest: what else this machine does slows a core down, too.
+    """
     assert len(WORST[name]) <= LARGEST
-    started_s = time.thread_time()
-    with pytest.raises((HTTPError, FieldError)):
-        parse(WORST[name], model, LIMITS)
-    assert time.thread_time() - started_s < 0.2
+    took_s = []
+    for _ in range(3):
+        started_s = time.thread_time()
+        with pytest.raises((HTTPError, FieldError)):
+            parse(WORST[name], model, LIMITS)
+        took_s.append(time.thread_time() - started_s)
+    assert min(took_s) < 0.2
 
 
 def test_the_longest_prompts_are_read():
