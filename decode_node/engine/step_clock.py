@@ -1,15 +1,19 @@
 """How long the steps of a decode engine take: from the end of one to that of the next while it is busy.
 
-A stream waits for what lies between two steps as well as for the steps. Owns when a step began; what is
-learned of it is `slo.decode.step_time`'s.
+A stream waits for what lies between two steps as well as for the steps. Owns when a step began and what was
+in it; what is learned of it is `slo.decode.step_time`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from slo.decode.step_time import StepShape, StepTimes
+
 if TYPE_CHECKING:
-    from slo.decode.step_time import StepShape, StepTimes
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 _LEARN_EVERY: Final = 4
 
@@ -31,15 +35,27 @@ class StepClock:
         self._is_busy = False
         self._shape: StepShape | None = None
         self._steps = 0
+        self._batch: Mapping[str, int] = {}
+        """The streams of the latest step."""
 
-    def wants_next(self) -> bool:
-        """Whether the step that is issued is one to learn from; asked once for each."""
+    def issued(self, output: SchedulerOutput, requests: Mapping[str, Request], now_s: float) -> None:
+        """A step is issued; it is timed if it is one to learn from."""
         self._steps += 1
-        return not self._times.is_known or self._steps % _LEARN_EVERY == 0
-
-    def begins(self, shape: StepShape, now_s: float) -> None:
-        """A step to learn from is issued."""
-        self._shape = shape
+        tokens: Mapping[str, int] = output.num_scheduled_tokens
+        if not tokens:
+            return
+        before, self._batch = self._batch, tokens
+        if self._times.is_known and self._steps % _LEARN_EVERY:
+            return
+        if getattr(output.kv_connector_metadata, "swaps", None) is not None:
+            return  # blocks that move are no part of a step's own time
+        streams = context = 0
+        for name, new in tokens.items():
+            if new == 1:
+                streams += 1
+            context += requests[name].num_computed_tokens
+        moved = len(before.keys() ^ tokens.keys())
+        self._shape = StepShape(streams, context, output.total_num_scheduled_tokens - streams, moved)
         self._began_s = self.ended_s if self._is_busy else now_s
 
     def ends(self, now_s: float) -> None:

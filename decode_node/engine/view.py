@@ -15,6 +15,7 @@ from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding, Pool
 from slo.decode.restore import Parked
 from slo.decode.victims import HORIZON_STEPS, Stream
+from slo.request import JobId
 from slo.tiers import TierSet
 
 if TYPE_CHECKING:
@@ -30,17 +31,35 @@ class StreamView:
         scheduler: vLLM's.
         accounts: What is remembered of its requests.
         tiers: Ranks and weights.
+
+    Attributes:
+        top_rank: The rank of the top tier.
+        max_model_len: Tokens that a sequence has at most.
+        block_tokens: Of a block.
+        blocks_ahead: Blocks that a stream needs at most for the next `HORIZON_STEPS` steps.
     """
 
     def __init__(self, scheduler: Scheduler, accounts: Mapping[str, StreamAccount], tiers: TierSet) -> None:
+        self._scheduler = scheduler
         self._accounts = accounts
         self._tiers = tiers
-        self._max_model_len = int(scheduler.max_model_len)
+        self.top_rank = tiers.top_rank
+        self.max_model_len = int(scheduler.max_model_len)
         self.block_tokens = int(scheduler.block_size)
         self._pool = scheduler.kv_cache_manager.block_pool
         self._held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         self.blocks_ahead = -(-HORIZON_STEPS // self.block_tokens)
-        """Blocks that a stream needs at most for the next `HORIZON_STEPS` steps."""
+
+    @property
+    def running(self) -> list[Request]:
+        """Those that run; while vLLM composes a step, those that it sees of them."""
+        running: list[Request] = self._scheduler.running
+        return running
+
+    def holders(self) -> list[Request]:
+        """Who has memory: those that run, and those whose KV is on its way or has come."""
+        pulled = [request for request in self._scheduler.skipped_waiting if self.blocks(request)]
+        return [*self.running, *pulled]
 
     @property
     def free_blocks(self) -> int:
@@ -70,7 +89,7 @@ class StreamView:
         account = self._accounts[request.request_id]
         emitted = request.num_output_tokens
         blocks = self.blocks(request)
-        most = min(request.num_prompt_tokens + request.max_tokens, self._max_model_len)
+        most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
         ahead = min(max(request.num_computed_tokens, request.num_tokens - 1) + HORIZON_STEPS, most)
         next_blocks = self.next_blocks(request, chunk_tokens)
         return Stream(
@@ -87,6 +106,14 @@ class StreamView:
             account.may_leave,
             account.may_drop,
         )
+
+    def job(self, request: Request) -> JobId:
+        """The router's name for it."""
+        return self._accounts[request.request_id].job
+
+    def rank(self, request: Request) -> int:
+        """Of its tier."""
+        return self._tiers.rank(self._accounts[request.request_id].tier)
 
     def preemptions(self, request: Request) -> int:
         """How often its memory was taken; vLLM counts none from before it left."""
@@ -121,7 +148,7 @@ class StreamView:
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:
         """What a request holds, in whole blocks, or would hold, and how much more it will take."""
         account, emitted = self._accounts[request.request_id], request.num_output_tokens
-        most = max(0, min(request.max_tokens - emitted, self._max_model_len - request.num_tokens))
+        most = max(0, min(request.max_tokens - emitted, self.max_model_len - request.num_tokens))
         remaining = lengths.remaining(account.tier, account.tenant, emitted, most)
         expected = lengths.expected(account.tier, account.tenant, emitted, most)
         blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))

@@ -193,7 +193,7 @@ class Ours:
         self._lengths.ended(one.asked.tier, "", one.emitted)
 
     def load(self, engine: PressedEngine) -> DecodeLoad:
-        """What the router is told, as `decode_node.engine.pressure_scheduler` tells it."""
+        """What the router is told, as `decode_node.engine.report` tells it."""
         known = [*engine.holders, *engine.waiting]
         return DecodeLoad(
             engine.setup.blocks * engine.setup.block_tokens,

@@ -45,10 +45,10 @@ def test_the_higher_tier_keeps_its_memory_and_all_answers_are_the_same(decode):
         "more": asked(random_prompt(250, seed=5), 200, tier="background"),
     }
     expected = decode.alone(together)
-    before = len(decode.scheduler._figures.preempted)
+    before = len(decode.scheduler._report.figures.preempted)
     found = decode.together(together)
     assert decode.preempted
     assert "top" not in decode.preempted
-    reasons = {reason for _, reason, _ in decode.scheduler._figures.preempted[before:]}
+    reasons = {reason for _, reason, _ in decode.scheduler._report.figures.preempted[before:]}
     assert VictimReason.VLLM.value not in reasons
     check_same(expected, found)

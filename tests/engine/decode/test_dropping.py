@@ -26,7 +26,9 @@ def decode(models):
         engine.llm.generate([[1, 2, 3]], use_tqdm=False)  # its workers say how fast they are
         swaps = engine.scheduler._swaps
         # A tiny model computes again as fast as blocks are moved; a larger one does not.
-        engine.scheduler._host = lambda: HostRoom(swaps.free_slots, 0.0, engine.scheduler._view.block_tokens)
+        engine.scheduler._relief._host = lambda: HostRoom(
+            swaps.free_slots, 0.0, engine.scheduler._view.block_tokens
+        )
         yield engine
 
 
@@ -48,12 +50,12 @@ def test_one_that_waits_in_host_memory_for_too_long_leaves_nothing_there(decode)
     scheduler = decode.scheduler
     decode.step_until(lambda: any(scheduler._swaps.tokens_of(name) for name in scheduler.requests))
     gone = next(name for name in scheduler.requests if scheduler._swaps.tokens_of(name))
-    used, counted = scheduler._swaps.used, len(scheduler._figures.preempted)
-    scheduler._accounts[gone].parked_s -= LIMIT_S
+    used, counted = scheduler._swaps.used, len(scheduler._report.figures.preempted)
+    scheduler._book.accounts[gone].parked_s -= LIMIT_S
     admitted, scheduler._admitted = scheduler._admitted, lambda now_s: []
     decode.step()
     scheduler._admitted = admitted
-    assert scheduler._figures.preempted[counted:] == [("background", "parked", "drop")]
+    assert scheduler._report.figures.preempted[counted:] == [("background", "parked", "drop")]
     assert scheduler._swaps.used < used
     name = gone.rpartition("-")[0]
     check_dropped(decode, name)
@@ -72,10 +74,10 @@ def test_one_at_its_limit_makes_way_for_higher_tiers(decode):
     for name, (arguments, options) in tops.items():
         decode.add(name, *arguments, **options)
     scheduler = decode.scheduler
-    scheduler._accounts[named(decode, "low")].preemptions_before = IMMUNE_AFTER
-    counted = len(scheduler._figures.preempted)
+    scheduler._book.accounts[named(decode, "low")].preemptions_before = IMMUNE_AFTER
+    counted = len(scheduler._report.figures.preempted)
     decode.finish()
-    assert scheduler._figures.preempted[counted:] == [("background", "immune", "drop")]
+    assert scheduler._report.figures.preempted[counted:] == [("background", "immune", "drop")]
     check_dropped(decode, "low")
     assert 0 < len(decode.answers["low"].token_ids) < 400
     assert not decode.preempted

@@ -49,7 +49,7 @@ def decode(models):
         assert engine.scheduler._swaps.slots == SLOTS
         assert 0 < engine.scheduler._swaps.block_s < 0.1
         # A tiny model computes again as fast as blocks are moved; a larger one does not.
-        engine.scheduler._host = lambda: HostRoom(
+        engine.scheduler._relief._host = lambda: HostRoom(
             engine.scheduler._swaps.free_slots, 0.0, engine.scheduler._view.block_tokens
         )
         yield engine
@@ -61,12 +61,12 @@ def swapped(decode):
 
 def test_what_comes_back_is_what_went_out_bit_for_bit(decode):
     expected = decode.alone(crowd())
-    compared, before = decode.watch.compared, len(decode.scheduler._figures.preempted)
+    compared, before = decode.watch.compared, len(decode.scheduler._report.figures.preempted)
     found = decode.together(crowd())
     check_same(expected, found)
     assert decode.watch.compared > compared
-    assert {by for *_, by in decode.scheduler._figures.preempted[before:]} == {TakenBy.SWAP}
-    assert decode.scheduler._figures.recomputed_tokens == 0
+    assert {by for *_, by in decode.scheduler._report.figures.preempted[before:]} == {TakenBy.SWAP}
+    assert decode.scheduler._report.figures.recomputed_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_several_ranks_each_move_their_own_part(models):
         engine = DecodeEngine(llm)
         engine.llm.generate([[1, 2, 3]], use_tqdm=False)
         assert engine.scheduler._swaps.slots == SLOTS, "both halves of so many blocks"
-        engine.scheduler._host = lambda: HostRoom(engine.scheduler._swaps.free_slots, 0.0, BLOCK)
+        engine.scheduler._relief._host = lambda: HostRoom(engine.scheduler._swaps.free_slots, 0.0, BLOCK)
         expected = engine.alone(crowd())
         found = engine.together(crowd())
         check_same(expected, found)

@@ -89,8 +89,9 @@ class DecodeEngine:
                 break
             self.step()
         assert not self.scheduler.requests
-        for left in ("_accounts", "_parked", "_restoring", "_paced", "_untimed", "_reasons", "_droppable"):
-            assert not getattr(self.scheduler, left), left
+        for left in ("accounts", "parked", "restoring", "paced", "untimed", "droppable"):
+            assert not getattr(self.scheduler._book, left), left
+        assert not self.scheduler._relief._chosen
         assert self.scheduler.kv_cache_manager.usage == 0.0
         if self.scheduler._swaps is not None:
             self.scheduler._swaps.step()  # what came free with the last step
@@ -116,7 +117,7 @@ class DecodeEngine:
 
     def taken_by(self):
         """What became of the KV of those that lost their memory."""
-        return {by for _, _, by in self.scheduler._figures.preempted}
+        return {by for _, _, by in self.scheduler._report.figures.preempted}
 
     def together(self, asked):
         self.forget()

@@ -43,13 +43,14 @@ def crowd(engine, **low):
 
 
 def figures(engine):
-    return engine.scheduler._figures.preempted
+    return engine.scheduler._report.figures.preempted
 
 
 def check_nothing_is_left(engine):
     scheduler = engine.scheduler
-    for left in ("_accounts", "_parked", "_restoring", "_paced", "_untimed", "_reasons", "_droppable"):
-        assert not getattr(scheduler, left), left
+    for left in ("accounts", "parked", "restoring", "paced", "untimed", "droppable"):
+        assert not getattr(scheduler._book, left), left
+    assert not scheduler._relief._chosen
     assert not scheduler._leavers.away
     assert not scheduler._last_words._untold
 
@@ -57,7 +58,7 @@ def check_nothing_is_left(engine):
 def test_who_lost_its_memory_as_often_as_anybody_may_is_dropped_for_a_higher_tier(stepped):
     engine = stepped(24)
     crowd(engine, **MAY)
-    engine.scheduler._accounts["low"].preemptions_before = IMMUNE_AFTER
+    engine.scheduler._book.accounts["low"].preemptions_before = IMMUNE_AFTER
     while "low" not in engine.finished:
         engine.step()
     assert engine.why["low"] == DROPPED
@@ -77,7 +78,7 @@ def test_who_lost_its_memory_as_often_as_anybody_may_is_dropped_for_a_higher_tie
 def test_others_lose_their_memory_and_get_it_back(stepped, before, more):
     engine = stepped(24)
     crowd(engine, **more)
-    engine.scheduler._accounts["low"].preemptions_before = before
+    engine.scheduler._book.accounts["low"].preemptions_before = before
     engine.finish()
     assert engine.preempted == ["low"]
     assert len(engine.tokens["low"]) == 200
@@ -93,13 +94,13 @@ def parked(engine, **low):
     assert engine.preempted == ["low"]
     for _ in range(3):
         engine.step()
-    assert "low" in engine.scheduler._parked
+    assert "low" in engine.scheduler._book.parked
 
 
 def test_who_has_waited_for_its_memory_for_longer_than_the_limit_is_dropped(stepped):
     engine = stepped(24)
     parked(engine, **MAY)
-    engine.scheduler._accounts["low"].parked_s -= LIMIT_S
+    engine.scheduler._book.accounts["low"].parked_s -= LIMIT_S
     emitted = len(engine.tokens["low"])
     engine.step()
     assert engine.why == {"low": DROPPED}
@@ -117,7 +118,7 @@ def test_who_has_waited_for_its_memory_for_longer_than_the_limit_is_dropped(step
 def test_others_wait_for_as_long_as_it_takes(stepped, limit_s, more):
     engine = stepped(24, limit_s)
     parked(engine, **more)
-    engine.scheduler._accounts["low"].parked_s -= 100 * LIMIT_S
+    engine.scheduler._book.accounts["low"].parked_s -= 100 * LIMIT_S
     engine.finish()
     assert len(engine.tokens["low"]) == 200
     assert [by for *_, by in figures(engine)] == ["recompute"]
@@ -137,7 +138,7 @@ def test_one_that_has_left_and_found_no_room_when_it_was_back_does_not_try_again
     assert engine.why["low"] == LEFT, "one more is dropped at its limit only"
     emitted = len(engine.tokens["low"])
     engine.add("back", 100 + emitted, 300 - emitted, tier=LOW, **{JOB_XARG: "job", **MAY})
-    account = engine.scheduler._accounts["back"]
+    account = engine.scheduler._book.accounts["back"]
     account.pulls = True
     account.parked_s -= LIMIT_S
     engine.step()
@@ -155,7 +156,7 @@ def test_the_last_one_that_is_dropped_is_told_so(stepped):
     engine.scheduler._admitted = lambda now_s: []
     engine.step()
     assert list(engine.scheduler.requests) == ["low"]
-    engine.scheduler._accounts["low"].parked_s -= LIMIT_S
+    engine.scheduler._book.accounts["low"].parked_s -= LIMIT_S
     engine.step()
     assert engine.why["low"] == DROPPED
     assert not engine.scheduler.requests

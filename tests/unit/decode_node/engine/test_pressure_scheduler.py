@@ -33,7 +33,7 @@ def stepped(tiny_model):
 
 
 def reasons(engine):
-    return [reason for _, reason, _ in engine.scheduler._figures.preempted]
+    return [reason for _, reason, _ in engine.scheduler._report.figures.preempted]
 
 
 def knows_steps(engine, fixed_s=0.0, stream_s=0.0, prompt_s=0.0):
@@ -153,8 +153,8 @@ def test_a_sequence_is_computed_again_in_chunks_that_the_tightest_pace_bears(ste
         if "top" in output.num_scheduled_tokens:
             chunks = [output.num_scheduled_tokens.get(name, 0) for name in restoring]
             assert sum(n for n in chunks if n > 1) <= 32, "half of 64 ms, at 1 ms a token"
-    assert engine.scheduler._figures.recomputed_tokens > 0
-    assert len(engine.scheduler._figures.restored) == len(engine.preempted)
+    assert engine.scheduler._report.figures.recomputed_tokens > 0
+    assert len(engine.scheduler._report.figures.restored) == len(engine.preempted)
 
 
 def test_a_victim_waits_until_there_is_room_for_it_to_end(stepped):
@@ -222,7 +222,7 @@ def test_prompts_that_are_computed_under_pressure_leave_something_for_the_stream
         engine.add(name, 600, 5, tier=TOP)
     engine.step()
     engine.scheduler.running.sort(key=lambda request: not request.request_id.startswith("top"))
-    engine.scheduler._restoring.add("low0")
+    engine.scheduler._book.restoring.add("low0")
     assert sum(name.startswith("low") for name in engine.step().num_scheduled_tokens) == 10
     engine.finish()
 
@@ -275,7 +275,7 @@ def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped)
     for number in range(8):
         engine.add(f"free{number}", 20, 60, tier=LOW)
     engine.step()
-    account = engine.scheduler._accounts["urgent"]
+    account = engine.scheduler._book.accounts["urgent"]
     assert account.tpot_s == 0.05
     for _ in range(20):
         account.first_s = -1e9  # it is late, whatever the clock says
@@ -289,7 +289,7 @@ def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped)
             gap = 0 if f"free{number}" in output.num_scheduled_tokens else gap + 1
             gaps.append(gap)
         assert max(gaps) <= 4 + 8, "nobody is left out for long"
-    assert engine.scheduler._figures.skipped > 0
+    assert engine.scheduler._report.figures.skipped > 0
     account.first_s = 1e9
     engine.finish()
 
@@ -301,7 +301,7 @@ def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
     for number in range(8):
         engine.add(f"free{number}", 20, 60, tier=LOW)
     engine.finish()
-    assert engine.scheduler._figures.skipped == 0
+    assert engine.scheduler._report.figures.skipped == 0
 
 
 def test_aborted_while_its_memory_is_taken(stepped):
@@ -315,7 +315,11 @@ def test_aborted_while_its_memory_is_taken(stepped):
     engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     engine.finish()
     assert name not in engine.finished
-    for left in (engine.scheduler._accounts, engine.scheduler._parked, engine.scheduler._restoring):
+    for left in (
+        engine.scheduler._book.accounts,
+        engine.scheduler._book.parked,
+        engine.scheduler._book.restoring,
+    ):
         assert not left
 
 
@@ -339,13 +343,13 @@ def test_whatever_comes_all_end_once_with_all_their_tokens(stepped, seed):
     engine.finish()
     assert len(engine.finished) == 60
     scheduler = engine.scheduler
-    assert not scheduler._accounts
-    assert not scheduler._parked
-    assert not scheduler._restoring
-    assert not scheduler._paced
-    assert not scheduler._untimed
-    assert not scheduler._reasons
-    figures = scheduler._figures
+    assert not scheduler._book.accounts
+    assert not scheduler._book.parked
+    assert not scheduler._book.restoring
+    assert not scheduler._book.paced
+    assert not scheduler._book.untimed
+    assert not scheduler._relief._chosen
+    figures = scheduler._report.figures
     assert len(figures.preempted) == len(engine.preempted)
     assert len(figures.restored) <= len(figures.preempted)
 
@@ -435,7 +439,7 @@ def test_one_that_leaves_ends_with_the_word_for_it_and_frees_its_memory(stepped)
     leaves(engine, "job")
     assert engine.why["low"] == LEFT
     assert not engine.preempted
-    assert engine.scheduler._figures.preempted == [(LOW, "cost", "reprefill")]
+    assert engine.scheduler._report.figures.preempted == [(LOW, "cost", "reprefill")]
     assert "low" not in engine.scheduler.requests
     engine.check_blocks()
     engine.finish()
@@ -451,13 +455,13 @@ def test_one_that_comes_back_is_no_newcomer_and_has_been_through_it_before(stepp
     assert view.preemptions(back) == 1
     assert back.num_preemptions == 0, "by which vLLM tells a request that its workers know"
     assert not view.parked(back).is_newcomer
-    account = engine.scheduler._accounts["back"]
+    account = engine.scheduler._book.accounts["back"]
     assert account.first_s < account.parked_s, "its pace counts from its first token on"
     assert view.parked(back).preemptions == 1
     assert not engine.scheduler._leavers.away
     engine.finish()
     assert len(engine.tokens["back"]) == 300 - emitted
-    assert LOW in [tier for tier, _ in engine.scheduler._figures.restored]
+    assert LOW in [tier for tier, _ in engine.scheduler._report.figures.restored]
 
 
 def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
@@ -482,11 +486,11 @@ def test_whose_memory_is_taken_here_has_nothing_to_pull_any_more(stepped):
     expects(engine, 1)
     for name in ("a", "b", "c"):
         engine.add(name, 100, 100)
-        engine.scheduler._accounts[name].pulls = True  # as of every request that was prefilled elsewhere
+        engine.scheduler._book.accounts[name].pulls = True  # as of every request that was prefilled elsewhere
     while not engine.preempted:
         engine.step()
     victim = engine.scheduler.requests[engine.preempted[0]]
-    assert not engine.scheduler._comes_back(victim)
+    assert not engine.scheduler._admission._comes_back(victim)
     before = engine.scheduler._leavers.takes
     engine.finish()
     assert engine.scheduler._leavers.takes == pytest.approx(before, rel=0.1), "nobody has come back"

@@ -1,0 +1,96 @@
+"""How a decode engine keeps the pace of its streams.
+
+Asks `slo.decode.composition` whom a step leaves out and whether one more stream slows the others down too
+much. Owns who was left out last, and how much of a sequence a step computes beside the streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from slo.decode.composition import MARGIN, Composer
+from slo.decode.restore import STARVES_AFTER_S
+from slo.decode.step_time import StepShape, StepTimes
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from decode_node.engine.step_clock import StepClock
+    from decode_node.engine.stream_book import StreamBook
+    from decode_node.engine.view import StreamView
+
+_STALL: Final = 0.5
+"""Part of the tightest TPOT objective that computing a sequence again may add to a step."""
+_LEAST_CHUNK: Final = 16
+_NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class Pace:
+    """That of one engine's streams.
+
+    Args:
+        view: Its requests.
+        book: How they stand.
+        times: What its steps take.
+        clock: When the latest one ended.
+        most_tokens: The engine's own bound on the tokens of one sequence in a step.
+
+    Attributes:
+        most_tokens: See Args.
+    """
+
+    def __init__(
+        self, view: StreamView, book: StreamBook, times: StepTimes, clock: StepClock, most_tokens: int
+    ) -> None:
+        self._view = view
+        self._book = book
+        self._times = times
+        self._clock = clock
+        self._composer = Composer(times)
+        self._left_out = _NOBODY
+        self.most_tokens = most_tokens
+
+    def step_s(self) -> float:
+        """What a step takes with all that run."""
+        running = self._view.running
+        context = sum([request.num_computed_tokens for request in running])
+        return self._times.predict_s(StepShape(len(running), context))
+
+    def chunk_tokens(self) -> int:
+        """Tokens of a sequence that a step computes again: so many that the tightest pace bears it."""
+        book = self._book
+        token_s = self._times.prompt_token_s if self._times.is_known else 0.0
+        objectives = [book.accounts[name].tpot_s or 0.0 for name in book.paced if name not in book.parked]
+        if not objectives or not token_s:
+            return self.most_tokens
+        return int(max(_LEAST_CHUNK, min(self.most_tokens, _STALL * min(objectives) / token_s)))
+
+    def admits(self, request: Request, since_s: float, now_s: float) -> bool:
+        """Whether the others bear a request that waits since then, or it has waited for long enough."""
+        if not self._book.paced or now_s - since_s > STARVES_AFTER_S:
+            return True
+        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in self._view.running]
+        tpot_s = self._book.accounts[request.request_id].tpot_s
+        return self._composer.admits(paced, request.num_tokens, tpot_s)
+
+    def leaves_out(self, now_s: float) -> frozenset[str]:
+        """Whom the next step leaves out for the sake of the others' pace; asked once for each."""
+        self._left_out = self._choose(now_s) if self._book.paced else _NOBODY
+        return self._left_out
+
+    def _choose(self, now_s: float) -> frozenset[str]:
+        if not self._times.is_known:
+            return _NOBODY
+        running, accounts = self._view.running, self._book.accounts
+        decoding = [request for request in running if not request.is_prefill_chunk]
+        context = sum([request.num_computed_tokens for request in decoding])
+        prompt = self.chunk_tokens() if len(decoding) < len(running) else 0
+        full_s = self._times.predict_s(StepShape(len(decoding), context, prompt))
+        tightest = min([accounts[name].tpot_s or 0.0 for name in self._book.paced])
+        if full_s <= MARGIN * tightest and not self._left_out:
+            return _NOBODY
+        paced = [self._view.paced(request, self._clock.ended_s, now_s) for request in decoding]
+        left_out = self._composer.leaves_out(paced, now_s, prompt)
+        for one in paced:
+            accounts[one.request_id].left_out_s = one.token_s if one.request_id in left_out else None
+        return left_out
