@@ -38,7 +38,7 @@ class Leavers:
 
     def leave(self, request: Request, account: StreamAccount, preemptions: int, now_s: float) -> None:
         """A request leaves."""
-        self.away = {job: away for job, away in self.away.items() if now_s - away.since_s < _AWAY_S}
+        self.away = {job: away for job, away in self.away.items() if now_s - away.left_s < _AWAY_S}
         self.away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
 
     def leave_again(self, account: StreamAccount, now_s: float) -> None:

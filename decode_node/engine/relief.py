@@ -55,12 +55,11 @@ class Relief:
         """
         view = self._view
         waited_for = sum([stream.next_blocks for stream in others])
-        rules: VictimRules | None = None
         while (
             sum([view.next_blocks(request, chunk_tokens) for request in view.running]) + waited_for
             > view.free_blocks
         ):
-            rules = rules or self._rules(chunk_tokens)
+            rules = self._rules(chunk_tokens)  # victims before have taken room in host memory
             streams = [view.stream(request, chunk_tokens, now_s) for request in view.running]
             if not (victims := rules.choose([*streams, *others], view.free_blocks)):
                 break

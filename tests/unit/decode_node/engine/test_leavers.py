@@ -11,8 +11,8 @@ ALONE_S = 0.1
 WAY_S = 0.5
 
 
-def account(arrived_s):
-    request = SimpleNamespace(request_id="job", sampling_params=None, kv_transfer_params=None)
+def account(arrived_s, job="job"):
+    request = SimpleNamespace(request_id=job, sampling_params=None, kv_transfer_params=None)
     return StreamAccount.of(request, arrived_s)
 
 
@@ -42,3 +42,12 @@ def test_one_alone_teaches_little():
     back.pulls_since_s = 100.0
     leavers.took(back, ALONE_S, 100.0)
     assert before < leavers.takes < 1.5 * before
+
+
+def test_one_that_waited_long_before_it_left_is_known_when_it_comes_back():
+    leavers = Leavers()
+    waited = account(0.0)
+    waited.parked_s = 0.0
+    leavers.leave(SimpleNamespace(num_computed_tokens=100), waited, 1, 700.0)
+    leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0, "another"), 1, 701.0)
+    assert leavers.is_back(account(702.0))
