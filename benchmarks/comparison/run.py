@@ -45,7 +45,7 @@ from benchmarks.comparison.arms import (
 )
 from benchmarks.comparison.table import loads_table, summary, verdict
 from benchmarks.harness.cut_model import cut_model
-from benchmarks.report import RESULTS, write
+from benchmarks.report import RESULTS, commit, write
 
 DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,stock-pools,slackserve-chunked,slackserve"
 PILOT_ROUND = -1
@@ -66,6 +66,8 @@ class Comparison:
         self._starts: list[dict[str, Any]] = []
         self._runs: list[load.ArmRun] = []
         self._chosen: dict[str, str] = {}
+        self._commits: dict[str, str] = {}
+        """Of the rounds whose starts do not name theirs."""
 
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Add to what `results` gave.
@@ -79,6 +81,7 @@ class Comparison:
         self._capacity_ps = before["settings"]["capacity_prompt_tokens_ps"]
         self._pilot, self._starts, self._chosen = before["pilot"], before["starts"], before["chosen"]
         self._runs = [load.ArmRun(**run) for run in before["runs"]]
+        self._commits = before["settings"]["commits"]
 
     def measure(self) -> None:
         """The capacity, the tuning, and all rounds of all arms, after those that there are."""
@@ -128,7 +131,9 @@ class Comparison:
         _console.print(f"round {number + 1}: {arm.name} {' '.join(arm.stock or ())}", highlight=False)
         with running(arm, self._directory, self._model) as server:
             warm = load.warm_up(arm, server)
-            self._starts.append({"arm": arm.name, "round": number, **warm, "settings": arm.settings()})
+            self._starts.append(
+                {"arm": arm.name, "round": number, "commit": commit(), **warm, "settings": arm.settings()}
+            )
             _console.print(
                 f"  up in {warm['ready_s']:.0f} s; alone urgent {_listed(warm['urgent_alone_ms'])}, "
                 f"long {_listed(warm['long_alone_ms'])} ms",
@@ -163,6 +168,7 @@ class Comparison:
                 "max_model_len": MODEL_LEN,
                 "mean_prompt_tokens": load.mean_tokens(self._mix),
                 "capacity_prompt_tokens_ps": self._capacity_ps,
+                "commits": self._commits,
             },
             "chosen": self._chosen,
             "starts": self._starts,
