@@ -29,7 +29,10 @@ from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import Rendered, render
+from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
+from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call
 from decode_node.spans import DECODE, TOKENISE, RequestSpans
 from kv_transfer.engine import ReplicaEngine
@@ -138,11 +141,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
         self._local = LocalPrefills(max(1, node.local_prefills))
+        self._layer = OpenAILayer(self._replica_id, self.engine)
+        watch = PrefillWatch(self._tier.ask)
         self._orchestrator = Orchestrator(
-            self._replica_id,
-            self.engine,
-            self._tier,
-            PrefillWatch(self._tier.ask),
+            self._layer,
+            RemotePrefill(self._tier, watch, self._instruments),
+            LocalDecode(self._tier, watch, self._instruments, self._local if node.local_prefills else None),
             Placing(
                 self._replica_id,
                 self._router,
@@ -152,7 +156,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 may_compute_here=node.local_prefills > 0,
             ),
             self._instruments,
-            self._local if node.local_prefills else None,
             node.leaves,
             node.droppable,
         )
@@ -197,7 +200,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
 
         `pin` is read by `router.serve.replica_pinning` on the caller's side.
         """
-        return None if self._orchestrator.is_dead else self._replica_id
+        return None if self._layer.is_dead else self._replica_id
 
     async def measure_handoff(self, tokens: int) -> HandoffSample:
         """See `decode_node.handoff_probe.measure_handoff`."""
@@ -312,7 +315,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         await super().__del__()
 
     def _report(self) -> Report:
-        if self._orchestrator.is_dead:
+        if self._layer.is_dead:
             return ReplicaGone(self._replica_id)
         tap = self._tap
         return DecodeReported(

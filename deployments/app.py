@@ -18,8 +18,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
 from deployments.grpc.methods import InferenceIngress
-from deployments.http.ingress import IngressConfig, make_ingress
+from deployments.http.ingress import IngressConfig
 from deployments.http.key_watch import KeyWatch
+from deployments.http.routes import make_ingress
 from deployments.http.served_model import ModelConfig, WaysConfig
 from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.local.launcher import ROUTER_NAME

@@ -1,1 +1,1 @@
-"""Requests that are under way on a decode replica, and where they are prefilled again."""
+"""Requests that are under way on a decode replica, their attempts, and where they are prefilled again."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from opentelemetry import trace
 
 from decode_node.answers import has_choice, is_role
+from deployments.http.errors import HTTPError
 from deployments.http.token_meter import TokenMeter
 from router.messages import Answered, JobEnded
 from slo.objectives import Objective
@@ -131,6 +132,11 @@ class RequestRecord:
             self._tokens += 1
             self._last_token_s = now_s
         return text if self.meter is None else self.meter.read(text)
+
+    def traced(self, error: HTTPError) -> HTTPError:
+        """The error that the request is answered with, naming the trace in which it is recorded, if it is."""
+        error.trace_id = trace_id_of(self.span)
+        return error
 
     def refused(self, outcome: Outcome) -> None:
         """Note a refusal before the request was queued; the gatekeeper counts it."""

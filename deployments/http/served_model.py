@@ -1,18 +1,21 @@
 """What an ingress has for each model that it serves: the way to its replicas, and its word to the monitor.
 
 Models share nothing here: one whose router's view, decode tier or policy is in trouble leaves the others
-alone.
+alone. Owns which of them a request means.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from decode_node.tier_calls import TierCalls
+from deployments.http import errors as http_errors
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.continuing.stream_watch import StreamWatch
 from deployments.http.placing.placement_client import PlacementClient
@@ -112,3 +115,41 @@ class ServedModel:
         """Let the monitor know of a request that has ended."""
         if self.monitor is not None:
             self.monitor.note(ended)
+
+
+class ServedModels:
+    """All models of an ingress.
+
+    Args:
+        models: They; the first answers requests that name no model.
+        names: By name that a request may have, the name of the model.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], names: Mapping[str, str]) -> None:
+        self._models = tuple(models)
+        served_as = {served.config.name: served for served in models}
+        self._by_name = {name: served_as[model] for name, model in names.items()}
+
+    def named_by(self, body: Any) -> ServedModel:
+        """The model that a request names; from now on one names it that has named none.
+
+        Raises:
+            HTTPError: 404 when it is not served.
+        """
+        if body.model is None:
+            body.model = self._models[0].config.name
+        self.check(body.model)
+        return self._by_name[body.model]
+
+    def check(self, name: str) -> None:
+        """Make sure that a name is one of a model.
+
+        Raises:
+            HTTPError: 404 when it is not.
+        """
+        if name not in self._by_name:
+            raise http_errors.unknown_model(name, list(self._by_name))
+
+    async def fleets(self) -> list[dict[str, Any] | None]:
+        """What the router says of each model's replicas; None where it does not answer."""
+        return await asyncio.gather(*(served.placement.fleet() for served in self._models))

@@ -22,7 +22,7 @@ from deployments.http import errors as http_errors
 from deployments.http.continuing.delivered import Delivered
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from deployments.http.errors import HTTPError
-from router.messages import Placed, PlacementRequested
+from deployments.http.placing.asked import Asked, at_place
 from slo.errors import Rejected
 from slo.replacement import FailureCause
 from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, RequestContext
@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 
 _CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, REQUEST_FAILED: FailureCause.REQUEST_FAILED}
 """Errors of a decode replica that another one may not have, by their type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was placed.
-
-    Attributes:
-        body: vLLM's chat or completion request.
-        placement: What the router was asked.
-        arrived_s: When it came, on this process's monotonic clock.
-    """
-
-    body: Any
-    placement: PlacementRequested
-    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +160,6 @@ class DecodeTier:
             attempt=ATTEMPTS_PER_PLACE * (replacements + 1),
         )
         return at_place(again_at, decision).after(elapsed_s)
-
-
-def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
-    """The context of a request at its place; without one the replicas are Serve's choice."""
-    if placed is None:
-        return replace(context, prefill_replica=None, decode_replica=None, cached_tokens=0, local_prefill="")
-    return replace(
-        context,
-        ttft_budget_s=placed.ttft_budget_s,
-        handoff_s=placed.handoff_s,
-        prefill_replica=placed.prefill_replica,
-        decode_replica=placed.decode_replica,
-        cached_tokens=placed.cached_tokens,
-        local_prefill=placed.reason.value if placed.prefill_replica is None else "",
-    )
 
 
 def _sound(answer: Any) -> Any:

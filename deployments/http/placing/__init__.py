@@ -1,1 +1,1 @@
-"""Where a request of each model goes: what the ingress asks the router, and by which prefix."""
+"""Where a request of each model goes: what the router is asked, and what follows from its answer."""

@@ -15,7 +15,10 @@ from benchmarks.harness.offline_engine import async_engine
 from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
+from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
+from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call, Underway
 from decode_node.spans import RequestSpans
 from kv_transfer.connector import KVRole, kv_transfer_config
@@ -50,12 +53,11 @@ class Tiers:
         self._jobs = 0
         self._releasing = []
         rules = ReplacementRules(3, frozenset())
-        here = SimpleNamespace(_engine_client=decode)
+        watch = PrefillWatch(self._is_well)
         self.orchestrator = Orchestrator(
-            ReplicaId("decode"),
-            here,
-            self,
-            PrefillWatch(self._is_well),
+            OpenAILayer(ReplicaId("decode"), SimpleNamespace(_engine_client=decode)),
+            RemotePrefill(self, watch, self),
+            LocalDecode(self, watch, self),
             Placing(ReplicaId("decode"), self, 1.0, rules, self),
             self,
             leaves=leaves,

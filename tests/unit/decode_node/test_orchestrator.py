@@ -13,15 +13,18 @@ from vllm import SamplingParams
 from vllm.exceptions import GenerationError
 from vllm.sampling_params import RequestOutputKind
 
-from decode_node import orchestrator
 from decode_node.answers import REQUEST_FAILED, Piece
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.requests import local_decode
 from decode_node.requests.dropping import DROPPED, MAY_DROP_XARG
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
+from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
+from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call
 from decode_node.spans import RequestSpans
 from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
@@ -231,7 +234,9 @@ async def serve(  # noqa: PLR0913 - most have a default
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
-    served = Orchestrator(D, steps, steps, watch, placing, counts, local, leaves, frozenset(droppable))
+    prefill, decode = RemotePrefill(steps, watch, counts), LocalDecode(steps, watch, counts, local)
+    layer = OpenAILayer(D, steps)
+    served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
     call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
     async with aclosing(served.run(call, context(**given))) as pieces:
@@ -294,7 +299,7 @@ async def test_before_or_during_the_prefill_the_router_finds_another_place(reque
 async def test_once_its_kv_has_come_it_does_not_need_the_prefill_replica_any_more(
     request_, answer, monkeypatch
 ):
-    monkeypatch.setattr(orchestrator, "PULLED_S", 0.0)
+    monkeypatch.setattr(local_decode, "PULLED_S", 0.0)
     asked_for = []
 
     async def dies(replica):

@@ -5,9 +5,10 @@ from ray.exceptions import ActorDiedError
 from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 from decode_node.answers import REQUEST_FAILED, Piece
-from deployments.http.continuing.decode_tier import Asked, DecodeTier
+from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.continuing.stream_watch import StreamWatch
 from deployments.http.errors import HTTPError
+from deployments.http.placing.asked import Asked
 from router.messages import Placed, PlacementReason, PlacementRequested
 from sampling.carried import CARRIED_XARG
 from slo.errors import Rejected, RejectionReason

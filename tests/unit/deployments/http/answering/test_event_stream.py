@@ -5,7 +5,7 @@ import json
 import pytest
 
 from decode_node.answers import error_response
-from deployments.http.event_stream import events
+from deployments.http.answering.event_stream import events
 from slo.outcomes import Outcome
 
 TOKEN = 'data: {"choices": [{"text": "a"}]}\n\n'

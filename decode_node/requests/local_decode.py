@@ -1,0 +1,176 @@
+"""One attempt at an answer on the engine here: after a prefill elsewhere, or with the prompt computed here.
+
+Owns how a request goes on from what it carries, when its KV cache counts as pulled, and that a prefill which
+is not pulled is released. Whether an attempt that has failed is followed by another one is
+`decode_node.orchestrator`'s; what the engine runs of a request is its caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from decode_node.local_prefills import LocalPrefills
+from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
+from decode_node.rendering import LocalReason
+from decode_node.requests.leaving import MAY_LEAVE_XARG, Generated, has_left
+from decode_node.requests.underway import Underway
+from decode_node.spans import DECODE
+from sampling.carried import KV_PARAMS, Prefilled
+from slo.replacement import FailureCause
+from slo.request import RequestContext
+from telemetry.catalogue import LOCAL_PREFILLS
+from telemetry.instruments import Instruments
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+    from decode_node.prefill_tier import PrefillTier
+
+Outputs: TypeAlias = "AsyncGenerator[RequestOutput, None]"
+Decode: TypeAlias = "Callable[[SamplingParams], Outputs]"
+"""Runs one request on the engine here, as often as it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDecode:
+    """Decodes requests on the engine here.
+
+    Attributes:
+        tier: Who has prefilled, and drops what is not pulled.
+        watch: Notices that a prefill replica has failed.
+        instruments: Where prompts that are computed here are counted.
+        local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
+            replica.
+    """
+
+    tier: PrefillTier
+    watch: PrefillWatch
+    instruments: Instruments
+    local: LocalPrefills | None = None
+
+    def computes_prompt(self, context: RequestContext) -> bool:
+        """Whether the engine computes a request's prompt itself, as one of `local`."""
+        return self.local is not None and context.local_prefill not in {"", LocalReason.LEFT}
+
+    async def after(
+        self, prefilled: Prefilled, run: Underway, params: SamplingParams, decode: Decode
+    ) -> Outputs:
+        """What the engine makes of a prefill; what has been carried is the first output of a stream.
+
+        Args:
+            prefilled: Where the KV cache waits, or that none does.
+            run: The request.
+            params: As the client wants its answer sampled.
+            decode: Runs the request.
+
+        Raises:
+            PrefillFailedError: The KV cache has not come.
+            LeftError: The request has left the engine.
+        """
+        params = params.clone()
+        params.extra_args = {**(params.extra_args or {}), KV_PARAMS: prefilled.kv_transfer_params}
+        if run.may_leave:
+            params.extra_args[MAY_LEAVE_XARG] = True
+        generated = Generated(run.carried, params)
+        carried = run.carried
+        needs_pull = prefilled.kv_transfer_params is not None
+        is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if needs_pull:
+            _has_first_output(params)
+        _carry(run, params)
+        try:
+            async with aclosing(decode(params)) as outputs:
+                if carried is not None and not carried.is_sent and is_stream:
+                    output = await anext(outputs)
+                    run.call.spans.first_token()
+                    output.num_cached_tokens = run.cached_tokens
+                    yield output
+                    if output.finished:
+                        return
+                output, has_pulled = await self._pulled(run, params, outputs, needs_pull=needs_pull)
+                needs_pull = needs_pull and not has_pulled
+                run.call.spans.phase(DECODE)
+                if carried is None or not is_stream:
+                    run.call.spans.first_token()
+                async for one in _after(output, outputs):
+                    has_news, left = generated.take(one)
+                    one.num_cached_tokens = run.cached_tokens  # to the engine here, what it pulls is cached
+                    if has_news and (is_stream or one.finished):
+                        yield one
+                    if left is not None:
+                        raise left
+        finally:
+            if needs_pull:
+                self.tier.release(run.context)
+
+    async def with_prompt(self, run: Underway, params: SamplingParams, decode: Decode) -> Outputs:
+        """What the engine makes of a request whose prompt it computes itself, when that has its turn."""
+        assert self.local is not None
+        self.instruments.count(LOCAL_PREFILLS, reason=run.context.local_prefill)
+        is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        params, carried = params.clone(), run.carried
+        _has_first_output(params)
+        _carry(run, params)
+        is_short = run.context.local_prefill == LocalReason.CHEAPER_ON_DECODE
+        async with self.local.turn(is_short=is_short) as computed:
+            run.call.spans.phase(DECODE)
+            async with aclosing(decode(params)) as outputs:
+                brings = carried is not None and not carried.is_sent
+                async for output in outputs:
+                    if not brings:
+                        computed()
+                    brings = False
+                    if is_stream or output.finished:
+                        run.call.spans.first_token()
+                        yield output
+
+    async def _pulled(
+        self, run: Underway, params: SamplingParams, outputs: Outputs, *, needs_pull: bool
+    ) -> tuple[RequestOutput, bool]:
+        """The first output of the engine's own, and whether it shows that the KV cache has come.
+
+        Raises:
+            PrefillFailedError: It has not.
+        """
+        replica, carried = run.context.prefill_replica, run.carried
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        known = 0 if carried is None or is_delta else len(carried.token_ids)
+        while True:
+            waits = anext(outputs)
+            output = await (self.watch.result(waits, replica, PULLED_S) if needs_pull else waits)
+            completion = output.outputs[0]
+            has_pulled = len(completion.token_ids) > known or has_left(completion)
+            if has_pulled or output.finished:
+                break  # otherwise it is what has been carried
+        if not has_pulled and completion.finish_reason == "error":
+            # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
+            is_grammar = params.structured_outputs is not None
+            cause = FailureCause.REQUEST_FAILED if is_grammar else FailureCause.PULL_FAILED
+            raise PrefillFailedError(cause, replica)
+        return output, has_pulled
+
+
+def _carry(run: Underway, params: SamplingParams) -> None:
+    """Have the engine go on from what the run carries, which its client has then."""
+    if run.carried is not None:
+        run.carried.put_in(params)
+        run.carried = msgspec.structs.replace(run.carried, is_sent=True)
+
+
+def _has_first_output(params: SamplingParams) -> None:
+    """Have the engine say at once that the KV has come or is computed, whatever the client wants to hear."""
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        params.output_kind = RequestOutputKind.CUMULATIVE
+    params.stream_interval = None
+
+
+async def _after(first: RequestOutput, others: Outputs) -> Outputs:
+    yield first
+    async for output in others:
+        yield output

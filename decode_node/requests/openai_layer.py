@@ -1,0 +1,72 @@
+"""vLLM's OpenAI layer on this replica: the answers that it makes, and the errors that it ends them with.
+
+Owns what an error of vLLM is answered with in our own words, and which of its answers another replica cannot
+go on with. What the layer is given by the engine is `decode_node.orchestrator`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMServerError
+
+from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
+from decode_node.carrying import BoundReason
+from decode_node.requests.underway import Call, Underway
+from slo.request import ENGINE_DIED, ReplicaId
+
+if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ErrorResponse
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAILayer:
+    """Answers requests with what the engine below it generates.
+
+    Attributes:
+        replica: Who answers.
+        engine: Its started engine.
+    """
+
+    replica: ReplicaId
+    engine: Any
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has died."""
+        return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
+
+    async def answer(self, request: Any, run: Underway) -> AsyncGenerator[Any, None]:
+        """The pieces of the answer to `request`, which is the run's call's or has been made of it."""
+        answer = self.engine.chat if run.call.is_chat else self.engine.completions
+        try:
+            async with aclosing(answer(request, run.call.info)) as pieces:
+                async for piece in pieces:
+                    if run.refusal is not None:
+                        break  # the piece is vLLM's word for it
+                    error = error_in(piece)
+                    if error is not None and error.code >= SERVER_ERRORS:
+                        run.refusal = self.failed(error.message)
+                        break
+                    told = run.progress.piece(piece) if isinstance(piece, str) else piece
+                    if told is not None:
+                        yield told
+        except VLLMServerError as error:  # not streaming; a stream has it as an event
+            run.refusal = run.refusal or self.failed(str(error))
+        if run.refusal is not None:
+            yield run.refusal
+
+    def failed(self, message: str) -> ErrorResponse:
+        """That the engine has failed a request, and whether it lives on."""
+        return error_response(500, ENGINE_DIED if self.is_dead else REQUEST_FAILED, message, self.replica)
+
+    def why_bound(self, call: Call) -> BoundReason | None:
+        """What the layer keeps of a chat that is not carried; None for nothing."""
+        if not call.is_chat:
+            return None
+        if self.engine._oai_serving_chat.parser_cls is not None:  # noqa: SLF001 - no public way in
+            return BoundReason.PARSER
+        return BoundReason.ECHO if call.request.echo else None

@@ -1,0 +1,42 @@
+"""Whether the models of an ingress are ready, by what the router knows of their fleets.
+
+Owns what `/ready` answers. What the fleets are is the router's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+
+def readiness(fleets: Sequence[dict[str, Any] | None], *, of_all: bool, tells: bool) -> Response:
+    """200 once both tiers of a model are warm, 503 before.
+
+    One model that is not ready takes no request from another.
+
+    Args:
+        fleets: What the router says of each model's; None where it does not answer.
+        of_all: Whether all models have to be ready, and not one of them.
+        tells: Whether the answer has the fleets in it.
+    """
+    heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
+    if len(heard) < len(fleets):
+        return JSONResponse({"status": "not ready", "reason": "the router does not answer"}, 503)
+    waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
+    known: dict[str, Any] = {}
+    if tells:
+        known = {"fleet": fleets[0]} if len(fleets) == 1 else {"fleets": heard}
+    if waiting and len(heard) > 1:
+        known["waiting"] = waiting
+    if waiting and (of_all or len(waiting) == len(heard)):
+        reason = ", ".join(waiting.values() if len(heard) == 1 else map(": ".join, waiting.items()))
+        return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
+    return JSONResponse({"status": "ready", **known})
+
+
+def _missing(fleet: dict[str, Any]) -> str:
+    """What a model waits for that is not ready."""
+    missing = [tier for tier in ("prefill", "decode") if not fleet[tier]]
+    return f"no warm replica in: {', '.join(missing) or 'any tier, all reports are old'}"

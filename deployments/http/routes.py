@@ -1,0 +1,62 @@
+"""The HTTP API's application: which method of the ingress answers which path, and what stands before them.
+
+Owns the paths, the gate before all of them, and when the door is open. What a path answers is
+`deployments.http.ingress`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.llm.ingress import make_fastapi_ingress
+from starlette.exceptions import HTTPException
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import door
+from deployments.http.errors import HTTPError
+from deployments.http.gatekeeper import Gatekeeper, answer_refusal
+from deployments.http.ingress import SlackServeIngress
+from deployments.http.key_watch import KeyWatch
+from slo.errors import FieldError
+
+
+def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
+    """The ingress class with its routes, ready to be deployed.
+
+    Args:
+        ingress: The class that has the routes' methods.
+        keys: Known API keys.
+        limits: What a client may send.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with door.opened(app, limits, _is_in_place):
+            yield
+
+    app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_exception_handler(HTTPError, answer_refusal)
+    app.add_exception_handler(FieldError, answer_refusal)
+    app.add_exception_handler(HTTPException, answer_refusal)
+    app.add_middleware(Gatekeeper, keys=keys, limits=limits)
+    routes: dict[str, Any] = {
+        "models": lambda api: api.get("/v1/models"),
+        "model_data": lambda api: api.get("/v1/models/{model:path}"),
+        "completions": lambda api: api.post("/v1/completions"),
+        "chat": lambda api: api.post("/v1/chat/completions"),
+        "responses": lambda api: api.post("/v1/responses"),
+        "tokenize": lambda api: api.post("/tokenize"),
+        "detokenize": lambda api: api.post("/detokenize"),
+        "health": lambda api: api.get("/health"),
+        "ready": lambda api: api.get("/ready"),
+    }
+    return make_fastapi_ingress(ingress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]
+
+
+def _is_in_place() -> bool:
+    """Whether requests find the ingress: Serve names it to them once its start is over."""
+    return serve.get_replica_context().servable_object is not None

@@ -1,0 +1,146 @@
+"""What a client gets of an answer, and how its request is said to have ended, when no stream begins."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import TaskCancelledError
+from ray.serve.llm.openai_api_models import CompletionResponse
+from starlette.responses import StreamingResponse
+
+from decode_node.answers import error_response
+from deployments.http import errors as http_errors
+from deployments.http.answering.answer import generate, respond
+from deployments.http.errors import HTTPError
+from slo.outcomes import Outcome
+
+HEADERS = {"x-slo-tier": "standard"}
+TOKEN = 'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+DONE = "data: [DONE]\n\n"
+USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+WHOLE = CompletionResponse(model="tiny", choices=[], usage=USAGE)
+
+
+class Record:
+    request_id, job_id = "r", "j"
+
+    def __init__(self):
+        self.outcomes, self.usages = [], []
+
+    def event(self, text):
+        return text
+
+    def answered(self, usage):
+        self.usages.append(usage)
+
+    def end(self, outcome):
+        self.outcomes.append(outcome)
+
+    def traced(self, error):
+        error.trace_id = "t"
+        return error
+
+
+class Tier:
+    """Replays the pieces of an answer."""
+
+    def __init__(self, *pieces):
+        self.pieces = pieces
+        self.is_left = False
+
+    async def answer(self, asked, context, send):
+        try:
+            for piece in self.pieces:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            self.is_left = True
+
+
+async def answered(record, *pieces, wording=None):
+    generated = generate(Tier(*pieces), None, None, None, record)
+    return await respond(generated, record, HEADERS, wording)
+
+
+async def test_an_answer_that_comes_as_a_whole():
+    record = Record()
+    response = await answered(record, WHOLE)
+    assert json.loads(response.body)["usage"]["completion_tokens"] == 4
+    assert response.headers["x-slo-tier"] == "standard"
+    assert record.outcomes == [Outcome.FINISHED]
+    assert record.usages == [WHOLE.usage]
+
+
+async def test_in_the_words_of_another_api():
+    wording = SimpleNamespace(whole=lambda answer: {"said": answer["model"]})
+    assert json.loads((await answered(Record(), WHOLE, wording=wording)).body) == {"said": "tiny"}
+
+
+async def test_an_answer_that_comes_piece_by_piece():
+    record = Record()
+    response = await answered(record, TOKEN, DONE)
+    assert isinstance(response, StreamingResponse)
+    assert (response.media_type, response.headers["x-slo-tier"]) == ("text/event-stream", "standard")
+    assert record.outcomes == [], "it has only begun"
+    assert [event async for event in response.body_iterator] == [TOKEN, DONE]
+    assert record.outcomes[0] is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "outcome"),
+    [
+        (400, "BadRequestError", Outcome.REJECTED),
+        (429, "dropped", Outcome.EVICTED),
+        (503, "prefill_failed", Outcome.FAILED),
+    ],
+)
+async def test_what_its_replicas_refuse_has_taken_nothing(code, kind, outcome):
+    record = Record()
+    response = await answered(record, error_response(code, kind, "it cannot be"))
+    error = json.loads(response.body)["error"]
+    assert (response.status_code, error["message"], error["trace_id"]) == (code, "it cannot be", "t")
+    assert response.headers["x-slo-tier"] == "standard"
+    assert record.outcomes == [outcome]
+    assert record.usages == [None]
+
+
+async def test_in_another_api_a_refusal_names_that_apis_field():
+    refused = error_response(400, "BadRequestError", "too long", "messages")
+    response = await answered(Record(), refused, wording=SimpleNamespace())
+    assert json.loads(response.body)["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "outcome"),
+    [
+        pytest.param([], 500, Outcome.FAILED, id="nothing"),
+        pytest.param([RuntimeError("with a path in it")], 500, Outcome.FAILED, id="an unexpected error"),
+        pytest.param([http_errors.decode_failed("limit")], 503, Outcome.FAILED, id="no replica goes on"),
+    ],
+)
+async def test_an_answer_that_never_begins(pieces, status, outcome):
+    record = Record()
+    with pytest.raises(HTTPError) as failed:
+        await answered(record, *pieces)
+    error = failed.value
+    assert (error.status, error.trace_id, record.outcomes[0]) == (status, "t", outcome)
+    assert "path" not in error.message
+
+
+@pytest.mark.parametrize("gone", [asyncio.CancelledError(), TaskCancelledError()], ids=repr)
+async def test_a_client_that_leaves_before_the_first_piece(gone):
+    record = Record()
+    with pytest.raises(type(gone)):
+        await answered(record, gone)
+    assert record.outcomes == [Outcome.CANCELLED]
+
+
+async def test_a_stream_that_its_client_leaves_leaves_the_decode_tier():
+    record, tier = Record(), Tier(TOKEN, TOKEN, DONE)
+    pieces = generate(tier, None, None, None, record)
+    await anext(pieces)
+    await pieces.aclose()
+    assert tier.is_left
+    assert record.outcomes == [Outcome.CANCELLED]

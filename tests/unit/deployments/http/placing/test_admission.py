@@ -1,0 +1,171 @@
+"""What follows from the router's answer: for the request's account, its client and its other processes."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from ray.exceptions import TaskCancelledError
+from ray.serve.llm.openai_api_models import CompletionRequest
+from starlette.datastructures import State
+
+from deployments.http.accounting import Identity, RequestRecord
+from deployments.http.errors import HTTPError
+from deployments.http.placing.admission import admit, response_headers
+from deployments.http.placing.asked import Asked
+from router.messages import Placed, PlacementReason
+from slo.admission.tenant_limits import TenantLimit, Usage
+from slo.admission.tenants import ANONYMOUS
+from slo.errors import Rejected, RejectionReason
+from slo.objectives import TTFT_HEADER, Objective
+from slo.outcomes import Outcome
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM, STANDARD
+
+P, D = ReplicaId("p"), ReplicaId("d")
+OBJECTIVE = Objective(STANDARD, 3.0, 0.05, clamped_from=PREMIUM)
+HERE = Placed(
+    P, D, 10, 2.0, 0.5, 1.5, 0.1, PlacementReason.NOBODY_LATE, promised_ttft_s=2.5, decode_wait_s=0.2
+)
+ON_DECODE = replace(HERE, prefill_replica=None, reason=PlacementReason.CHEAPER_ON_DECODE)
+NO_PREFILL = replace(HERE, prefill_replica=None, reason=PlacementReason.NO_PREFILL_REPLICA)
+LATE = Rejected(
+    RejectionReason.DEADLINE_INFEASIBLE, retry_after_s=1.5, predicted_ttft_s=4.0, ttft_budget_s=2.0
+)
+
+
+class Instruments:
+    def count(self, *_, **__):
+        pass
+
+    def observe(self, *_, **__):
+        pass
+
+
+class Admission:
+    """One request, from what the router answers on; it is the router as well."""
+
+    def __init__(self, decision, *, limit=None, **body):
+        self.decision = decision
+        self.told, self.ended = [], []
+        arrived_s = time.monotonic() - 0.25
+        self.record = RequestRecord(
+            Instruments(),
+            Identity(JobId("j"), "r", ANONYMOUS.name, "tiny", streams=True),
+            OBJECTIVE,
+            arrived_s,
+            ended=self.ended.append,
+            tell=self.told.append,
+        )
+        self.body = CompletionRequest(model="tiny", prompt=[1, 2, 3], **{"stream": True, **body})
+        tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
+        state = State({"headers": [(TTFT_HEADER, "3000")], "tenant": tenant})
+        self.asked = Asked.of(self.body, state, OBJECTIVE, JobId("j"), arrived_s, output_tokens=40)
+
+    async def place(self, placement):
+        assert placement is self.asked.placement
+        if isinstance(self.decision, BaseException):
+            raise self.decision
+        return self.decision
+
+    async def context(self, *, shows_usage=False):
+        return await admit(self, self.asked, self.record, shows_usage=shows_usage)
+
+    @property
+    def headers(self):
+        return response_headers(OBJECTIVE, self.record)
+
+
+def test_the_router_is_asked_for_what_was_read():
+    placement = Admission(HERE, n=2).asked.placement
+    assert (placement.prompt_tokens, placement.answers_per_prompt, placement.output_tokens) == (3, 2, 40)
+    assert placement.explicit_deadline
+    assert placement.elapsed_s == pytest.approx(0.25, abs=0.1)
+
+
+async def test_a_place_is_named_to_the_other_processes_with_what_is_left_of_the_budget():
+    context = await Admission(HERE).context()
+    assert (context.prefill_replica, context.decode_replica, context.handoff_s) == (P, D, 0.1)
+    assert (context.job_id, context.request_id, context.tier, context.tpot_s) == ("j", "r", STANDARD, 0.05)
+    assert context.ttft_budget_s == pytest.approx(1.75, abs=0.1)
+
+
+async def test_its_client_is_told_of_it_and_its_end_is_judged_by_what_was_promised():
+    admission = Admission(HERE)
+    await admission.context()
+    assert admission.headers == {
+        "x-slo-tier": STANDARD,
+        "x-slo-ttft-budget-ms": "2000.0",
+        "x-slo-predicted-ttft-ms": "500.0",
+        "x-slo-tier-clamped-from": PREMIUM,
+    }
+    admission.record.end(Outcome.CANCELLED)
+    assert admission.told[0].ttft_budget_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("placed", "header"),
+    [(ON_DECODE, ("x-slo-prefilled-by", "decode")), (NO_PREFILL, ("x-slo-degraded", "local_prefill"))],
+)
+async def test_its_client_is_told_when_decode_computes_the_prompt(placed, header):
+    admission = Admission(placed)
+    assert (await admission.context()).local_prefill == placed.reason
+    assert header in admission.headers.items()
+
+
+async def test_without_the_routers_answer_the_tiers_own_objective_holds_and_serve_chooses():
+    admission = Admission(None)
+    context = await admission.context()
+    assert (context.prefill_replica, context.decode_replica, context.local_prefill) == (None, None, "")
+    assert context.ttft_budget_s == pytest.approx(2.75, abs=0.1)
+    assert "x-slo-predicted-ttft-ms" not in admission.headers
+    admission.record.end(Outcome.CANCELLED)
+    assert admission.told[0].ttft_budget_s == 3.0
+
+
+async def test_a_refusal_tells_what_it_reckoned_with_and_is_no_job_of_the_routers():
+    admission = Admission(LATE)
+    with pytest.raises(HTTPError) as refused:
+        await admission.context()
+    error = refused.value
+    assert (error.status, error.code, error.outcome) == (429, "deadline_infeasible", Outcome.SHED)
+    assert error.headers == {
+        "x-slo-tier": STANDARD,
+        "x-slo-ttft-budget-ms": "2000.0",
+        "x-slo-predicted-ttft-ms": "4000.0",
+        "x-slo-tier-clamped-from": PREMIUM,
+        "retry-after": "2",
+    }
+    (told,) = admission.told
+    assert (told.outcome, told.ttft_budget_s) == (Outcome.SHED, 2.0)
+    assert admission.ended == []
+
+
+@pytest.mark.parametrize("gone", [asyncio.CancelledError(), TaskCancelledError()], ids=repr)
+async def test_a_client_that_leaves_before_there_is_a_place_is_told_to_the_router(gone):
+    admission = Admission(gone)
+    with pytest.raises(type(gone)):
+        await admission.context()
+    assert [told.outcome for told in admission.told] == [Outcome.CANCELLED]
+    assert [ended.job_id for ended in admission.ended] == ["j"]
+
+
+LIMITED = TenantLimit(output_tokens_per_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("decision", "limit", "used"),
+    [(HERE, LIMITED, Usage(20, 0)), (HERE, None, None), (None, LIMITED, None)],
+)
+async def test_what_a_limited_tenant_takes_is_metered_against_what_was_admitted(decision, limit, used):
+    admission = Admission(decision, limit=limit, n=2)
+    await admission.context()
+    admission.record.end(Outcome.CANCELLED)
+    assert admission.ended[0].used == used
+    assert admission.body.stream_options.continuous_usage_stats is (used is not None)
+
+
+async def test_a_model_may_show_its_usage_to_all():
+    admission = Admission(HERE)
+    await admission.context(shows_usage=True)
+    assert admission.body.stream_options.continuous_usage_stats
