@@ -209,9 +209,8 @@ class _Child:
         """What it has written to its standard error."""
         assert self.process.stderr is not None
         with contextlib.suppress(TimeoutError):
-            told = await asyncio.wait_for(
-                asyncio.to_thread(self.process.stderr.read, _SAID_BYTES), timeout=_END_S
-            )
+            async with asyncio.timeout(_END_S):
+                told = await asyncio.to_thread(self.process.stderr.read, _SAID_BYTES)
             return told.decode(errors="replace")
         return ""
 

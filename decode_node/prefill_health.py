@@ -138,7 +138,8 @@ class PrefillWatch:
         while True:
             await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             try:
-                cause = await asyncio.wait_for(self._ask(replica), self._silent_after_s)
+                async with asyncio.timeout(self._silent_after_s):
+                    cause = await self._ask(replica)
             except TimeoutError:
                 return FailureCause.SILENT
             except Exception as error:  # noqa: BLE001 - the edge of a task that many wait for

@@ -273,9 +273,10 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                pieces = self._orchestrator.run_here(call, context, rendered.local.value)
-                async for piece in self._local.pieces(pieces):
-                    yield piece
+                here = self._orchestrator.run_here(call, context, rendered.local.value)
+                async with aclosing(here), aclosing(self._local.pieces(here)) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 return
             spent_s = time.monotonic() - arrived_s
             logs.event(

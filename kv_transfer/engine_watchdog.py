@@ -88,7 +88,8 @@ class EngineWatchdog:
     async def _answers(self) -> bool:
         """Whether EngineCore answers between two steps, the only time when it listens."""
         try:
-            await asyncio.wait_for(self._client.is_sleeping(), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                await self._client.is_sleeping()
         except TimeoutError:
             return False
         return True

@@ -138,9 +138,8 @@ class Placing:
     async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
         """The router's answer; None when it gives none in time."""
         try:
-            decision: ReplacementDecision = await asyncio.wait_for(
-                self.router.replace.remote(request), self.timeout_s
-            )
+            async with asyncio.timeout(self.timeout_s):
+                decision: ReplacementDecision = await self.router.replace.remote(request)
         except TaskCancelledError:  # the client is gone
             raise
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on

@@ -123,7 +123,8 @@ class Gatekeeper:
     async def _body(self, receive: Receive) -> _Body:
         limits = self._limits
         try:
-            return await asyncio.wait_for(_Body.read(receive, limits.max_body_bytes), limits.body_timeout_s)
+            async with asyncio.timeout(limits.body_timeout_s):
+                return await _Body.read(receive, limits.max_body_bytes)
         except TimeoutError:
             raise http_errors.too_slow(limits.body_timeout_s) from None
 

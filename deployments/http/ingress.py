@@ -39,7 +39,7 @@ from deployments.http.placing.readiness import readiness
 from deployments.http.responses import request as responses
 from deployments.http.responses.answer import ResponseWording
 from deployments.http.served_model import ModelConfig, ServedModel, ServedModels, WaysConfig
-from slo.objectives import Objective, resolve
+from slo.objectives import resolve
 from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
 from telemetry import logs, tracing
@@ -170,10 +170,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             state.headers, request_fields.service_tier(body), self._tiers, state.tenant.highest_tier
         )
         state.tier = objective.tier
-        record = self._record(served, body, state, objective, method, arrived_s)
         body.request_id = state.request_id
         most_tokens = request_fields.output_tokens(body, self._limits, served.config.max_model_len)
-        asked = Asked.of(body, state, objective, record.job_id, arrived_s, most_tokens)
+        job_id = JobId(f"{state.request_id}-{state.server_id}")
+        asked = Asked.of(body, state, objective, job_id, arrived_s, most_tokens)
+        record = self._record(served, asked, state, method)
         context = await admit(served.placement, asked, record, shows_usage=served.config.shows_usage)
         pieces = generate(served.decode, asked, context, partial(self._send, method), record)
         return await respond(pieces, record, response_headers(objective, record), wording)
@@ -181,25 +182,24 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     def _record(
         self,
         served: ServedModel,
-        body: Any,
+        asked: Asked,
         state: State,
-        objective: Objective,
         method: str,
-        arrived_s: float,
     ) -> RequestRecord:
         """The account of a request, from its arrival on."""
+        body = asked.body
         return RequestRecord(
             self._instruments,
             Identity(
-                JobId(f"{state.request_id}-{state.server_id}"),
+                asked.placement.job_id,
                 state.request_id,
                 state.tenant.name,
                 body.model,
                 bool(body.stream),
                 request_fields.answers_per_prompt(body) * request_fields.prompts(body),
             ),
-            objective,
-            arrived_s,
+            asked.placement.objective,
+            asked.arrived_s,
             ended=served.placement.job_ended,
             tell=served.tell,
             span=TRACER.start_span(
@@ -207,7 +207,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 tracing.here(dict(state.headers).get(TRACEPARENT, "")),
                 SpanKind.SERVER,
                 {"gen_ai.operation.name": _OPERATIONS[method], "gen_ai.provider.name": "slackserve"},
-                start_time=wall_ns(arrived_s),
+                start_time=wall_ns(asked.arrived_s),
             ),
         )
 

@@ -88,7 +88,8 @@ def _anybody(frame: Frame) -> bool:
 async def _is_up(address: str) -> bool:
     """Whether anything listens there."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*address.rsplit(":", 1)), _TIMEOUT_S)
+        async with asyncio.timeout(_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(*address.rsplit(":", 1))
     except (OSError, TimeoutError):
         return False
     writer.close()

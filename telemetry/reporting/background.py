@@ -34,6 +34,7 @@ class Background:
     @staticmethod
     async def _guard(name: str, work: Coroutine[Any, Any, Any], fields: dict[str, Any]) -> None:
         try:
-            await asyncio.wait_for(work, TIMEOUT_S)
+            async with asyncio.timeout(TIMEOUT_S):
+                await work
         except Exception as error:  # noqa: BLE001 - the edge of a task; nobody waits for it
             logs.event(f"{name}_failed", level=logging.WARNING, error=repr(error)[:300], **fields)

@@ -53,13 +53,15 @@ class Reporter:
         """Send one more report, if somebody listens, and none after it."""
         self._task.cancel()
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._send(last), _LAST_S)
+            async with asyncio.timeout(_LAST_S):
+                await self._send(last)
 
     async def _run(self) -> None:
         while True:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._send(self._report()), _TIMEOUT_S)
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self._send(self._report())
             except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on without
                 if not self._lost:
                     logs.event("router_lost", level=logging.WARNING, error=repr(error)[:300])
@@ -70,7 +72,8 @@ class Reporter:
                     logs.event("router_found")
                 self._lost = False
             try:
-                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._changed.wait()
                 await asyncio.sleep(COALESCE_S)
             except TimeoutError:
                 continue

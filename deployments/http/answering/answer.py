@@ -100,7 +100,16 @@ async def respond(
         raise
     except StopAsyncIteration:
         record.end(Outcome.FAILED)
-        raise record.traced(http_errors.internal_error(record.request_id)) from None
+        logs.event(
+            "request_failed",
+            level=logging.ERROR,
+            request_id=record.request_id,
+            job_id=record.job_id,
+            error="the decode tier has ended its answer without a piece of it",
+        )
+        failed = record.traced(http_errors.internal_error(record.request_id))
+        failed.headers.update(headers)
+        raise failed from None
     if (error := error_in(first)) is not None:
         failed = record.traced(http_errors.engine_error(error))
         if wording is not None:

@@ -84,9 +84,8 @@ class PlacementClient:
             self._fall_back("paused")
             return None
         try:
-            decision: PlacementDecision = await asyncio.wait_for(
-                self._router.place.remote(request), self._timeout_s
-            )
+            async with asyncio.timeout(self._timeout_s):
+                decision: PlacementDecision = await self._router.place.remote(request)
         except TaskCancelledError:  # the client is gone, nothing ails the router
             raise
         except TimeoutError:
@@ -109,7 +108,9 @@ class PlacementClient:
     async def fleet(self) -> dict[str, Any] | None:
         """The router's view of the fleet, None when it does not answer."""
         try:
-            return await asyncio.wait_for(self._router.fleet.remote(), max(self._timeout_s, 1.0))
+            async with asyncio.timeout(max(self._timeout_s, 1.0)):
+                fleet: dict[str, Any] = await self._router.fleet.remote()
+                return fleet
         except Exception:  # noqa: BLE001 - not answering is the answer
             return None
 
@@ -133,7 +134,8 @@ class PlacementClient:
             await asyncio.sleep(RECONCILE_S)
             live = LiveJobs(self._name, self._asked, tuple(self._live))
             with contextlib.suppress(Exception):  # whoever places requests notices that the router is away
-                await asyncio.wait_for(self._router.reconcile.remote(live), RECONCILE_S)
+                async with asyncio.timeout(RECONCILE_S):
+                    await self._router.reconcile.remote(live)
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

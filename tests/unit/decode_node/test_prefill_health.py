@@ -130,6 +130,22 @@ async def test_nobody_is_asked_when_nobody_waits():
     assert len(fleet.asked) == asked
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_nobody_is_asked_when_the_last_one_left_as_the_answer_came(turns):
+    asked, came = [], asyncio.Event()
+
+    async def ask(replica):
+        asked.append(replica)
+        came.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    await PrefillWatch(ask, PERIOD_S, silent_after_s=5.0).result(came.wait(), A)
+    assert len(asked) == 1
+    await asyncio.sleep(3 * PERIOD_S)
+    assert len(asked) == 1
+
+
 async def test_an_ask_that_fails_fails_nobody_who_waits():
     tries = []
 

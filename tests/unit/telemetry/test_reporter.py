@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from telemetry.reporting import reporter as reporting
 from telemetry.reporting.reporter import Reporter
 
 
@@ -44,6 +45,25 @@ async def test_after_the_last_report_there_is_none(listens):
     reporter.changed()
     await asyncio.sleep(0.02)
     assert listener.heard == ["alive", "gone"]
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_the_last_report_is_the_last_though_one_arrives_as_it_is_made(turns, monkeypatch):
+    monkeypatch.setattr(reporting, "HEARTBEAT_S", 0.01)
+    heard, sends = [], asyncio.Event()
+
+    async def send(report):
+        heard.append(report)
+        sends.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    reporter = Reporter(lambda: "alive", send)
+    await sends.wait()
+    await reporter.end("gone")
+    reported = len(heard)
+    await asyncio.sleep(0.05)
+    assert len(heard) == reported
 
 
 async def test_what_did_not_arrive_is_not_taken_for_delivered():

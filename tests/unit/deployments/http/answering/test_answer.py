@@ -126,6 +126,7 @@ async def test_an_answer_that_never_begins(pieces, status, outcome):
         await answered(record, *pieces)
     error = failed.value
     assert (error.status, error.trace_id, record.outcomes[0]) == (status, "t", outcome)
+    assert error.headers["x-slo-tier"] == "standard"
     assert "path" not in error.message
 
 
