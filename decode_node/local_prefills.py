@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 
@@ -60,9 +60,10 @@ class LocalPrefills:
         is_computing = True
         self.computing += 1
         try:
-            async for piece in pieces:
-                self.computing -= is_computing
-                is_computing = False
-                yield piece
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    self.computing -= is_computing
+                    is_computing = False
+                    yield piece
         finally:
             self.computing -= is_computing

@@ -273,21 +273,19 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                here = self._orchestrator.run_here(call, context, rendered.local.value)
-                async with aclosing(here), aclosing(self._local.pieces(here)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                return
-            spent_s = time.monotonic() - arrived_s
-            logs.event(
-                "request_rendered",
-                request_id=context.request_id,
-                job_id=context.job_id,
-                tokens=len(rendered.token_ids),
-                seconds=spent_s,
-            )
-            call = Call(rendered.request, info, is_chat, rendered.token_ids, spans, rendered.prompt)
-            async with aclosing(self._orchestrator.run(call, context.after(spent_s))) as pieces:
+                answer = self._local.pieces(self._orchestrator.run_here(call, context, rendered.local.value))
+            else:
+                spent_s = time.monotonic() - arrived_s
+                logs.event(
+                    "request_rendered",
+                    request_id=context.request_id,
+                    job_id=context.job_id,
+                    tokens=len(rendered.token_ids),
+                    seconds=spent_s,
+                )
+                call = Call(rendered.request, info, is_chat, rendered.token_ids, spans, rendered.prompt)
+                answer = self._orchestrator.run(call, context.after(spent_s))
+            async with aclosing(answer) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:

@@ -50,25 +50,12 @@ def offline_engine(
     cores = sorted(os.sched_getaffinity(0))
     bind = "|".join(str(core) for core in cores[:ranks]) if len(cores) >= ranks else "nobind"
     _prepare(bind, is_gpu=False)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
     with Board.create(ranks) as board:
         own = _arguments(model, board, setup or EngineSetup(mode="resume"), worker_cls, is_gpu=False)
         own |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
-        try:
-            llm = LLM(**(own | options))
+        with _scheduling_here(own | options) as llm:
             board.unlink()
-            core = llm.llm_engine.engine_core.engine_core
-            try:
-                yield llm, board
-            finally:
-                core.model_executor.shutdown()
-                core.scheduler.shutdown()
-        finally:
-            destroy_model_parallel()  # of a worker in this process, for the next one
-            destroy_distributed_environment()
+            yield llm, board
 
 
 @contextmanager
@@ -80,13 +67,20 @@ def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
         options: Further engine arguments; without any, it is a stock one.
     """
     _prepare("nobind", is_gpu=False)
+    own = _arguments(model, None, None, None, is_gpu=False) | {"distributed_executor_backend": "uni"}
+    with _scheduling_here(own | options) as llm:
+        yield llm
+
+
+@contextmanager
+def _scheduling_here(arguments: dict[str, Any]) -> Iterator[Any]:
+    """An `LLM` whose scheduler runs here; nothing of it stays for the next one, even if it does not start."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
-    own = _arguments(model, None, None, None, is_gpu=False) | {"distributed_executor_backend": "uni"}
     try:
-        llm = LLM(**(own | options))
+        llm = LLM(**arguments)
         core = llm.llm_engine.engine_core.engine_core
         try:
             yield llm
@@ -94,7 +88,7 @@ def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
             core.model_executor.shutdown()
             core.scheduler.shutdown()
     finally:
-        destroy_model_parallel()
+        destroy_model_parallel()  # of a worker in this process
         destroy_distributed_environment()
 
 

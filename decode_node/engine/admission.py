@@ -63,7 +63,8 @@ class Admission:
         holdings = [view.holding(request, self._lengths) for request in held_by]
         reserve = self.reserved_tokens(held_by, now_s)
         kept = len(view.running) * view.blocks_ahead if self._book.parked else 0
-        pool, free = view.pool(held_by, kept), view.pool(held_by).free_tokens
+        pool = view.pool(held_by, kept)
+        free = pool.free_tokens + kept * view.block_tokens
         requests = {request.request_id: request for request in waiting}
         ordered = restore_order(map(view.parked, waiting), self._tiers, self._ageing, now_s)
         shown: list[Request] = []

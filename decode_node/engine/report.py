@@ -6,13 +6,13 @@ see `telemetry.pressure`; the router gets its part of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
-from slo.decode.predicted_peak import predicted_peak
+from slo.decode.predicted_peak import Pool, predicted_peak
 from slo.tiers import TierSet
 from telemetry.pressure import PressureFigures
 
@@ -73,25 +73,25 @@ class PressureReport:
     def _measure(self, requests: Mapping[str, Request], now_s: float) -> None:
         """Add what the engine holds."""
         figures = self.figures
-        figures.peak, figures.reserve = self._peak(), self._admission.reserve(now_s)
-        figures.load = self._load(requests, now_s)
+        held_by = self._view.holders()
+        pool = self._view.pool(held_by)
+        figures.peak, figures.reserve = self._peak(held_by, pool), self._admission.reserve(now_s)
+        figures.load = self._load(requests, held_by, pool, now_s)
         if self._swaps is not None:
             figures.swap_used, moved = self._swaps.used, self._swaps.figures
             figures.swapped_out, figures.swapped_back = moved.out, moved.back
             self._swaps.figures = SwapFigures()
 
-    def _peak(self) -> float:
+    def _peak(self, held_by: Sequence[Request], pool: Pool) -> float:
         """The predicted peak of those that have memory, as a part of the pool."""
-        held_by = self._view.holders()
-        pool = self._view.pool(held_by)
         peak = predicted_peak([self._view.holding(request, self._lengths) for request in held_by])
         return max(0, peak - pool.shared_tokens) / pool.tokens
 
-    def _load(self, requests: Mapping[str, Request], now_s: float) -> DecodeLoad:
+    def _load(
+        self, requests: Mapping[str, Request], held_by: Sequence[Request], pool: Pool, now_s: float
+    ) -> DecodeLoad:
         """What the router is told."""
         view, lengths = self._view, self._lengths
-        held_by = view.holders()
-        pool = view.pool(held_by)
         unfinished = [request for request in requests.values() if not request.is_finished()]
         return DecodeLoad(
             pool.tokens,

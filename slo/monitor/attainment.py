@@ -143,18 +143,17 @@ class RollingAttainment:
         """The keys of all requests of the long window."""
         return sorted({series for series, _ in self._window(self.long_s, now_s)})
 
-    def burn(self, tier: Tier, target: float, window_s: float, now_s: float) -> Burn:
-        """How fast a tier uses up the misses that `target`, a fraction below 1, allows."""
-        tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
-        judged = sum(tally.judged for tally in tallies)
-        missed = judged - sum(tally.met for tally in tallies)
-        return _burn(missed, judged, target)
+    def burn(
+        self, tier: Tier, target: float, window_s: float, now_s: float, *, of_ttft: bool = False
+    ) -> Burn:
+        """How fast a tier uses up the misses that `target`, a fraction below 1, allows.
 
-    def ttft_burn(self, tier: Tier, target: float, window_s: float, now_s: float) -> Burn:
-        """The same where the TTFT is all that counts, of the requests that were promised one."""
+        With `of_ttft` the TTFT is all that counts, of the requests that were promised one.
+        """
         tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
-        judged = sum(tally.ttft_judged for tally in tallies)
-        return _burn(judged - sum(tally.ttft_met for tally in tallies), judged, target)
+        judged = sum(tally.ttft_judged if of_ttft else tally.judged for tally in tallies)
+        missed = judged - sum(tally.ttft_met if of_ttft else tally.met for tally in tallies)
+        return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)
 
     def over(
         self,
@@ -209,7 +208,3 @@ class RollingAttainment:
         for index in [index for index in self._slices if index < oldest]:
             del self._slices[index]
         self._known = {series for tallies in self._slices.values() for series in tallies}
-
-
-def _burn(missed: int, judged: int, target: float) -> Burn:
-    return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)

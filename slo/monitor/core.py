@@ -298,26 +298,20 @@ class MonitorCore:
         self.directed[directive.reason] += 1
         return (directive,)
 
-    def _burns(self, now_s: float) -> dict[Tier, TierBurn]:
+    def _burns(self, now_s: float, *, of_ttft: bool = False) -> dict[Tier, TierBurn]:
         windows = self._attainment
         return {
             tier: TierBurn(
-                windows.burn(tier, target, windows.long_s, now_s),
-                windows.burn(tier, target, windows.short_s, now_s),
+                windows.burn(tier, target, windows.long_s, now_s, of_ttft=of_ttft),
+                windows.burn(tier, target, windows.short_s, now_s, of_ttft=of_ttft),
             )
             for tier, target in self.settings.targets.items()
         }
 
     def _is_ttft_at_risk(self, now_s: float) -> bool:
         """Whether a tier misses its target by its first tokens alone: more prefill replicas help no other."""
-        windows = self._attainment
-        return any(
-            TierBurn(
-                windows.ttft_burn(tier, target, windows.long_s, now_s),
-                windows.ttft_burn(tier, target, windows.short_s, now_s),
-            ).at_risk(self.settings.rules)
-            for tier, target in self.settings.targets.items()
-        )
+        burns = self._burns(now_s, of_ttft=True)
+        return any(burn.at_risk(self.settings.rules) for burn in burns.values())
 
     def _forget_tiers(self) -> None:
         """Shed no tier that is gone or may not be shed, as after the deployment has changed its tiers."""

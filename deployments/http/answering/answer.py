@@ -65,15 +65,7 @@ async def generate(
         record.end(http_errors.ended_by(error))
         raise record.traced(error) from None
     except Exception as error:
-        record.end(Outcome.FAILED)
-        logs.event(
-            "request_failed",
-            level=logging.ERROR,
-            request_id=record.request_id,
-            job_id=record.job_id,
-            error=repr(error)[:2000],
-        )
-        raise record.traced(http_errors.internal_error(record.request_id)) from error
+        raise _failed(record, repr(error)) from error
 
 
 async def respond(
@@ -99,15 +91,7 @@ async def respond(
         refusal.headers.update(headers)
         raise
     except StopAsyncIteration:
-        record.end(Outcome.FAILED)
-        logs.event(
-            "request_failed",
-            level=logging.ERROR,
-            request_id=record.request_id,
-            job_id=record.job_id,
-            error="the decode tier has ended its answer without a piece of it",
-        )
-        failed = record.traced(http_errors.internal_error(record.request_id))
+        failed = _failed(record, "the decode tier has ended its answer without a piece of it")
         failed.headers.update(headers)
         raise failed from None
     if (error := error_in(first)) is not None:
@@ -126,3 +110,16 @@ async def respond(
     stream = events(first, pieces, record)
     told = stream if wording is None else wording.events(stream)
     return StreamingResponse(told, media_type=_SSE, headers=headers)
+
+
+def _failed(record: RequestRecord, why: str) -> HTTPError:
+    """What a request is answered with that has failed here; the log has the reason."""
+    record.end(Outcome.FAILED)
+    logs.event(
+        "request_failed",
+        level=logging.ERROR,
+        request_id=record.request_id,
+        job_id=record.job_id,
+        error=why[:2000],
+    )
+    return record.traced(http_errors.internal_error(record.request_id))
