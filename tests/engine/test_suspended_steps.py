@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 from engines import engine, random_prompt
@@ -13,7 +14,7 @@ from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started,
 from prefill_node.engine_setup import EngineSetup
 from slo.predict.pass_shape import PassPart
 from slo.preemption.types import Limits
-from slo.queue.arrival_forecast import MEMORY_S
+from slo.queue.arrival_forecast import Forecast
 from slo.queue.chunks import StopBound
 
 LONG = random_prompt(700, seed=1)
@@ -133,15 +134,20 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    running.prefill("before", SHORT)
-    forecast = running.scheduler._stepper.rules.forecast
-    before = forecast.load
-    running.llm.generate(
-        TokensPrompt(prompt_token_ids=list(MIDDLE)), SamplingParams(max_tokens=1), use_tqdm=False
-    )
-    assert forecast.load == before
-    running.prefill("job", LONG, weight=4.0)
-    assert forecast.load == pytest.approx(before + 0.008 / MEMORY_S, abs=0.1 * before)
+    stepper, memory_s = running.scheduler._stepper, 1e6
+    rules, forecast = stepper.rules, Forecast(memory_s)
+    stepper.rules = replace(rules, forecast=forecast)
+    try:
+        running.prefill("before", SHORT)
+        before_s = forecast.load * memory_s
+        running.llm.generate(
+            TokensPrompt(prompt_token_ids=list(MIDDLE)), SamplingParams(max_tokens=1), use_tqdm=False
+        )
+        assert forecast.load * memory_s == before_s
+        running.prefill("job", LONG, weight=4.0)
+        assert forecast.load * memory_s - before_s == pytest.approx(0.008, rel=0.01)
+    finally:
+        stepper.rules = rules
 
 
 @pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)
