@@ -56,7 +56,8 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
         computed: The part of the pass that lies before `boundary`.
         resumes_at: The boundary where what is kept goes on: `boundary`, or the start of its half layer.
         done: The part of the pass that lies before `resumes_at`.
-        checkpoint_bytes: What each rank keeps; 0 when it keeps nothing.
+        is_kept: Whether what was computed is kept.
+        checkpoint_bytes: What that takes on each rank beside KV blocks.
         stopped_s: When it stopped, CLOCK_MONOTONIC.
     """
 
@@ -65,5 +66,6 @@ class PreemptedOutput(ModelRunnerOutput):  # type: ignore[misc] # vLLM ships no 
     computed: PassPart = NOTHING
     resumes_at: int = 0
     done: PassPart = NOTHING
+    is_kept: bool = False
     checkpoint_bytes: int = 0
     stopped_s: float = 0.0

@@ -224,7 +224,7 @@ SUSPENDED_SECONDS: Final = _histogram(
 SUSPENDED_STEPS: Final = _gauge("slackserve_prefill_suspended_steps", "steps", "Steps that are suspended.")
 SUSPENDED_BYTES: Final = _gauge(
     "slackserve_prefill_suspended_bytes", "bytes",
-    "Memory that the checkpoints of suspended steps take, on each rank.",
+    "Memory that the checkpoints of suspended steps take beside KV blocks, on each rank.",
 )  # fmt: skip
 WORK_WASTED: Final = _counter(
     "slackserve_prefill_work_wasted_seconds", "seconds",

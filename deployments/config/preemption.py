@@ -35,7 +35,8 @@ class PreemptionLimitsConfig(Section):
         f"{_LIMITS.max_preemptions}, and {_RECOMPUTE_LIMITS.max_preemptions} with mode: recompute.",
     )
     max_suspended_mib: Annotated[int, Field(ge=0)] = Field(
-        _LIMITS.max_suspended_bytes >> 20, description="Memory of their checkpoints, MiB on each rank."
+        _LIMITS.max_suspended_bytes >> 20,
+        description="Memory of their checkpoints beside KV blocks, MiB on each rank.",
     )
 
 

@@ -31,7 +31,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
         done: The fraction before the boundary where it goes on if it is kept.
         tokens: Prompt tokens of the step.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
-        checkpoint_bytes: What each rank keeps; 0 when the work is wasted.
+        is_kept: Whether what was computed is kept; the work is wasted when not.
+        checkpoint_bytes: What that takes on each rank beside KV blocks.
         ordered_s: When the governor ordered it.
     """
 
@@ -45,6 +46,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     done: float
     tokens: int
     pairs: float
+    is_kept: bool
     checkpoint_bytes: int
     ordered_s: float
     stopped_s: float

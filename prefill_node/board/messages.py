@@ -75,7 +75,7 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
         tokens: Prompt tokens that the whole step computes.
         done: The fraction of its forward pass that need not be repeated.
         boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
-        checkpoint_bytes: Bytes that its checkpoint holds, on each rank.
+        checkpoint_bytes: Bytes that its checkpoint holds beside KV blocks, on each rank.
         preempted_by: The job that it was preempted for; while others can run, it does not resume before that
             one has ended or is infeasible.
         protects_until_s: Until when that job is feasible while it waits in the engine.

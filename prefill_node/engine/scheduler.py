@@ -252,7 +252,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         notice, checkpoint = None, None
         if isinstance(command, Resume):
             resumed = command.step
-            checkpoint = resumed.step_id if resumed.checkpoint_bytes else None
+            checkpoint = resumed.step_id if resumed.boundary else None
             jobs = self._jobs_of(resumed.members)
             notice = Resumed(jobs, resumed.boundary, now_s - resumed.since_s, now_s, now_s)
         members = self._queue.members(output.num_scheduled_tokens)
@@ -278,12 +278,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         step_id = stopped_order.step_id
         order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
-        kept_bytes = stopped.checkpoint_bytes
         computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
-        boundary, kept = (stopped.resumes_at, done) if kept_bytes else (0, 0.0)
-        step = SuspendedStep(
-            step_id, members, pairs, boundary, kept, kept_bytes, stopped.stopped_s, beneficiary
-        )
+        boundary, kept = (stopped.resumes_at, done) if stopped.is_kept else (0, 0.0)
+        kept_bytes, at_s = stopped.checkpoint_bytes, stopped.stopped_s
+        step = SuspendedStep(step_id, members, pairs, boundary, kept, kept_bytes, at_s, beneficiary)
         self._stepper.step_preempted(step, time.monotonic())
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)
@@ -299,7 +297,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 done=done,
                 tokens=scheduled.total_num_scheduled_tokens,
                 pairs=pairs,
-                checkpoint_bytes=stopped.checkpoint_bytes,
+                is_kept=stopped.is_kept,
+                checkpoint_bytes=kept_bytes,
                 ordered_s=stopped.stopped_s if order is None else order.ordered_s,
                 stopped_s=stopped.stopped_s,
             )

@@ -38,7 +38,7 @@ class Stretch:
         start_s: Seconds before the moment of asking, as all times here: negative.
         preempted_by: The job that it made way for, empty for none.
         reason: A value of `slo.preemption.types.PreemptReason`.
-        checkpoint_bytes: What each rank keeps.
+        checkpoint_bytes: What each rank keeps beside KV blocks.
     """
 
     state: JobState

@@ -48,6 +48,7 @@ class JobSpans:
         attributes: dict[str, str | int] = {
             "slackserve.reason": notice.reason,
             "slackserve.boundary": notice.boundary,
+            "slackserve.is_kept": notice.is_kept,
             "slackserve.checkpoint_bytes": notice.checkpoint_bytes,
             "slackserve.beneficiary": notice.beneficiary,
         }

@@ -167,7 +167,7 @@ class PreemptionRecord:
                 assert_never(notice)
 
     def _stopped(self, stop: Stopped) -> None:
-        is_kept = stop.checkpoint_bytes or stop.done == 0
+        is_kept = stop.is_kept or stop.done == 0
         outcome = "abandoned" if not stop.jobs else "kept" if is_kept else "recompute"
         self._instruments.count(catalogue.PREEMPTIONS, outcome=outcome, reason=stop.reason)
         self._instruments.observe(catalogue.PREEMPTION_ORDER_TO_STOP, stop.stopped_s - stop.ordered_s)

@@ -268,7 +268,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         on_host = client.vllm_config.device_config.device_type == "cpu"
         setup = self._node.setup
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
-        return ForwardProfile(shape, per_token, ahead_s, setup.stop_within_s)
+        room, *_ = await client.collective_rpc("checkpoint_room")
+        return ForwardProfile(shape, per_token, ahead_s, setup.stop_within_s, tuple(room))
 
     async def __del__(self) -> None:
         """Serve's last call, with no request left: wait until decode has pulled what was computed for it."""

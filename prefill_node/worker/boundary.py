@@ -55,11 +55,16 @@ class Boundaries:
         shape: How many one forward pass has, and how much of it lies before each.
         granularity: Where they are.
         why_not_finer: What keeps the model from stopping wherever it was asked to; empty for nothing.
+        attentions: Names of the layers that have a KV cache, in the order in which a pass fills it; none
+            where that is not known.
+        begun: By boundary, how many of them may have been written to when a pass has reached it.
     """
 
     shape: PassShape
     granularity: BoundaryLevel
     why_not_finer: str = ""
+    attentions: tuple[str, ...] = ()
+    begun: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -91,11 +96,14 @@ def install(model: nn.Module, granularity: BoundaryLevel, forward: Forward) -> B
     layers = decoder_layers(model)
     granularity, why_not_finer = _finest(layers, granularity)
     stretches: list[Work] = []
-    for layer in layers:
+    begun: list[int] = []
+    for number, layer in enumerate(layers):
         places = _places(layer, granularity)
         _wrap(layer, places, len(stretches), granularity, forward)
         stretches += [place.work for place in places]
-    return Boundaries(shape_of(stretches), granularity, why_not_finer)
+        begun += [number] + [number + 1] * (len(places) - 1)
+    attentions = tuple([name for layer in layers for name in attentions_of(layer)])
+    return Boundaries(shape_of(stretches), granularity, why_not_finer, attentions, tuple(begun))
 
 
 def shape_of(stretches: Sequence[Work]) -> PassShape:
@@ -152,6 +160,11 @@ def _is_uniform(modules: nn.ModuleList) -> bool:
 
 def _attentions(module: nn.Module) -> int:
     return sum(_is_attention(part) for part in module.modules())
+
+
+def attentions_of(model: nn.Module) -> tuple[str, ...]:
+    """VLLM's names for what keeps a KV cache in a model, or in one of its layers, in their order."""
+    return tuple([getattr(part, "layer_name", "") for part in model.modules() if _is_attention(part)])
 
 
 def _is_attention(module: nn.Module) -> bool:

@@ -8,12 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 Rows: TypeAlias = "tuple[tuple[str, int], ...]"
 """(request id, tokens) of each request of a step, in the order of the batch; its rows are contiguous."""
+
+
+class Kept(Protocol):
+    """A checkpoint, wherever it lies."""
+
+    @property
+    def boundary(self) -> int:
+        """Where it goes on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it keeps alive beside KV blocks."""
+
+    def select(self, rows: Rows) -> Checkpoint | None:
+        """See `Checkpoint.select`."""
 
 
 @dataclass(frozen=True, slots=True)

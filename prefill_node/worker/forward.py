@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prefill_node.board.board import Board
-from prefill_node.worker.checkpoint import Checkpoint, Rows, hollow, map_tensors
+from prefill_node.worker.checkpoint import Checkpoint, Kept, Rows, hollow, map_tensors
 from prefill_node.worker.launch_ahead import LaunchAhead
 from prefill_node.worker.vote import VoteTransport
 from prefill_node.worker.vote_errors import VoteTimeoutError
@@ -79,6 +79,7 @@ class Forward:
     resumed_from: int = 0
     _step_id: int = 0
     _rows: Callable[[], Rows] = field(default=tuple)
+    _kept: Kept | None = None
     _resume: Checkpoint | None = None
     _stop: Stop | None = None
     _started: bool = False
@@ -95,7 +96,7 @@ class Forward:
         self,
         step_id: int,
         rows: Callable[[], Rows],
-        resume: Checkpoint | None,
+        resume: Kept | None,
         at_s: Sequence[float] = (),
     ) -> None:
         """A step's forward pass starts.
@@ -109,7 +110,7 @@ class Forward:
         """
         self._step_id = step_id
         self._rows = rows
-        self._resume = resume
+        self._kept, self._resume = resume, None
         self._stop = None
         self._started = False
         self.resumed_from = 0
@@ -121,7 +122,7 @@ class Forward:
         if self.active and self._started and self._stop is None:
             self._sizes.add(self._size)
         self.active = False
-        self._resume = None
+        self._kept, self._resume = None, None
         self._entering = None
         self._stand_in = None
         self._replies.clear()
@@ -131,8 +132,8 @@ class Forward:
 
     @property
     def resumes(self) -> bool:
-        """Whether the pass that has begun has a checkpoint to go on from."""
-        return self._resume is not None
+        """Whether the pass that is about to start has a checkpoint to go on from."""
+        return self._kept is not None
 
     def layer(self, span: range, compute: Callable[[], Any], tokens_of: Callable[[], torch.Tensor]) -> Any:
         """Run a decoder layer, or pass through it.
@@ -229,8 +230,9 @@ class Forward:
         rows = self._rows()
         self._size = sum(tokens for _, tokens in rows).bit_length()
         self.votes.is_first_pass = self._size not in self._sizes
-        if self._resume is not None:
-            self._resume = self._resume.select(rows)
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._resume = kept.select(rows)
         if self._resume is not None:
             self._entering = self._resume.entering
             self.resumed_from = self._resume.boundary

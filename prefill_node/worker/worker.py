@@ -8,6 +8,7 @@ accelerator's own worker class is mixed in by `prefill_node.worker.cpu` and `pre
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +22,10 @@ from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
-from prefill_node.worker.checkpoint import Checkpoint, Rows
+from prefill_node.worker.checkpoint import Kept, Rows
 from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
+from prefill_node.worker.kv_pages import Blocks, KVPages, filled_whole
 from prefill_node.worker.launch_ahead import HostOnly, LaunchAhead, TimeBound
 from prefill_node.worker.vote import choose_transport
 from slo.predict.pass_shape import PassShape
@@ -49,13 +51,15 @@ class Preemption:
     Attributes:
         keep: Whether a stopped pass goes on where it was.
         late_by: How many boundaries after the one at which an order is seen it stops.
+        pages: Where checkpoints lie; None for memory of their own.
     """
 
     forward: Forward
     boundaries: Boundaries
     keep: bool
     late_by: int = 0
-    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    pages: KVPages | None = None
+    checkpoints: dict[int, Kept] = field(default_factory=dict)
 
     def begin(self, order: StepOrder, rows: Any) -> None:
         """A step starts; checkpoints that nobody needs are dropped first."""
@@ -72,12 +76,33 @@ class Preemption:
             return []
         return [part.tokens * tokens_s + part.pairs * pairs_s for part in self.boundaries.shape.done]
 
-    def keep_checkpoint(self, step_id: int, stop: Stop) -> int:
-        """Keep what was computed; the bytes that it takes."""
-        if not self.keep or stop.checkpoint.boundary == 0:
-            return 0
-        self.checkpoints[step_id] = stop.checkpoint
-        return stop.checkpoint.size_bytes
+    def keep_checkpoint(self, step_id: int, stop: Stop, blocks: Callable[[Rows], Blocks]) -> int | None:
+        """Keep what was computed; the bytes that it takes beside KV blocks, None when nothing is kept."""
+        kept: Kept = stop.checkpoint
+        if not self.keep or kept.boundary == 0:
+            return None
+        if self.pages is not None:
+            kept = self.pages.keep(stop.checkpoint, stop.boundary, blocks(stop.checkpoint.rows))
+        self.checkpoints[step_id] = kept
+        return kept.size_bytes
+
+    def use_pages(self, vllm_config: VllmConfig, runner: Any) -> None:
+        """Let checkpoints lie in KV blocks, where it is known which are empty."""
+        parallel = vllm_config.parallel_config
+        is_whole = parallel.decode_context_parallel_size == parallel.prefill_context_parallel_size == 1
+        if not self.keep or not is_whole or not self.boundaries.attentions:
+            return
+        modules = vllm_config.compilation_config.static_forward_context
+        caches = {name: getattr(module, "kv_cache", None) for name, module in modules.items()}
+        pages = KVPages.of(runner.kv_cache_config, caches, self.boundaries)
+        try:
+            problem = pages.why_inexact()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with these caches, there is another place
+            problem = repr(error)[:300]
+        if problem:
+            _log.warning("checkpoints do not lie in KV blocks: %s", problem)
+        else:
+            self.pages = pages
 
 
 class PreemptibleWorker:
@@ -119,6 +144,7 @@ class PreemptibleWorker:
                 if self._compiled is not None:
                     cut(self._preemption, self.model_runner, self._compiled)
                 rehearse(self._preemption, self.model_runner)
+                self._preemption.use_pages(self.vllm_config, self.model_runner)
             except NotPreemptibleError as error:
                 self._refuse(error)
         return times
@@ -136,6 +162,11 @@ class PreemptibleWorker:
         done = tuple([(part.tokens, part.pairs) for part in shape.done])
         late_by = self._preemption.late_by
         return done, shape.pair_work, late_by, boundaries.granularity.value, boundaries.why_not_finer
+
+    def checkpoint_room(self) -> tuple[float, ...]:
+        """By boundary, bytes of a checkpoint that find room in KV blocks, for each token; empty for none."""
+        pages = None if self._preemption is None else self._preemption.pages
+        return () if pages is None else pages.room()
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -159,6 +190,7 @@ class PreemptibleWorker:
         runner.execute_model_state = None
         report, runner.kv_connector_output = runner.kv_connector_output, None
         shape = self._preemption.boundaries.shape
+        kept_bytes = self._preemption.keep_checkpoint(step_id, stop, lambda rows: _blocks(runner, rows))
         return PreemptedOutput(
             req_ids=[],
             req_id_to_index={},
@@ -168,7 +200,8 @@ class PreemptibleWorker:
             computed=shape.at(stop.boundary),
             resumes_at=stop.checkpoint.boundary,
             done=shape.at(stop.checkpoint.boundary),
-            checkpoint_bytes=self._preemption.keep_checkpoint(step_id, stop),
+            is_kept=kept_bytes is not None,
+            checkpoint_bytes=kept_bytes or 0,
             stopped_s=stop.stopped_s,
         )
 
@@ -303,3 +336,15 @@ def _board_if_here(path: Path, group: Any) -> Board | None:
 def _rows(runner: Any, scheduler_output: SchedulerOutput) -> Rows:
     tokens = scheduler_output.num_scheduled_tokens
     return tuple((request_id, tokens[request_id]) for request_id in runner.input_batch.req_ids)
+
+
+def _blocks(runner: Any, rows: Rows) -> Blocks:
+    """The blocks that these requests' parts of a step fill whole."""
+    sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
+    requests = {request_id: runner.requests[request_id] for request_id, _ in rows}
+    return {
+        request_id: filled_whole(
+            requests[request_id].block_ids, sizes, requests[request_id].num_computed_tokens, tokens
+        )
+        for request_id, tokens in rows
+    }

@@ -99,7 +99,7 @@ class Limits:
         max_preemptions: Stops of one request.
         max_suspended_s: Seconds of suspension of one request, over all its stops.
         max_suspended_steps: Steps suspended on the replica at a time.
-        max_suspended_bytes: Bytes of their checkpoints, on each rank.
+        max_suspended_bytes: Bytes of their checkpoints beside KV blocks, on each rank.
         stubborn_after: Fraction of a step after which it is not stopped to be recomputed.
     """
 
@@ -124,7 +124,7 @@ class RunningStep(msgspec.Struct, frozen=True):
         restart_s: Predicted seconds to compute it again from its start.
         progress: Fraction of its boundaries that it has passed, 0 to 1.
         stoppable: Whether it looks at stop orders at all.
-        checkpoint_bytes: Bytes that stopping it would keep, on each rank.
+        checkpoint_bytes: Bytes that stopping it would keep beside KV blocks, on each rank.
         boundary_s: Longest time between two of its boundaries; a stop takes effect at the next one.
         guard: Only waiters of a higher weight or of its own class may stop it, as that class would otherwise
             starve (`slo.queue.fairness`). Infinite: no other class may.

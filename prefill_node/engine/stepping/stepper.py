@@ -210,7 +210,7 @@ class Stepper:
         step.arrival_by_s = now_s + self._arrival_wait_s
         if step.members:
             self.suspensions.suspend(step)
-        elif step.checkpoint_bytes:
+        elif step.boundary:
             self.suspensions.discard(step.step_id)
 
     # Commands

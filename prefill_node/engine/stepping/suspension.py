@@ -20,7 +20,7 @@ class SuspendedStep:
         pairs: The `slo.predict.prefill_time.attention_pairs` of the whole step.
         boundary: Where it goes on; 0 without a checkpoint.
         done: The fraction of its forward pass that need not be repeated.
-        checkpoint_bytes: What each rank keeps of it; 0 for none.
+        checkpoint_bytes: What each rank keeps of it beside KV blocks.
         preempted_by: The job that it was preempted for, empty for none.
         arrival_by_s: Until when it waits for that job to reach the engine.
     """

@@ -52,6 +52,7 @@ class ForwardProfile:
     Attributes:
         shape: Where it can stop; without boundaries when it cannot.
         checkpoint_bytes_per_token: What stopping keeps, on each rank.
+        room: By boundary, how much of that finds room in KV blocks; empty for nothing.
         ahead_s: What is launched on an accelerator before it runs.
         within_s: How long a stop may take at most; infinite for any time.
         stretches: See `PassShape.stretches`.
@@ -63,6 +64,7 @@ class ForwardProfile:
     checkpoint_bytes_per_token: int
     ahead_s: float = 0.0
     within_s: float = math.inf
+    room: tuple[float, ...] = ()
     stretches: tuple[PassPart, ...] = field(init=False)
     mean_stop: MeanStop = field(init=False)
     bound: StopBound | None = field(init=False)
@@ -83,6 +85,11 @@ class ForwardProfile:
     def mean_stop_s(self, tokens: int, pairs: float, predictor: PrefillPredictor) -> float:
         """The mean of the same."""
         return self.ahead_s + self.mean_stop.seconds(*predictor.kinds_s(tokens, pairs))
+
+    def checkpoint_bytes(self, tokens: int, boundary: int) -> int:
+        """Bytes that stopping a pass at the next boundary behind one takes beside KV blocks, on each rank."""
+        room = self.room[min(boundary + 1, len(self.room) - 1)] if self.room else 0.0
+        return math.ceil(tokens * max(0.0, self.checkpoint_bytes_per_token - room))
 
     @property
     def boundaries(self) -> int:
@@ -199,7 +206,7 @@ class Governor:
 
     def progress(self, step: StepView, reached: tuple[int, int]) -> float:
         """The fraction of a running step's forward pass that is done, by its time."""
-        at = self.profile.shape.at(reached[1] if reached[0] == step.step_id else step.from_boundary)
+        at = self.profile.shape.at(_boundary(step, reached))
         return self.ledger.predictor.fraction(at, step.tokens, step.pairs)
 
     def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
@@ -269,7 +276,7 @@ class Governor:
             restart_s=total_s,
             progress=progress,
             stoppable=step.stoppable and bool(members),
-            checkpoint_bytes=step.tokens * self.profile.checkpoint_bytes_per_token,
+            checkpoint_bytes=self.profile.checkpoint_bytes(step.tokens, _boundary(step, reached)),
             boundary_s=self.profile.stop_s(step.tokens, step.pairs, self.ledger.predictor),
             guard=step.guard,
         )
@@ -322,6 +329,11 @@ class Governor:
         return now_s <= step.protects_until_s or (
             view.step is not None and step.preempted_by in view.step.jobs
         )
+
+
+def _boundary(step: StepView, reached: tuple[int, int]) -> int:
+    """The last boundary that a running step is known to have reached."""
+    return reached[1] if reached[0] == step.step_id else step.from_boundary
 
 
 def _seen(view: SchedulerView) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm.compilation.backends
@@ -19,6 +20,7 @@ from prefill_node.worker.boundary import (
     Boundaries,
     BoundaryLevel,
     NoBoundariesError,
+    attentions_of,
     shape_of,
     stretches_of_layers,
 )
@@ -100,6 +102,16 @@ class Walker:
         return map_tensors(self._no_rows, lambda each: each.new_zeros((rows, *each.shape[1:])))
 
 
+def _begun(stretches: Stretches) -> tuple[int, ...]:
+    """At the start of each stretch, how many attentions may have put keys and values in the KV cache.
+
+    That they do before the attention itself, in the stretch before it.
+    """
+    if any(stretches.at_attention):
+        return tuple(accumulate(map(int, stretches.at_attention)))
+    return tuple(range(stretches.count))
+
+
 class CompiledPass:
     """Has an engine's compiled pass made so that it can stop.
 
@@ -137,7 +149,10 @@ class CompiledPass:
         is_fine = self._granularity is not BoundaryLevel.LAYER
         level = BoundaryLevel.SUBLAYER if is_fine else BoundaryLevel.LAYER
         why = "" if level is self._granularity else "pieces are compiled as a whole"
-        return Boundaries(self._shape(model, walker.stretches), level, why)
+        names, begun = attentions_of(model), _begun(walker.stretches)
+        if len(names) != begun[-1]:  # more than attentions stands between the pieces, or less
+            names, begun = (), ()
+        return Boundaries(self._shape(model, walker.stretches), level, why, names, begun)
 
     def _shape(self, model: Any, stretches: Stretches) -> PassShape:
         """Of the pass; where the layers of the model do not tell, all attentions and all others are alike."""

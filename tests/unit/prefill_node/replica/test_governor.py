@@ -508,6 +508,20 @@ def test_a_step_that_has_reached_a_limit_is_not_said_to_make_way(case):
     assert isinstance(governed.decide(shown, reached, 0.0), Keep), "and indeed it does not"
 
 
+def test_what_finds_room_in_kv_blocks_takes_no_memory():
+    """It does in the first half of the pass; from then on the step is one that has reached a limit."""
+    shown = view(running("long"), suspended("other"))
+    governed = governor(LONG, URGENT, max_suspended_bytes=500)
+    assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) is None
+    room = (BYTES_PER_TOKEN,) * 5 + (BYTES_PER_TOKEN / 2,) * 4 + (0.0,)
+    governed.profile = ForwardProfile(PassShape.even(10), BYTES_PER_TOKEN, room=room)
+    assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) is not None
+    assert governed.preemptible_in_s(shown, (7, 3), 0.0) is not None
+    assert governed.preemptible_in_s(shown, (7, 4), 0.0) is None, "it would stop behind it"
+    assert governed.profile.checkpoint_bytes(1000, 4) == 1000 * BYTES_PER_TOKEN / 2
+    assert governed.profile.checkpoint_bytes(1000, 9) == 1000 * BYTES_PER_TOKEN
+
+
 @pytest.mark.parametrize(
     "within", [{}, {"max_suspended_bytes": 100_500, "max_suspended_steps": 2}], ids=["plenty", "just within"]
 )

@@ -13,7 +13,8 @@ T0 = time.monotonic() - 100.0
 
 
 def stopped(at_s, beneficiary="urgent"):
-    return Stopped(7, ("long",), beneficiary, "rescue", 3, 12, 0.25, 0.25, 1000, 1e6, 4096, at_s - 0.01, at_s)
+    stopped_at = 3, 12, 0.25, 0.25
+    return Stopped(7, ("long",), beneficiary, "rescue", *stopped_at, 1000, 1e6, True, 4096, at_s - 0.01, at_s)
 
 
 def resumed(at_s):
@@ -63,6 +64,7 @@ def test_a_suspension_says_why_and_is_linked_to_the_prefill_that_it_is_for():
     assert dict(suspension.attributes) == {
         "slackserve.reason": "rescue",
         "slackserve.boundary": 3,
+        "slackserve.is_kept": True,
         "slackserve.checkpoint_bytes": 4096,
         "slackserve.beneficiary": "urgent",
     }

@@ -244,7 +244,7 @@ def test_a_step_that_was_stopped_or_resumed_says_nothing_of_how_long_one_takes(b
     bulletin.issued(view(), None)
     bulletin.ended()
     bulletin.notice(
-        Stopped(7, ("long",), "urgent", "rescue", 3, BOUNDARIES, 0.3, 0.3, 2000, 0.0, 100, NOW_S, NOW_S)
+        Stopped(7, ("long",), "urgent", "rescue", 3, BOUNDARIES, 0.3, 0.3, 2000, 0.0, True, 0, NOW_S, NOW_S)
     )
     bulletin.issued(view(), Resumed(("long",), 3, 1.0, NOW_S, NOW_S))
     bulletin.ended()

@@ -92,9 +92,7 @@ def followed(record, *jobs):
     return spans
 
 
-def stopped(
-    jobs=("long",), beneficiary="urgent", checkpoint_bytes=500, boundary=3, done=0.25, reason="rescue"
-):
+def stopped(jobs=("long",), beneficiary="urgent", is_kept=True, boundary=3, done=0.25, reason="rescue"):
     return Stopped(
         step_id=7,
         jobs=jobs,
@@ -106,7 +104,8 @@ def stopped(
         done=done,
         tokens=1000,
         pairs=1e6,
-        checkpoint_bytes=checkpoint_bytes,
+        is_kept=is_kept,
+        checkpoint_bytes=0,
         ordered_s=4.5,
         stopped_s=5.0,
     )
@@ -126,7 +125,7 @@ METRICS_OF = {
         ],
     ),
     "to be recomputed": (
-        stopped(checkpoint_bytes=0),
+        stopped(is_kept=False),
         [
             ("preemptions", 1, "recompute", "rescue"),
             ("preemption_order_to_stop", 0.5),
@@ -144,7 +143,7 @@ METRICS_OF = {
         ],
     ),
     "within the first half layer, which starts over": (
-        stopped(boundary=1, done=0.0, checkpoint_bytes=0),
+        stopped(boundary=1, done=0.0, is_kept=False),
         [
             ("preemptions", 1, "kept", "rescue"),
             ("preemption_order_to_stop", 0.5),

@@ -6,7 +6,6 @@ from torch import nn
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from prefill_node.worker.boundary import (
-    Boundaries,
     BoundaryLevel,
     NoBoundariesError,
     decoder_layers,
@@ -292,7 +291,7 @@ def test_one_layer_that_cannot_stop_within_makes_all_stop_between_layers(forward
 def test_layers_with_an_mlp_and_layers_with_experts_can_stop_at_operators_each_in_its_own_way(forward):
     model = Model([LlamaDecoderLayer, mixture, LlamaDecoderLayer])
     boundaries = install(model, BoundaryLevel.OPERATOR, forward)
-    assert boundaries == Boundaries(boundaries.shape, BoundaryLevel.OPERATOR)
+    assert (boundaries.granularity, boundaries.why_not_finer) == (BoundaryLevel.OPERATOR, "")
     assert boundaries.shape.boundaries == 7 + 5 + 7
     forward.begin(1, lambda: ROWS, None)
     model(torch.ones(5, WIDTH))
@@ -318,6 +317,25 @@ def test_the_entry_of_a_layer_is_as_far_however_finely_it_can_stop(granularity, 
     shape = install(decoder(), granularity, forward).shape
     per_layer = shape.boundaries // 3
     assert [part.tokens for part in shape.done[::per_layer]] == pytest.approx([0, 1 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize(
+    ("granularity", "of_a_layer"),
+    [
+        (BoundaryLevel.LAYER, [0]),
+        (BoundaryLevel.SUBLAYER, [0, 1]),
+        (BoundaryLevel.OPERATOR, [0, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_from_a_layers_second_boundary_on_its_cache_may_have_been_written_to(
+    granularity, of_a_layer, forward
+):
+    model = decoder()
+    for number, layer in enumerate(model.list_0):
+        layer.self_attn.attns[0].layer_name = f"layers.{number}"
+    boundaries = install(model, granularity, forward)
+    assert boundaries.attentions == ("layers.0", "layers.1", "layers.2")
+    assert list(boundaries.begun) == [layer + begun for layer in range(3) for begun in of_a_layer]
 
 
 # Wrapped
