@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ PORT = 18439
 PARTS = 3
 
 
-async def offered(seconds: float, rate_rps: float) -> int:
-    """Send the mix and wait for all answers; the number of requests."""
+async def offered(seconds: float, rate_rps: float) -> tuple[int, Counter[str]]:
+    """Send the mix and wait for all answers; the number of these, and of what was refused by reason."""
     arrivals = load_workload("embedded").mix(None).stream(rate_rps, round(seconds * rate_rps), SEED)
     async with client(PORT, SEED) as asked:
-        await asked.answers(*arrivals)
-    return len(arrivals)
+        answers, refused = await asked.answers_and_refusals(*arrivals)
+    return len(answers), refused
 
 
 def passes() -> dict[str, Any]:
@@ -62,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with served(directory, embedded_settings(port=PORT)):
-            count = asyncio.run(offered(asked.seconds, asked.rate))
+            count, refused = asyncio.run(offered(asked.seconds, asked.rate))
             of_passes = passes()
         found = errors((directory / "log").read_text())
     assert len(found) == count
@@ -74,9 +75,10 @@ def main() -> None:
     for kind, low, high in (("up to 0.6 s", 0.0, 0.6), ("longer", 0.6, float("inf"))):
         rows.append(_summary(f"first tokens of {kind}", [pair for pair in found if low <= pair[0] < high]))
     print_rows("Predicted over measured time to first token", rows)
-    print("passes:", of_passes)
+    print("passes:", of_passes, "refused:", dict(refused))
     settings = {"seconds": asked.seconds, "rate_rps": asked.rate, "seed": SEED}
-    print(write("engines/predictions", {"settings": settings, "first_tokens": rows, "monitor": of_passes}))
+    measured = {"first_tokens": rows, "refused": refused, "monitor": of_passes}
+    print(write("engines/predictions", {"settings": settings, **measured}))
 
 
 def _summary(what: str, found: list[tuple[float, float]]) -> dict[str, Any]:

@@ -160,7 +160,8 @@ class GovernedEngine:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
         shape = PassShape.told(done, pair_work, late_by)
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
-        profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s)
+        room, *_ = await self.engine.collective_rpc("checkpoint_room")
+        profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s, tuple(room))
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deployments.bench.answer import Answer
+from deployments.bench.answer import Answer, Fate
 from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.local.launcher import get_json
@@ -115,11 +116,24 @@ class Client:
         Raises:
             RuntimeError: when one is not answered.
         """
+        answers, refused = await self.answers_and_refusals(*arrivals)
+        if refused:
+            raise RuntimeError(f"not answered: {', '.join(refused)}")
+        return answers
+
+    async def answers_and_refusals(self, *arrivals: Arrival) -> tuple[list[Answer], Counter[str]]:
+        """The same of those that are not refused, and how many are, by status and reason.
+
+        Raises:
+            RuntimeError: when one has failed.
+        """
         numbered = [replace(arrival, number=next(self._numbers)) for arrival in arrivals]
-        answers = [each.answer for each in (await offer(self._server, numbered, self._asking)).ended]
+        ended = [each.answer for each in (await offer(self._server, numbered, self._asking)).ended]
+        refused = Counter([answer.reason for answer in ended if answer.fate is Fate.REFUSED])
+        answers = [answer for answer in ended if answer.fate is not Fate.REFUSED]
         if reasons := {answer.reason for answer in answers if answer.reason or answer.ttft_s is None}:
             raise RuntimeError(f"not answered: {', '.join(reasons)}")
-        return answers
+        return answers, refused
 
     async def ttfts_s(self, *arrivals: Arrival) -> list[float]:
         """Their times to the first token, seconds."""
