@@ -1,44 +1,52 @@
-"""Whether the simulator foretells a real server: the embedded model on CPU, one fixed stream, both ways.
+"""Whether the simulator foretells a real server: fixed streams at several loads, both ways.
 
-Serves the embedded model, measures what prompts take alone, offers a fixed stream of short and long prompts,
-and simulates the same stream with the times that were measured. The recording is written to
-results/engines/validation.json, to be simulated again.
+Serves the embedded model's first layers on CPU, measures what prompts take alone, offers fixed streams of
+short and long prompts, and simulates the same streams with the times that were measured. The recordings are
+written to results/engines/validation.json, to be simulated again.
 
-What a prompt takes alone is measured before and after the stream, since a shared machine is not always
-equally fast, and after a pause as most requests of the stream find the server. The stream asks for one token
-each: on CPU the decode tier takes from the prefill tier what it computes, and that is not simulated.
+A load is the fraction of time that the prefills alone would take. What a prompt takes is measured before and
+after each stream, since a shared machine is not always equally fast, and after a pause as most requests of
+the stream find the server. The streams ask for one token each: on CPU the decode tier takes from the prefill
+tier what it computes, and that is not simulated.
 
-    python -m benchmarks.engines.validation [--requests 60] [--load 0.35]
+    python -m benchmarks.engines.validation [--requests 300] [--loads 0.35,0.6,0.9] [--layers 10]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparison import load
-from benchmarks.comparison.arms import FIXED, RunningServer, running
+from benchmarks.comparison.arms import FIXED, RunningServer, ServerArm, running
+from benchmarks.harness.cut_model import cut_model
 from benchmarks.harness.local_server import environment
 from benchmarks.report import print_rows, write
+from simulator.cost.operators import Measured
 from simulator.study.validation import Recorded, Recording, compare
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD
 
 SEED = 5
-ARM = FIXED["slackserve"]
+ARMS = ("slackserve", "slackserve-off")
 ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
 REPEATS = 3
 PAUSE_S = 2.5
+SHORT_S, LONG_S = 1.0, 8.0
 KINDS = {
-    "short": Kind(0.8, 0, 2.0, PREMIUM, output_tokens=4, range_tokens=(64, 512), is_uniform=True),
-    "long": Kind(0.2, 0, 20.0, STANDARD, output_tokens=4, range_tokens=(800, 2000), is_uniform=True),
+    "short": Kind(0.8, 0, SHORT_S, PREMIUM, output_tokens=1, range_tokens=(64, 512), is_uniform=True),
+    "long": Kind(0.2, 0, LONG_S, STANDARD, output_tokens=1, range_tokens=(800, 2000), is_uniform=True),
 }
+_STOPPED = re.compile(r"prefill_stopped jobs=(\S+)")
 
 
 def medians(*measured: dict[int, list[float]]) -> list[tuple[int, float]]:
@@ -48,11 +56,11 @@ def medians(*measured: dict[int, list[float]]) -> list[tuple[int, float]]:
     ]
 
 
-def alone(server: RunningServer) -> dict[int, list[float]]:
+def alone(arm: ServerArm, server: RunningServer) -> dict[int, list[float]]:
     """By tokens, seconds to the first token of prompts that have the server to themselves."""
     times: dict[int, list[float]] = {tokens: [] for tokens in ALONE_TOKENS}
     for _ in range(REPEATS):
-        measured = load.alone_ms(ARM, server, ALONE_TOKENS, output_tokens=1, pause_s=PAUSE_S)
+        measured = load.alone_ms(arm, server, ALONE_TOKENS, output_tokens=1, pause_s=PAUSE_S)
         for tokens, ms in zip(ALONE_TOKENS, measured, strict=True):
             times[tokens].append(ms / 1e3)
     return times
@@ -70,55 +78,85 @@ def calibrated(profile: Path) -> dict[int, list[float]]:
     return times
 
 
-def stream(times: list[tuple[int, float]], count: int, fraction: float) -> list[Arrival]:
-    """The stream at a fraction of what the server can do one prompt after the other."""
-    mix = Mix(KINDS)
-    (low, low_s), (high, high_s) = times[0], times[-1]
-    slope = (high_s - low_s) / (high - low)
-    mean_s = statistics.fmean(low_s + slope * (a.tokens - low) for a in mix.stream(1.0, 2000, SEED))
-    return [replace(arrival, output_tokens=1) for arrival in mix.stream(fraction / mean_s, count, SEED)]
+def stream(prefill: list[tuple[int, float]], count: int, fraction: float) -> list[Arrival]:
+    """So many requests, whose prefills alone take that fraction of the time in which they arrive."""
+    *arrivals, after = Mix(KINDS).stream(1.0, count + 1, SEED)
+    work_s = sum(map(Measured(prefill), (arrival.tokens for arrival in arrivals)))
+    stretch = work_s / fraction / after.at_s
+    return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals]
 
 
-def record(count: int, fraction: float) -> Recording:
-    """Measure on the real server."""
-    with tempfile.TemporaryDirectory() as directory, running(ARM, Path(directory)) as server:
-        load.warm_up(ARM, server)
-        profile = Path(directory) / "profile.json"
-        before = calibrated(profile), alone(server)
-        offered = load.ask(ARM, server, stream(medians(before[1]), count, fraction))
-        after = calibrated(profile), alone(server)
-    requests = []
-    for ended in offered.ended:
-        arrival, ttft_s = ended.arrival, ended.answer.ttft_s
-        if ttft_s is None or ended.answer.reason:
-            raise SystemExit(f"a request was not answered: {ended.answer.reason}")
-        assert arrival.ttft_s is not None
-        at_s = arrival.at_s + ended.late_s
-        requests.append(Recorded(at_s, arrival.kind, arrival.tier, arrival.tokens, arrival.ttft_s, ttft_s))
-    prefill, times = (medians(first, second) for first, second in zip(before, after, strict=True))
-    return Recording(ARM.name, prefill, times, requests)
+Times = tuple[dict[int, list[float]], dict[int, list[float]]]
+"""Seconds of prefills, and to the first token, of prompts that were alone."""
+
+
+def record(
+    arm: ServerArm, count: int, loads: list[float], layers: int, directory: Path
+) -> Iterator[Recording]:
+    """Measure on a real server, one load after the other."""
+    model = cut_model(directory / "model", layers)
+    with running(arm, directory, model) as server:
+        load.warm_up(arm, server)
+        profile = directory / "profile.json"
+
+        def measured() -> Times:
+            return calibrated(profile), alone(arm, server)
+
+        before = measured()
+        for fraction in loads:
+            server.new_log()
+            offered = load.ask(arm, server, stream(medians(before[0]), count, fraction))
+            preemptions = sum(len(jobs.split(",")) for jobs in _STOPPED.findall(server.new_log()))
+            after = measured()
+            prefill, times = (medians(first, second) for first, second in zip(before, after, strict=True))
+            requests = []
+            for ended in offered.ended:
+                arrival, ttft_s = ended.arrival, ended.answer.ttft_s
+                if ttft_s is None or ended.answer.reason:
+                    raise SystemExit(f"a request was not answered: {ended.answer.reason}")
+                assert arrival.ttft_s is not None
+                requests.append(
+                    Recorded(
+                        arrival.at_s + ended.late_s,
+                        arrival.kind,
+                        arrival.tier,
+                        arrival.tokens,
+                        arrival.ttft_s,
+                        ttft_s,
+                    )
+                )
+            yield Recording(arm.name, prefill, times, requests, layers, fraction, preemptions)
+            before = after
 
 
 def main() -> None:
     """Record, simulate, print both and write them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--load", type=float, default=0.35)
-    arguments = parser.parse_args()
-    recording = record(arguments.requests, arguments.load)
-    found = compare(recording)
-    rows = [
-        {
-            "TTFT": name,
-            "measured, ms": real * 1e3,
-            "simulated, ms": ours * 1e3,
-            "off by": f"{ours / real - 1:+.1%}",
-        }
-        for name, (real, ours) in found.items()
-    ]
-    print_rows("Measured and simulated", rows)
-    results = {"recording": recording.document(), "quantiles_s": found, "load": arguments.load}
-    print(write("engines/validation", results))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--loads", default="0.35,0.6,0.9")
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--arms", default=",".join(ARMS))
+    asked = parser.parse_args()
+    loads = [*map(float, asked.loads.split(","))]
+    rows, recordings = [], []
+    for name in asked.arms.split(","):
+        with tempfile.TemporaryDirectory() as directory:
+            for recording in record(FIXED[name], asked.requests, loads, asked.layers, Path(directory)):
+                recordings.append(recording.document())
+                rows += [row_of(recording, what, *both) for what, both in compare(recording).items()]
+                print_rows("Measured and simulated", rows)
+    print(write("engines/validation", {"rows": rows, "recordings": recordings}))
+
+
+def row_of(recording: Recording, what: str, measured: float, simulated: float) -> dict[str, Any]:
+    """What a table says of a figure."""
+    return {
+        "arm": recording.arm,
+        "load": recording.load,
+        "of": what,
+        "measured": measured,
+        "simulated": simulated,
+    }
 
 
 if __name__ == "__main__":

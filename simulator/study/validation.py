@@ -6,9 +6,9 @@ token, is taken from the recording; what several do to each other is what is com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from simulator.workload.arrivals import Arrival
 from slo.tiers import Tier
 
 EMBEDDED = MODELS["smollm2-135m"]
+_ALL_SERVED_S: Final = 3600.0
+"""So long after the last request one more arrives: what was due before is late, and served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,18 @@ class Recording:
         prefill: (prompt tokens, seconds) of prefills that had the prefill replica to themselves.
         alone: (prompt tokens, seconds to the first token) of prompts that had the server to themselves.
         requests: In order of sending.
+        layers: Of the embedded model, so many were served.
+        load: The fraction of the time that the prefills alone would have taken.
+        preemptions: How often a request was stopped.
     """
 
     arm: str
     prefill: list[tuple[int, float]]
     alone: list[tuple[int, float]]
     requests: list[Recorded]
+    layers: int
+    load: float
+    preemptions: int
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -65,16 +73,16 @@ class Recording:
 
 def hardware(recording: Recording) -> Hardware:
     """A replica with the prefill times that were measured; attention and host time are in them."""
-    points = recording.prefill
-    half = Measured([(tokens, seconds / 2 / EMBEDDED.layers) for tokens, seconds in points])
+    shape = replace(EMBEDDED, layers=recording.layers)
+    half = Measured([(tokens, seconds / 2 / shape.layers) for tokens, seconds in recording.prefill])
     nothing = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS}
     operators = nothing | {"attn_pre_proj": half, "mlp_up_proj": half}
     free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
-    return Hardware(CostModel(EMBEDDED, operators, free, step_s=0.0), on_host=True)
+    return Hardware(CostModel(shape, operators, free, step_s=0.0), on_host=True)
 
 
-def simulated_s(recording: Recording) -> list[float]:
-    """The times to first token that the simulator foretells, in the order of the recording."""
+def simulated(recording: Recording) -> tuple[list[float], int]:
+    """The times to first token that the simulator foretells, in order, and how often it stops a request."""
     replica = hardware(recording)
     handoff = Measured([(t, s - replica.cost.prefill_s(t)) for t, s in recording.alone])
     arrivals = [
@@ -89,14 +97,32 @@ def simulated_s(recording: Recording) -> list[float]:
         )
         for number, request in enumerate(recording.requests)
     ]
-    served = run(ARMS[recording.arm], replica, arrivals)
-    return [job.ttft_s + handoff(job.num_tokens) for job in served.jobs]
+    last = replace(arrivals[-1], number=len(arrivals), at_s=arrivals[-1].at_s + _ALL_SERVED_S)
+    *jobs, _ = run(ARMS[recording.arm], replica, [*arrivals, last]).jobs
+    times_s = [job.ttft_s + handoff(job.num_tokens) for job in jobs]
+    return times_s, sum(job.preemptions for job in jobs)
 
 
 def compare(recording: Recording) -> dict[str, tuple[float, float]]:
-    """Measured and simulated quantiles of the time to first token, seconds: "p50" and "p95"."""
-    measured = [request.ttft_s for request in recording.requests]
-    simulated = simulated_s(recording)
-    return {
-        f"p{p}": (float(np.percentile(measured, p)), float(np.percentile(simulated, p))) for p in (50, 95)
-    }
+    """Measured and simulated.
+
+    Of the time to first token the quantiles, seconds; the fractions in time of all and of each kind; and how
+    often requests were stopped.
+    """
+    ours, preemptions = simulated(recording)
+    both = [request.ttft_s for request in recording.requests], ours
+    met = [
+        [ttft_s <= request.objective_s for request, ttft_s in zip(recording.requests, times, strict=True)]
+        for times in both
+    ]
+    found = {f"p{p}": _pair(np.percentile(times, p) for times in both) for p in (50, 95)}
+    found["in time"] = _pair(map(np.mean, met))
+    for kind in sorted({request.kind for request in recording.requests}):
+        of_kind = [request.kind == kind for request in recording.requests]
+        found[f"in time, {kind}"] = _pair(np.mean(np.array(flags)[of_kind]) for flags in met)
+    return found | {"stops": (float(recording.preemptions), float(preemptions))}
+
+
+def _pair(figures: Iterable[Any]) -> tuple[float, float]:
+    measured, ours = map(float, figures)
+    return measured, ours
