@@ -147,7 +147,7 @@ class GovernedEngine:
         times_s = [min(await self.prefill(tokens), await self.prefill(tokens)) for tokens in lengths]
         self.predictor = fit([*map(Sample, lengths, times_s)]).predictor
 
-    async def govern(self, board: Board, setup: EngineSetup, hidden_bytes: int, *, on_host: bool) -> None:
+    async def govern(self, board: Board, setup: EngineSetup, *, on_host: bool) -> None:
         """Put the governor before the engine.
 
         Raises:
@@ -160,8 +160,8 @@ class GovernedEngine:
             raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
         shape = PassShape.told(done, pair_work, late_by)
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
-        room, *_ = await self.engine.collective_rpc("checkpoint_room")
-        profile = ForwardProfile(shape, 2 * hidden_bytes, ahead_s, setup.stop_within_s, tuple(room))
+        kept_bytes, *_ = await self.engine.collective_rpc("kept_bytes")
+        profile = ForwardProfile(shape, tuple(kept_bytes), ahead_s, setup.stop_within_s)
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,
@@ -240,8 +240,7 @@ async def governed_engine(
         try:
             await running.measure(warm_up_tokens)
             if board is not None:
-                hidden_bytes = config["hidden_size"] * (2 if is_gpu else 4)
-                await running.govern(board, setup, hidden_bytes, on_host=not is_gpu)
+                await running.govern(board, setup, on_host=not is_gpu)
             yield running
         finally:
             running.close()

@@ -181,6 +181,7 @@ class PreemptionRecord:
             "step": stop.step_id,
             "boundary": stop.boundary,
             "boundaries": stop.boundaries,
+            "is_kept": stop.is_kept,
             "checkpoint_bytes": stop.checkpoint_bytes,
             "reason": stop.reason,
             "beneficiary": stop.beneficiary,

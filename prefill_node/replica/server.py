@@ -252,8 +252,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         answers = await client.collective_rpc("preemption_support")
         done, pair_work, late_by, granularity, why = answers[0]
         shape = PassShape.told(done, pair_work, late_by)
-        model = client.model_config
-        per_token = 2 * model.get_hidden_size() * model.dtype.itemsize  # hidden states and residual
         if self._node.rules.mode is PreemptionMode.OFF:
             logs.event("preemption_off")
         elif not shape.boundaries:
@@ -268,8 +266,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         on_host = client.vllm_config.device_config.device_type == "cpu"
         setup = self._node.setup
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
-        room, *_ = await client.collective_rpc("checkpoint_room")
-        return ForwardProfile(shape, per_token, ahead_s, setup.stop_within_s, tuple(room))
+        kept_bytes, *_ = await client.collective_rpc("kept_bytes")
+        return ForwardProfile(shape, tuple(kept_bytes), ahead_s, setup.stop_within_s)
 
     async def __del__(self) -> None:
         """Serve's last call, with no request left: wait until decode has pulled what was computed for it."""

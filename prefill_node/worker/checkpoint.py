@@ -52,16 +52,25 @@ class Checkpoint:
     @property
     def size_bytes(self) -> int:
         """Bytes that it keeps alive; tensors that share memory count once."""
-        sizes: dict[int, int] = {}
+        storages = [tensor.untyped_storage() for tensor in self.tensors() if not tensor.is_meta]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    @property
+    def bytes_per_token(self) -> float:
+        """What its tensors hold for each of its rows."""
+        held_bytes = sum(tensor.nbytes for tensor in self.tensors() if not tensor.is_meta)
+        return float(held_bytes / sum(tokens for _, tokens in self.rows))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors, the hollow ones too, always in the same order."""
+        found: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta:
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+            found.append(tensor)
             return tensor
 
         map_tensors((self.entering, self.replies), note)
-        return sum(sizes.values())
+        return found
 
     def select(self, rows: Rows) -> Checkpoint | None:
         """The checkpoint of those `rows` only, in their order; None when it does not hold them all.

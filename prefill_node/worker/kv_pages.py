@@ -10,7 +10,7 @@ and the way of a checkpoint there and back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -51,29 +51,26 @@ class _Layer:
     def bytes_per_token(self) -> float:
         return float(self.page * self.pages.itemsize / self.block_tokens)
 
-    def write(self, blocks: Sequence[int], values: torch.Tensor) -> None:
+    def write(self, blocks: torch.Tensor, values: torch.Tensor) -> None:
         """Put at most as many values as these blocks hold; the rest of the last one is zero."""
         with torch.inference_mode():  # as the caches were made
             missing = len(blocks) * self.page - values.numel()
             whole = torch.cat([values, values.new_zeros(missing)]) if missing else values
-            self.pages.index_copy_(0, self._index(blocks), whole.view(len(blocks), *self.pages.shape[1:]))
+            self.pages.index_copy_(0, blocks, whole.view(len(blocks), *self.pages.shape[1:]))
 
-    def read(self, blocks: Sequence[int], count: int) -> torch.Tensor:
+    def read(self, blocks: torch.Tensor, count: int) -> torch.Tensor:
         """The first `count` values of these blocks."""
-        return self.pages.index_select(0, self._index(blocks)).reshape(-1)[:count]
+        return self.pages.index_select(0, blocks).reshape(-1)[:count]
 
     def is_exact(self) -> bool:
         """Whether a block gives what it was given. It is as before afterwards."""
-        block = [len(self.pages) - 1]
+        block = torch.tensor([len(self.pages) - 1], device=self.pages.device)
         before = self.read(block, self.page).clone()
         values = torch.arange(self.page, device=before.device).remainder(251).to(before.dtype)
         self.write(block, values)
         is_so = torch.equal(self.read(block, self.page), values)
         self.write(block, before)
         return bool(is_so and torch.equal(self.read(block, self.page), before))
-
-    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, device=self.pages.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class _Stored:
         places: (layer, blocks, values in them).
     """
 
-    places: tuple[tuple[_Layer, tuple[int, ...], int], ...]
+    places: tuple[tuple[_Layer, torch.Tensor, int], ...]
     left_over: torch.Tensor
 
     def load(self) -> torch.Tensor:
@@ -199,14 +196,15 @@ class KVPages:
     def keep(self, checkpoint: Checkpoint, stopped_at: int, blocks: Blocks) -> Checkpoint | PagedCheckpoint:
         """Move a checkpoint, taken by a pass that stopped at a boundary, to the blocks of its requests.
 
-        What cannot lie there stays where it is: values of another type than the KV cache has, which read as
-        keys or values of somebody else could be no number, and tensors that are not laid out by token.
+        What cannot lie there stays where it is: tensors that are not laid out by token, and those with values
+        that somebody else could not read as a key or a value, of another type than the KV cache has or no
+        finite number. Among these is memory that a compiled pass has ready for a result.
         """
         layers = [layer for layer in self._layers[self._begun[stopped_at] :] if layer is not None]
         total = sum(tokens for _, tokens in checkpoint.rows)
         moved: dict[int, torch.Tensor] = {
             number: tensor
-            for number, tensor in enumerate(_tensors(checkpoint))
+            for number, tensor in enumerate(checkpoint.tensors())
             if self._can_lie_there(tensor, total)
         }
         has_room = any(blocks[request][layer.group] for request, _ in checkpoint.rows for layer in layers)
@@ -227,6 +225,7 @@ class KVPages:
             and tensor.dim() > 0
             and tensor.shape[0] == total
             and tensor.is_contiguous()
+            and bool(tensor.isfinite().all())
         )
 
 
@@ -248,16 +247,18 @@ def filled_whole(
 
 
 def _store(values: torch.Tensor, layers: Sequence[_Layer], blocks: Sequence[Sequence[int]]) -> _Stored:
-    places: list[tuple[_Layer, tuple[int, ...], int]] = []
+    own = [torch.tensor(ids, device=values.device, dtype=torch.long) for ids in blocks]
+    places: list[tuple[_Layer, torch.Tensor, int]] = []
     at, total = 0, values.numel()
     for layer in layers:
-        own = blocks[layer.group][: -(-(total - at) // layer.page)]
-        if not own:
-            continue
-        count = min(len(own) * layer.page, total - at)
-        layer.write(own, values[at : at + count])
-        places.append((layer, tuple(own), count))
-        at += count
+        if at == total:
+            break
+        some = own[layer.group][: math.ceil((total - at) / layer.page)]
+        count = min(len(some) * layer.page, total - at)
+        if count:
+            layer.write(some, values[at : at + count])
+            places.append((layer, some, count))
+            at += count
     return _Stored(tuple(places), values[at:].clone())
 
 
@@ -273,17 +274,6 @@ def _layer(group: int, spec: KVCacheSpec, cache: Any, blocks: int) -> _Layer | N
     if not is_blocks or not cache.is_floating_point() or cache.itemsize == 1:
         return None
     return _Layer(group, cache.unflatten(0, (blocks, cache.shape[0] // blocks)), spec.block_size)
-
-
-def _tensors(checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors((checkpoint.entering, checkpoint.replies), note)
-    yield from found
 
 
 def _map_some(checkpoint: Checkpoint, numbers: Any, apply: Any) -> Checkpoint:

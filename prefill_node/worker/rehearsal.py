@@ -31,7 +31,13 @@ class _Script(NoBoard):
         return boundary == self.stop_at
 
 
-def why_inexact(forward: Forward, boundaries: int, tokens: int, run: Callable[[], torch.Tensor]) -> str:
+def why_inexact(
+    forward: Forward,
+    boundaries: int,
+    tokens: int,
+    run: Callable[[], torch.Tensor],
+    seen: Callable[[Checkpoint], None] = lambda _: None,
+) -> str:
     """What keeps a pass from being resumed exactly; empty for nothing. All ranks call it together.
 
     Args:
@@ -39,18 +45,24 @@ def why_inexact(forward: Forward, boundaries: int, tokens: int, run: Callable[[]
         boundaries: How many one pass has.
         tokens: Rows of the batch that `run` computes.
         run: Runs the whole pass and returns its hidden states, of shape [tokens, width].
+        seen: Is told the checkpoint of each boundary, in order.
     """
     signal, votes, script = forward.signal, forward.votes, _Script()
     forward.signal, forward.votes = script, script
     try:
-        return _compare(forward, script, boundaries, tokens, run)
+        return _compare(forward, script, boundaries, tokens, run, seen)
     finally:
         forward.end()
         forward.signal, forward.votes = signal, votes
 
 
 def _compare(
-    forward: Forward, script: _Script, boundaries: int, tokens: int, run: Callable[[], torch.Tensor]
+    forward: Forward,
+    script: _Script,
+    boundaries: int,
+    tokens: int,
+    run: Callable[[], torch.Tensor],
+    seen: Callable[[Checkpoint], None],
 ) -> str:
     def begin(checkpoint: Checkpoint | None) -> None:
         forward.begin(_STEP_ID, lambda: (("rehearsal", tokens),), checkpoint)
@@ -68,6 +80,7 @@ def _compare(
         if (stop := forward.end()) is None or stop.boundary != script.stop_at:
             return f"a pass of it does not stop at boundary {script.stop_at}"
         checkpoint = stop.checkpoint
+        seen(checkpoint)
     script.stop_at = None
     begin(checkpoint)
     if not torch.equal(run(), expected):

@@ -22,7 +22,7 @@ from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
-from prefill_node.worker.checkpoint import Kept, Rows
+from prefill_node.worker.checkpoint import Checkpoint, Kept, Rows
 from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
 from prefill_node.worker.kv_pages import Blocks, KVPages, filled_whole
@@ -51,6 +51,7 @@ class Preemption:
     Attributes:
         keep: Whether a stopped pass goes on where it was.
         late_by: How many boundaries after the one at which an order is seen it stops.
+        checkpoint_bytes: By boundary, what a checkpoint has for each token.
         pages: Where checkpoints lie; None for memory of their own.
     """
 
@@ -58,6 +59,7 @@ class Preemption:
     boundaries: Boundaries
     keep: bool
     late_by: int = 0
+    checkpoint_bytes: tuple[float, ...] = ()
     pages: KVPages | None = None
     checkpoints: dict[int, Kept] = field(default_factory=dict)
 
@@ -82,27 +84,40 @@ class Preemption:
         if not self.keep or kept.boundary == 0:
             return None
         if self.pages is not None:
-            kept = self.pages.keep(stop.checkpoint, stop.boundary, blocks(stop.checkpoint.rows))
+            try:
+                kept = self.pages.keep(stop.checkpoint, stop.boundary, blocks(stop.checkpoint.rows))
+            except RuntimeError as error:  # no memory for the copy; what it has written will be overwritten
+                _log.warning("a checkpoint stays where it is: %s", error)
         self.checkpoints[step_id] = kept
         return kept.size_bytes
 
     def use_pages(self, vllm_config: VllmConfig, runner: Any) -> None:
-        """Let checkpoints lie in KV blocks, where it is known which are empty."""
+        """Let checkpoints lie in KV blocks, where it is known which are empty. All ranks call it."""
         parallel = vllm_config.parallel_config
         is_whole = parallel.decode_context_parallel_size == parallel.prefill_context_parallel_size == 1
         if not self.keep or not is_whole or not self.boundaries.attentions:
             return
         modules = vllm_config.compilation_config.static_forward_context
         caches = {name: getattr(module, "kv_cache", None) for name, module in modules.items()}
-        pages = KVPages.of(runner.kv_cache_config, caches, self.boundaries)
+        pages = None
         try:
+            pages = KVPages.of(runner.kv_cache_config, caches, self.boundaries)
             problem = pages.why_inexact()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with these caches, there is another place
             problem = repr(error)[:300]
-        if problem:
-            _log.warning("checkpoints do not lie in KV blocks: %s", problem)
+        try:
+            _agree(problem)
+        except NotPreemptibleError as error:
+            _log.warning("checkpoints do not lie in KV blocks: %s", error)
         else:
             self.pages = pages
+
+    def kept_bytes(self) -> tuple[float, ...]:
+        """By boundary, what a stop keeps beside KV blocks for each token."""
+        if not self.keep:
+            return ()
+        room = (0.0,) * len(self.checkpoint_bytes) if self.pages is None else self.pages.room()
+        return tuple(max(0.0, whole - some) for whole, some in zip(self.checkpoint_bytes, room, strict=True))
 
 
 class PreemptibleWorker:
@@ -163,10 +178,9 @@ class PreemptibleWorker:
         late_by = self._preemption.late_by
         return done, shape.pair_work, late_by, boundaries.granularity.value, boundaries.why_not_finer
 
-    def checkpoint_room(self) -> tuple[float, ...]:
-        """By boundary, bytes of a checkpoint that find room in KV blocks, for each token; empty for none."""
-        pages = None if self._preemption is None else self._preemption.pages
-        return () if pages is None else pages.room()
+    def kept_bytes(self) -> tuple[float, ...]:
+        """By boundary, bytes that a stop keeps beside KV blocks for each token; empty for none."""
+        return () if self._preemption is None else self._preemption.kept_bytes()
 
     def checkpoints_held(self) -> int:
         """Checkpoints that this rank keeps; none when nothing is suspended."""
@@ -251,13 +265,15 @@ def rehearse(preemption: Preemption, runner: Any) -> None:
     """
     tokens = min(rehearsal.TOKENS, runner.max_num_tokens)
     forward, boundaries = preemption.forward, preemption.boundaries.count
+    seen: list[Checkpoint] = []
     try:
         refusal = rehearsal.why_inexact(
-            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens)
+            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens), seen.append
         )
     except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
         refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
     _agree(refusal and f"{type(runner.get_model()).__name__}: {refusal}")
+    preemption.checkpoint_bytes = tuple([each.bytes_per_token if each.boundary else 0.0 for each in seen])
 
 
 def _agree(refusal: str) -> None:

@@ -105,7 +105,7 @@ class Scheduling:
         is_bound = not hardware.on_host and self.preemption.mode is not PreemptionMode.OFF
         return ForwardProfile(
             hardware.at(self.granularity).shape_of_passes(),
-            0,
+            (),
             0.0 if hardware.on_host else self.launch_ahead_s,
             self.stop_within_s if is_bound else math.inf,
         )

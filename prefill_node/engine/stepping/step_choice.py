@@ -265,6 +265,8 @@ def in_excess(suspended: Sequence[Suspended], now_s: float, limits: Limits) -> l
         is_few = steps <= LATE_PART * limits.max_suspended_steps
         if is_few and kept_bytes <= LATE_PART * limits.max_suspended_bytes:
             break
+        if is_few and not item.step.checkpoint_bytes:  # its checkpoint lies in KV blocks
+            continue
         excess.append(item.step)
         steps -= 1
         kept_bytes -= item.step.checkpoint_bytes

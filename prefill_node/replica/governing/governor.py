@@ -51,8 +51,8 @@ class ForwardProfile:
 
     Attributes:
         shape: Where it can stop; without boundaries when it cannot.
-        checkpoint_bytes_per_token: What stopping keeps, on each rank.
-        room: By boundary, how much of that finds room in KV blocks; empty for nothing.
+        kept_bytes: By boundary, what a stop there keeps beside KV blocks for each token, on each rank, where
+            a step fills whole blocks; empty for nothing.
         ahead_s: What is launched on an accelerator before it runs.
         within_s: How long a stop may take at most; infinite for any time.
         stretches: See `PassShape.stretches`.
@@ -61,10 +61,9 @@ class ForwardProfile:
     """
 
     shape: PassShape
-    checkpoint_bytes_per_token: int
+    kept_bytes: tuple[float, ...] = ()
     ahead_s: float = 0.0
     within_s: float = math.inf
-    room: tuple[float, ...] = ()
     stretches: tuple[PassPart, ...] = field(init=False)
     mean_stop: MeanStop = field(init=False)
     bound: StopBound | None = field(init=False)
@@ -86,10 +85,12 @@ class ForwardProfile:
         """The mean of the same."""
         return self.ahead_s + self.mean_stop.seconds(*predictor.kinds_s(tokens, pairs))
 
-    def checkpoint_bytes(self, tokens: int, boundary: int) -> int:
-        """Bytes that stopping a pass at the next boundary behind one takes beside KV blocks, on each rank."""
-        room = self.room[min(boundary + 1, len(self.room) - 1)] if self.room else 0.0
-        return math.ceil(tokens * max(0.0, self.checkpoint_bytes_per_token - room))
+    def checkpoint_bytes(self, tokens: int, reached: int) -> int:
+        """Bytes that stopping a pass as soon as it can keeps beside KV blocks, on each rank."""
+        if not self.kept_bytes:
+            return 0
+        stops_at = min(reached + 1 + self.shape.late_by, len(self.kept_bytes) - 1)
+        return math.ceil(tokens * self.kept_bytes[stops_at])
 
     @property
     def boundaries(self) -> int:

@@ -6,15 +6,16 @@ none. What happens at each place is `prefill_node.worker.forward`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm.compilation.backends
 import vllm.compilation.caching
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.utils import extract_layer_index
 
 from prefill_node.worker.boundary import (
     Boundaries,
@@ -112,6 +113,15 @@ def _begun(stretches: Stretches) -> tuple[int, ...]:
     return tuple(range(stretches.count))
 
 
+def _is_one_a_layer(names: Sequence[str]) -> bool:
+    """Whether these are layers that follow each other, which a pass goes through in that order."""
+    try:
+        layers = [extract_layer_index(name) for name in names]
+    except AssertionError:  # vLLM's for a name with several numbers
+        return False
+    return all(before < after for before, after in pairwise(layers))
+
+
 class CompiledPass:
     """Has an engine's compiled pass made so that it can stop.
 
@@ -150,8 +160,8 @@ class CompiledPass:
         level = BoundaryLevel.SUBLAYER if is_fine else BoundaryLevel.LAYER
         why = "" if level is self._granularity else "pieces are compiled as a whole"
         names, begun = attentions_of(model), _begun(walker.stretches)
-        if len(names) != begun[-1]:  # more than attentions stands between the pieces, or less
-            names, begun = (), ()
+        if len(names) != begun[-1] or not _is_one_a_layer(names):
+            names, begun = (), ()  # more than attentions stands between the pieces, or less, or in what order
         return Boundaries(self._shape(model, walker.stretches), level, why, names, begun)
 
     def _shape(self, model: Any, stretches: Stretches) -> PassShape:

@@ -50,7 +50,11 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=Que
         ledger.arrived(ENGINE.knows(each))
     rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
     return Governor(
-        ledger, WEIGHTS, rules, order, ForwardProfile(PassShape.even(boundaries), BYTES_PER_TOKEN)
+        ledger,
+        WEIGHTS,
+        rules,
+        order,
+        ForwardProfile(PassShape.even(boundaries), (BYTES_PER_TOKEN,) * boundaries),
     )
 
 
@@ -133,7 +137,7 @@ ATTENTION_LAST = PassShape.of([3, 1, 0], [0, 0, 1])
 def stopping_in_s(context, *, tokens=1000, ahead_s=0.0):
     """The longest that a stop of a step behind a context may take."""
     asked = curved(LONG)
-    asked.profile = ForwardProfile(ATTENTION_LAST, BYTES_PER_TOKEN, ahead_s)
+    asked.profile = ForwardProfile(ATTENTION_LAST, (), ahead_s)
     step = msgspec.structs.replace(running("long", tokens=tokens), pairs=attention_pairs(tokens, context))
     longest_s = asked.profile.stop_s(step.tokens, step.pairs, asked.ledger.predictor)
     told_s = asked.preemptible_in_s(view(step), (7, 0), 0.0)
@@ -155,7 +159,7 @@ def test_what_is_launched_ahead_runs_on():
 
 def test_half_of_the_boundaries_are_little_of_a_pass_that_is_mostly_attention():
     asked = curved(LONG)
-    asked.profile = ForwardProfile(ATTENTION_LAST, BYTES_PER_TOKEN)
+    asked.profile = ForwardProfile(ATTENTION_LAST)
     step = msgspec.structs.replace(running("long", tokens=1000), pairs=attention_pairs(1000, 100_000))
     before_attention_s = CURVE.fixed_s + 1000 * CURVE.per_token_s
     whole_s = CURVE.pass_s(1000, step.pairs)
@@ -173,7 +177,7 @@ def test_half_of_the_boundaries_are_little_of_a_pass_that_is_mostly_attention():
     ],
 )
 def test_the_scheduler_is_told_how_long_a_stretch_may_be(shape, within_s, expected):
-    bound = ForwardProfile(shape, BYTES_PER_TOKEN, 0.002, within_s).bound
+    bound = ForwardProfile(shape, (), 0.002, within_s).bound
     assert (None if bound is None else bound.within_s) == pytest.approx(expected)
 
 
@@ -513,13 +517,17 @@ def test_what_finds_room_in_kv_blocks_takes_no_memory():
     shown = view(running("long"), suspended("other"))
     governed = governor(LONG, URGENT, max_suspended_bytes=500)
     assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) is None
-    room = (BYTES_PER_TOKEN,) * 5 + (BYTES_PER_TOKEN / 2,) * 4 + (0.0,)
-    governed.profile = ForwardProfile(PassShape.even(10), BYTES_PER_TOKEN, room=room)
+    kept_bytes = (0.0,) * 5 + (BYTES_PER_TOKEN / 2,) * 4 + (BYTES_PER_TOKEN,)
+    governed.profile = ForwardProfile(PassShape.even(10), kept_bytes)
     assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) is not None
     assert governed.preemptible_in_s(shown, (7, 3), 0.0) is not None
     assert governed.preemptible_in_s(shown, (7, 4), 0.0) is None, "it would stop behind it"
     assert governed.profile.checkpoint_bytes(1000, 4) == 1000 * BYTES_PER_TOKEN / 2
     assert governed.profile.checkpoint_bytes(1000, 9) == 1000 * BYTES_PER_TOKEN
+    late = ForwardProfile(PassShape.told([(n / 10, n / 10) for n in range(10)], 0.0, 1), kept_bytes)
+    assert late.checkpoint_bytes(1000, 3) == 1000 * BYTES_PER_TOKEN / 2, (
+        "ranks of several hosts stop one later"
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits)
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(mode=mode, limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries)))
 
 
 def view(*jobs, suspended=(), accounts=None, guard=0.0, stoppable=True):

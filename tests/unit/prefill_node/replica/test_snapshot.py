@@ -38,7 +38,7 @@ def governor(*jobs, boundaries=BOUNDARIES, **limits):
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries), 100))
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries)))
 
 
 def running(*jobs, started_s=99.0, **about):

@@ -122,6 +122,14 @@ def test_what_is_not_of_the_caches_type_or_not_laid_out_by_token_stays_in_memory
     assert back.entering[3][1] is nothing
     assert back.entering[4] is None
 
+    for odd in (float("nan"), float("inf")):
+        ready = torch.randn(8, 5)
+        ready[3, 2] = odd  # memory for a result that is not there yet
+        kept = Checkpoint(1, (("a", 8),), (whole, ready))
+        stored = pages(caches()).keep(kept, 1, {"a": ((3, 4),)})
+        assert stored.size_bytes == ready.nbytes
+        assert stored.select(kept.rows).entering[1] is ready
+
     other = checkpoint((("a", 8),), dtype=torch.bfloat16)
     assert pages(caches()).keep(other, 1, {"a": ((3, 4),)}) is other
 
@@ -150,8 +158,7 @@ def test_layers_whose_blocks_are_not_only_what_a_step_fills_are_no_room(kind, dt
     assert room.keep(kept, 0, {"a": ((3, 4),)}) is kept
 
 
-def test_blocks_that_share_memory_are_found_out():
-    """As they would where the first dimension is none of blocks."""
+def test_caches_that_cannot_be_written_to_by_block_are_found_out():
     tensors = caches()
     assert pages(tensors).why_inexact() == ""
     assert not any(cache.any() for cache in tensors.values()), "it leaves no trace"

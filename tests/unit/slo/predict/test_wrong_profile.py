@@ -28,7 +28,7 @@ NOISE = 0.05
 
 def replica(profile):
     rules = PreemptionRules(mode=PreemptionMode.RESUME)
-    shape = ForwardProfile(PassShape.even(10), 100)
+    shape = ForwardProfile(PassShape.even(10))
     return Governor(PrefillLedger(profile), WEIGHTS, rules, QueueOrder.SEDF, shape)
 
 

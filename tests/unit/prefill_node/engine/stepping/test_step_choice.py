@@ -450,6 +450,13 @@ def test_the_bytes_of_their_checkpoints_count_too():
     assert started_over(*stopped) == [1]
 
 
+def test_for_want_of_memory_nobody_starts_over_whose_checkpoint_takes_none():
+    """It lies in KV blocks, which are not what is short."""
+    in_blocks = [late_step(number, 50.0, 0.1 * number, kept_bytes=0) for number in (1, 2)]
+    stopped = [*in_blocks, late_step(3, 50.0, 0.8, kept_bytes=300), late_step(4, 50.0, 0.9, kept_bytes=400)]
+    assert started_over(*stopped) == [3]
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.integers(0, 400), st.booleans()), max_size=16),
     st.builds(Limits, max_suspended_steps=st.integers(0, 12), max_suspended_bytes=st.integers(0, 2000)),
