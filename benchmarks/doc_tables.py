@@ -27,6 +27,7 @@ _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B,
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
 _TARGETS: Final = "targets"
+_VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
 _TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
 
 
@@ -157,6 +158,21 @@ def serving_path_stages() -> str:
         for stage in now["1"]
     ]
     return markdown(["Stage", *now], rows)
+
+
+def validation() -> str:
+    """What a real server did and what the simulator foretells, by arm and load."""
+    rows = []
+    for row in result("engines/validation")["rows"]:
+        real, ours, what = row["measured"], row["simulated"], row["of"]
+        if what.startswith("in time"):
+            cells = [f"{real:.1%}", f"{ours:.1%}", f"{100 * (ours - real):+.1f} points"]
+        elif what == "stops":
+            cells = [f"{real:.0f}", f"{ours:.0f}", f"{ours - real:+.0f}"]
+        else:
+            cells = [f"{real * 1e3:,.0f} ms", f"{ours * 1e3:,.0f} ms", f"{ours / real - 1:+.1%}"]
+        rows.append([_VALIDATED[row["arm"]], f"{row['load']:g}", what, *cells])
+    return markdown(["Server", "Load", "", "Measured", "Simulated", "Off by"], rows)
 
 
 def idle_overhead(file: str) -> str:
@@ -312,6 +328,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
     "hostile-clients": hostile_clients,
     "long-context": long_context,
+    "validation": validation,
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
 }

@@ -9,7 +9,9 @@ after each stream, since a shared machine is not always equally fast, and after 
 the stream find the server. The streams ask for one token each: on CPU the decode tier takes from the prefill
 tier what it computes, and that is not simulated.
 
-    python -m benchmarks.engines.validation [--requests 300] [--loads 0.35,0.6,0.9] [--layers 10]
+    python -m benchmarks.engines.validation [--requests 300] [--loads 0.35,0.6,0.9] [--layers 10] [--more]
+
+With `--more` what was found before, of other arms and loads, is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +33,13 @@ from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, RunningServer, ServerArm, running
 from benchmarks.harness.cut_model import cut_model
 from benchmarks.harness.local_server import environment
-from benchmarks.report import print_rows, write
+from benchmarks.report import RESULTS, commit, print_rows, write
 from simulator.cost.operators import Measured
 from simulator.study.validation import Recorded, Recording, compare
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD
 
+_ROOT = Path(__file__).parents[2]
 SEED = 5
 ARMS = ("slackserve", "slackserve-off")
 ALONE_TOKENS = (64, 128, 256, 512, 1024, 1536, 2000)
@@ -136,16 +140,27 @@ def main() -> None:
     parser.add_argument("--loads", default="0.35,0.6,0.9")
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--more", action="store_true")
     asked = parser.parse_args()
-    loads = [*map(float, asked.loads.split(","))]
-    rows, recordings = [], []
-    for name in asked.arms.split(","):
+    loads, names = [*map(float, asked.loads.split(","))], asked.arms.split(",")
+    rows, recordings = kept({*product(names, loads)}) if asked.more else ([], [])
+    for name in names:
         with tempfile.TemporaryDirectory() as directory:
             for recording in record(FIXED[name], asked.requests, loads, asked.layers, Path(directory)):
-                recordings.append(recording.document())
+                recordings.append(recording.document() | {"commit": commit(_ROOT)})
                 rows += [row_of(recording, what, *both) for what, both in compare(recording).items()]
                 print_rows("Measured and simulated", rows)
     print(write("engines/validation", {"rows": rows, "recordings": recordings}))
+
+
+def kept(measured_now: set[tuple[str, float]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows and recordings of the results, without those of these arms and loads."""
+    found = json.loads((RESULTS / "engines" / "validation.json").read_text())["results"]
+    rows, recordings = (
+        [each for each in found[what] if (each["arm"], each["load"]) not in measured_now]
+        for what in ("rows", "recordings")
+    )
+    return rows, recordings
 
 
 def row_of(recording: Recording, what: str, measured: float, simulated: float) -> dict[str, Any]:
