@@ -265,15 +265,19 @@ def rehearse(preemption: Preemption, runner: Any) -> None:
     """
     tokens = min(rehearsal.TOKENS, runner.max_num_tokens)
     forward, boundaries = preemption.forward, preemption.boundaries.count
-    seen: list[Checkpoint] = []
+    sizes: list[float] = []
+
+    def seen(checkpoint: Checkpoint) -> None:  # which is used up by the pass that goes on from it
+        sizes.append(checkpoint.bytes_per_token if checkpoint.boundary else 0.0)
+
     try:
         refusal = rehearsal.why_inexact(
-            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens), seen.append
+            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens), seen
         )
     except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
         refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
     _agree(refusal and f"{type(runner.get_model()).__name__}: {refusal}")
-    preemption.checkpoint_bytes = tuple([each.bytes_per_token if each.boundary else 0.0 for each in seen])
+    preemption.checkpoint_bytes = tuple(sizes)
 
 
 def _agree(refusal: str) -> None:

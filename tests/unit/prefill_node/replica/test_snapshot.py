@@ -38,7 +38,8 @@ def governor(*jobs, boundaries=BOUNDARIES, **limits):
     for each in jobs:
         ledger.arrived(each)
     rules = PreemptionRules(limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries)))
+    profile = ForwardProfile(PassShape.even(boundaries), (100.0,) * boundaries)
+    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, profile)
 
 
 def running(*jobs, started_s=99.0, **about):
