@@ -5,7 +5,7 @@ with its KV and its checkpoint. Once for nothing and at once, which is the most 
 gain, and once over a link. Placement by the router's own rule, and in turns, which leaves more imbalance than
 a router would. Prints tables and writes results/cores/migration.json:
 
-    python -m benchmarks.cores.migration [--seeds 3]
+    python -m benchmarks.cores.migration [--seeds 4]
 """
 # ruff: noqa: SLF001 - what is tried here is not a part of the simulator
 
@@ -38,7 +38,7 @@ from simulator.study.presets import PRESETS
 from slo.predict.handoff import INSTANT_LINK, Link
 from slo.tiers import DEFAULT_TIERS
 
-LOADS: Final = (0.7, 0.8, 0.9, 1.0)
+LOADS: Final = (0.9, 1.0, 1.1, 1.2, 1.35)
 PLACEMENTS: Final = ("least_harm", "round_robin")
 LINKS: Final[dict[str, Link | None]] = {
     "none": None,
@@ -189,7 +189,7 @@ def attainment(placement: str, moves: str, load: float, seed: int, requests: int
 def main() -> None:
     """Simulate everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
