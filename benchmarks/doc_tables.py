@@ -160,6 +160,31 @@ def serving_path_stages() -> str:
     return markdown(["Stage", *now], rows)
 
 
+def migration() -> str:
+    """What moving suspended prefills changes, by placement and load."""
+    rows = result("cores/migration")["rows"]
+    found = {(row["placement"], row["load"], row["moved"]): row for row in rows}
+    table = []
+    for (placement, load, moved), row in found.items():
+        if moved != "none":
+            continue
+        cells = [f"{row['in_time']:.1%}, {row['worst_kind_in_time']:.1%}"]
+        for way in dict.fromkeys(row["moved"] for row in rows):
+            if way != "none":
+                other = found[placement, load, way]
+                gains = [100 * (other[what] - row[what]) for what in ("in_time", "worst_kind_in_time")]
+                cells.append(", ".join(f"{gain:+.1f}" for gain in gains))
+        moves = found[placement, load, "for nothing"]["moves_per_request"]
+        table.append([placement.replace("_", " "), f"{load:g}", *cells, f"{moves:.2f}"])
+    columns = [
+        "In time: all, worst kind",
+        "moved for nothing, points",
+        "over 25 GB/s, points",
+        "moves a request",
+    ]
+    return markdown(["Placement", "Load", *columns], table)
+
+
 def validation() -> str:
     """What a real server did and what the simulator foretells, by arm and load."""
     rows = []
@@ -330,6 +355,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
     "hostile-clients": hostile_clients,
     "long-context": long_context,
+    "migration": migration,
     "validation": validation,
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
