@@ -76,7 +76,7 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 
 .PHONY: bench-routing
 bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.routing $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.placement.routing $(ARGS)
 
 .PHONY: bench-sim
 bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md

@@ -5,7 +5,7 @@ with its KV and its checkpoint. Once for nothing and at once, which is the most 
 gain, and once over a link. Placement by the router's own rule, and in turns, which leaves more imbalance than
 a router would. Prints tables and writes results/cores/migration.json:
 
-    python -m benchmarks.cores.migration [--seeds 4]
+    python -m benchmarks.cores.placement.migration [--seeds 4]
 """
 # ruff: noqa: SLF001 - what is tried here is not a part of the simulator
 
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.cores.routing import PRESET, REPLICAS, REQUESTS
+from benchmarks.cores.placement.routing import PRESET, REPLICAS, REQUESTS
 from benchmarks.report import print_rows, write
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from prefill_node.replica.governing.ledger import Accepted

@@ -5,7 +5,7 @@ given, once with the router's refusals of what cannot be in time and once with n
 transfers take no time, so that the first token is there when its prefill ends. Ratios are of the same
 streams. Prints tables, writes results/cores/routing.json and docs/img/routing.svg:
 
-    python -m benchmarks.cores.routing [--seeds 6] [--trace mooncake_conversation.jsonl]
+    python -m benchmarks.cores.placement.routing [--seeds 6] [--trace mooncake_conversation.jsonl]
 """
 
 from __future__ import annotations
