@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from slo.replacement import (
 )
 from telemetry import logs
 from telemetry.catalogue import REPLACEMENTS
+from telemetry.reporting.answering import answer_within
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -138,8 +138,8 @@ class Placing:
     async def _ask_router(self, request: ReplacementRequested) -> ReplacementDecision | None:
         """The router's answer; None when it gives none in time."""
         try:
-            async with asyncio.timeout(self.timeout_s):
-                decision: ReplacementDecision = await self.router.replace.remote(request)
+            asked = self.router.replace.remote(request)
+            decision: ReplacementDecision = await answer_within(asked, self.timeout_s)
         except TaskCancelledError:  # the client is gone
             raise
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on

@@ -10,7 +10,7 @@ and the way of a checkpoint there and back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -276,7 +276,9 @@ def _layer(group: int, spec: KVCacheSpec, cache: Any, blocks: int) -> _Layer | N
     return _Layer(group, cache.unflatten(0, (blocks, cache.shape[0] // blocks)), spec.block_size)
 
 
-def _map_some(checkpoint: Checkpoint, numbers: Any, apply: Any) -> Checkpoint:
+def _map_some(
+    checkpoint: Checkpoint, numbers: Collection[int], apply: Callable[[torch.Tensor], torch.Tensor]
+) -> Checkpoint:
     """With `apply` on those of its tensors whose numbers these are."""
     number = -1
 

@@ -20,6 +20,7 @@ from slo.request import JobId, ReplicaId
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 from telemetry.instruments import Instruments
+from telemetry.reporting.answering import answer_within
 from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class PlacementClient:
             self._fall_back("paused")
             return None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                decision: PlacementDecision = await self._router.place.remote(request)
+            asked = self._router.place.remote(request)
+            decision: PlacementDecision = await answer_within(asked, self._timeout_s)
         except TaskCancelledError:  # the client is gone, nothing ails the router
             raise
         except TimeoutError:
