@@ -194,7 +194,9 @@ async def test_the_overload_of_one_is_not_the_others(served, monitor_port):
             )
             return answer.status_code
 
-        crowd = [asyncio.create_task(status("small", 1000)) for _ in range(200)]
+        # Due sooner than a few of them take on any machine, and few enough for a slow one to place them all.
+        soon = {"x-slo-ttft-ms": "150"}
+        crowd = [asyncio.create_task(status("small", 1000, **soon)) for _ in range(60)]
         # The two models share the machine's cores, so the time itself is not apart, only who is refused.
         calm = [await status("tiny", 20, **{"x-slo-ttft-ms": "60000"}) for _ in range(10)]
         refused = [await each for each in crowd].count(429)
