@@ -45,7 +45,7 @@ class _Layer:
     @property
     def page(self) -> int:
         """Elements of a block."""
-        return int(self.pages[0].numel())
+        return math.prod(self.pages.shape[1:])
 
     @property
     def bytes_per_token(self) -> float:
@@ -139,13 +139,17 @@ class KVPages:
     """The KV blocks of one rank, as room for checkpoints.
 
     Args:
-        layers: In the order in which a pass fills them; None for one whose blocks cannot be used.
+        layers: In the order in which a pass fills them; None for one whose blocks cannot be used, as those of
+            another type than the first one's.
         begun: By boundary, how many layers may have been written to.
     """
 
     def __init__(self, layers: Sequence[_Layer | None], begun: Sequence[int]) -> None:
-        self._layers, self._begun = tuple(layers), tuple(begun)
+        self._begun = tuple(begun)
         self._dtype = next((layer.pages.dtype for layer in layers if layer is not None), None)
+        self._layers = [
+            layer if layer is not None and layer.pages.dtype == self._dtype else None for layer in layers
+        ]
 
     @staticmethod
     def of(kv_cache: KVCacheConfig, caches: Mapping[str, Any], boundaries: Boundaries) -> KVPages:
@@ -174,11 +178,7 @@ class KVPages:
                 layer = None if place in seen else layer  # written to with the layer whose cache it shares
                 seen.add(place)
             layers.append(layer)
-        dtype = next((layer.pages.dtype for layer in layers if layer is not None), None)
-        return KVPages(
-            [layer if layer is not None and layer.pages.dtype == dtype else None for layer in layers],
-            boundaries.begun,
-        )
+        return KVPages(layers, boundaries.begun)
 
     def why_inexact(self) -> str:
         """What keeps values from coming back out of a block as they were; empty for nothing."""

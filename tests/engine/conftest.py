@@ -78,3 +78,12 @@ def shared_engine(request, models):
     """One of `ENGINES`, as the test's parameter names it; pytest runs the tests on one engine together."""
     with engine(models("llama"), **ENGINES[request.param]) as running:
         yield running
+
+
+@pytest.fixture
+def running(shared_engine):
+    """An engine at rest, with empty prefix cache, before and after."""
+    shared_engine.forget()
+    yield shared_engine
+    shared_engine.finish()
+    shared_engine.check_at_rest()

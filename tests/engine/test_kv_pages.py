@@ -22,14 +22,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("shared_engine", ["llama", "llama_tp2"], indirect=True)
 
 
-@pytest.fixture
-def running(shared_engine):
-    shared_engine.forget()
-    yield shared_engine
-    shared_engine.finish()
-    shared_engine.check_at_rest()
-
-
 def stop(running, boundary, prompt=LONG, name="long", **options):
     """Start a prefill and stop it; what each rank keeps of it beside KV blocks."""
     running.add(name, prompt, **options)

@@ -29,15 +29,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("shared_engine", ["llama_small_memory"], indirect=True)
 
 
-@pytest.fixture
-def running(shared_engine):
-    """An engine at rest, with empty prefix cache, before and after."""
-    shared_engine.forget()
-    yield shared_engine
-    shared_engine.finish()
-    shared_engine.check_at_rest()
-
-
 def alone(running, **prompts):
     """What each prompt gives when nothing disturbs it."""
     expected = {}

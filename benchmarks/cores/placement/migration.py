@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -22,21 +21,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.cores.placement.routing import PRESET, REPLICAS, REQUESTS
+from benchmarks.cores.placement.routing import PRESET, REPLICAS, REQUESTS, Asked, fleet_of, stream_of
 from benchmarks.report import print_rows, write
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from prefill_node.replica.governing.ledger import Accepted
-from simulator.arms.arms import ARMS
-from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.findings import State
 from simulator.fleet.fleet import _Fleet
 from simulator.fleet.prefill_site import PrefillSite
-from simulator.fleet.setup import FleetSetup
 from simulator.replica.replica import VirtualReplica
-from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS
 from slo.predict.handoff import INSTANT_LINK, Link
-from slo.tiers import DEFAULT_TIERS
 
 LOADS: Final = (0.9, 1.0, 1.1, 1.2, 1.35)
 PLACEMENTS: Final = ("least_harm", "round_robin")
@@ -155,33 +149,17 @@ def _due(found: tuple[PrefillSite, SuspendedStep]) -> float:
 
 def attainment(placement: str, moves: str, load: float, seed: int, requests: int) -> tuple[float, float, int]:
     """Fractions in time, of all requests and of the kind that fares worst, and how many steps moved."""
-    preset = PRESETS[PRESET]
-    tiers = DEFAULT_TIERS.revised(
-        {name: replace(each, sheddable=False) for name, each in DEFAULT_TIERS.clients.items()}
-    )
-    setup = FleetSetup(
-        ARMS["slackserve"],
-        preset.hardware,
-        REPLICAS,
-        decode=INSTANT_DECODE,
-        link=INSTANT_LINK,
-        placement=placement,
-        tiers=tiers,
-        handoff_s=0.0,
-    )
-    experiment = Experiment(preset.hardware, preset.workload, requests, (seed,))
-    stream = preset.workload.stream(load * experiment.capacity_rps() * REPLICAS, requests, seed)
-    fleet = _Fleet(setup, stream, traced=False)
+    asked = Asked(PRESETS[PRESET], requests, seed, refuses=False)
+    fleet = _Fleet(fleet_of(asked, placement), stream_of(asked, load), traced=False)
     migrations, link = None, LINKS[moves]
     if link is not None:
-        shape = preset.hardware.cost.shape
-        kept = preset.hardware.checkpoint_bytes_per_token
-        migrations = Migrations(fleet, link, shape.kv_bytes_per_token, kept)
+        hardware = asked.preset.hardware
+        kv_bytes, kept_bytes = hardware.cost.shape.kv_bytes_per_token, hardware.checkpoint_bytes_per_token
+        migrations = Migrations(fleet, link, kv_bytes, kept_bytes)
     served = fleet.run(())
     met: dict[str, list[bool]] = {}
     for job in served.jobs:
-        in_time = job.first_token_s < math.inf and job.is_on_time
-        met.setdefault(job.arrival.kind, []).append(in_time)
+        met.setdefault(job.arrival.kind, []).append(job.is_on_time)
     worst = min(float(np.mean(flags)) for flags in met.values())
     return served.attainment, worst, 0 if migrations is None else migrations.moved
 

@@ -89,20 +89,21 @@ class Asked:
     refuses: bool = True
 
 
-def _stream(asked: Asked, load: float) -> list[Arrival]:
+def stream_of(asked: Asked, load: float) -> list[Arrival]:
+    """The requests at a load."""
     preset = asked.preset
     experiment = Experiment(preset.hardware, preset.workload, asked.requests, (asked.seed,))
     return preset.workload.stream(load * experiment.capacity_rps() * REPLICAS, asked.requests, asked.seed)
 
 
-def _run(asked: Asked, policy: str, load: float) -> PlacementPoint:
+def fleet_of(asked: Asked, policy: str) -> FleetSetup:
+    """The replicas, and a router that places by a policy."""
     tiers = DEFAULT_TIERS
     if not asked.refuses:
         tiers = tiers.revised({name: replace(each, sheddable=False) for name, each in tiers.clients.items()})
-    preset = asked.preset
-    setup = FleetSetup(
+    return FleetSetup(
         ARMS["slackserve"],
-        preset.hardware,
+        asked.preset.hardware,
         REPLICAS,
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
@@ -110,7 +111,10 @@ def _run(asked: Asked, policy: str, load: float) -> PlacementPoint:
         tiers=tiers,
         handoff_s=0.0,
     )
-    served = simulate(setup, _stream(asked, load))
+
+
+def _run(asked: Asked, policy: str, load: float) -> PlacementPoint:
+    served = simulate(fleet_of(asked, policy), stream_of(asked, load))
     jobs = [job for job in served.jobs if job.is_finished()]
     tokens = sum(job.num_tokens for job in jobs)
     cached = sum(job.hit_tokens for job in jobs) / tokens if tokens else 0
@@ -132,7 +136,7 @@ def _bound(asked: Asked, load: float) -> PlacementPoint:
 
     Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
     """
-    arrivals = _stream(asked, load)
+    arrivals = stream_of(asked, load)
     seen: set[int] = set()
     works = []
     for arrival in arrivals:
