@@ -55,7 +55,7 @@ class ResampledReason(enum.StrEnum):
     THINKING_BUDGET = "thinking_budget"
     """The tokens of a train of thought are counted."""
     SEED = "seed"
-    """vLLM's second model runner draws otherwise with a seed than the first."""
+    """With a seed vLLM's two model runners draw otherwise, and prefill has the other one."""
 
 
 def why_resampled(config: VllmConfig, params: SamplingParams) -> ResampledReason | None:
@@ -66,7 +66,6 @@ def why_resampled(config: VllmConfig, params: SamplingParams) -> ResampledReason
         ResampledReason.GRAMMAR: params.structured_outputs is not None,
         ResampledReason.LOGPROB_TOKENS: params.logprob_token_ids is not None,
         ResampledReason.THINKING_BUDGET: params.thinking_token_budget is not None,
-        ResampledReason.SEED: params.seed is not None and config.use_v2_model_runner,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

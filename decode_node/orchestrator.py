@@ -22,7 +22,7 @@ import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from decode_node.answers import error_response
-from decode_node.carrying import deliver_carried, why_bound, why_resampled
+from decode_node.carrying import ResampledReason, deliver_carried, why_bound, why_resampled
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.rendering import LocalReason
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
@@ -104,7 +104,7 @@ class Orchestrator:
             run.may_leave = self.leaves and may_leave(config, params)
             resampled = why_resampled(config, params)
             if resampled is not None:
-                self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
+                self._count_resampled(resampled)
 
             def decode(params: SamplingParams) -> Outputs:
                 if not run.may_drop:
@@ -113,7 +113,14 @@ class Orchestrator:
                 outputs = straight(prompt, params, request_id, **options)
                 return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
 
-            return self._generate(run, prompt, params, decode, carries=resampled is None)
+            return self._generate(
+                run,
+                prompt,
+                params,
+                decode,
+                carries=resampled is None,
+                second_runner=config.use_v2_model_runner,
+            )
 
         client.generate = generate
         deliver_carried(client.output_processor)
@@ -164,6 +171,7 @@ class Orchestrator:
         decode: Decode,
         *,
         carries: bool,
+        second_runner: bool,
     ) -> Outputs:
         """The engine's outputs for one request, from the first token on.
 
@@ -173,6 +181,7 @@ class Orchestrator:
             params: As the client wants its answer sampled.
             decode: Runs the request on the engine here.
             carries: Whether decode goes on from the token that prefill samples.
+            second_runner: Whether the engine here has vLLM's second model runner.
         """
         while True:
             started_s = time.monotonic()
@@ -181,9 +190,11 @@ class Orchestrator:
                 if self.decoding.computes_prompt(run.context):
                     answer = self.decoding.with_prompt(run, params, decode)
                 else:
-                    prefilled = await self.prefilling.attempt(run, prompt, params, samples=samples)
+                    prefilled = await self.prefilling.attempt(
+                        run, prompt, params, samples=samples, second_runner=second_runner
+                    )
                     if samples:
-                        run.carried = Carried.first(prefilled.completion, params)
+                        carries = self._carry(run, prefilled.completion, params)
                     answer = self.decoding.after(prefilled, run, params, decode)
                 async with aclosing(answer) as outputs:
                     async for output in outputs:
@@ -200,6 +211,17 @@ class Orchestrator:
                 await self._go_on_after(run, failure)
             else:
                 return
+
+    def _carry(self, run: Underway, completion: Any, params: SamplingParams) -> bool:
+        """Have decode go on from the token that prefill has sampled; whether it does."""
+        if completion is None:
+            self._count_resampled(ResampledReason.SEED)
+            return False
+        run.carried = Carried.first(completion, params)
+        return True
+
+    def _count_resampled(self, reason: ResampledReason) -> None:
+        self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=reason.value)
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.

@@ -29,9 +29,6 @@ def why_not(vllm_config: VllmConfig) -> str | None:
     kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
     device = vllm_config.device_config.device_type
     reasons = {
-        "vLLM's second model runner is in use; set VLLM_USE_V2_MODEL_RUNNER=0": (
-            vllm_config.use_v2_model_runner
-        ),
         "the model is compiled; set enforce_eager, or preemption.compiled": (
             is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
         ),

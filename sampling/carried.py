@@ -90,12 +90,20 @@ class PrefillRequest(Message):
         params: How its one token is sampled, see `first_token` and `nothing_but_kv`.
         cache_salt: Separates its prefixes from others' in the cache.
         adapter: The LoRA adapter that answers; None for the model itself.
+        second_runner: Whether decode goes on with vLLM's second model runner, which draws otherwise with a
+            seed than the first.
     """
 
     token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
     adapter: Adapter | None = None
+    second_runner: bool = False
+
+    def sampled_by(self, *, second_runner: bool) -> SamplingParams | None:
+        """`params`, where an engine with that runner draws as the one that goes on; else None."""
+        alike = self.params.seed is None or self.second_runner is second_runner
+        return self.params if alike else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,8 @@ class Prefilled(Message):
     """What it answers.
 
     Attributes:
-        completion: vLLM's `CompletionOutput` with the sampled token.
+        completion: vLLM's `CompletionOutput` with the sampled token; None when it does not count, as decode
+            draws otherwise with its seed.
         kv_transfer_params: Where the KV blocks wait; None when they do not, as the token ended the answer.
         replica: Who has them.
         cached_tokens: Tokens of the prompt that it had cached.

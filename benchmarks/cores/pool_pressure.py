@@ -103,7 +103,14 @@ def serve(
 ) -> tuple[PressedEngine, dict[str, Any]]:
     """One run, and what came of it."""
     engine = PressedEngine(setup, WAYS[way](), DEFAULT_TIERS)
-    done = engine.run(asked)
+    engine.run(asked)
+    return engine, outcome([engine])
+
+
+def outcome(engines: Sequence[PressedEngine]) -> dict[str, Any]:
+    """What has come of the requests that these have served."""
+    done = [one for engine in engines for one in engine.done]
+    took_s = max(engine.now_s for engine in engines)
     row: dict[str, Any] = {}
     for tier in KINDS:
         ours = [one for one in done if one.asked.tier == tier]
@@ -112,11 +119,11 @@ def serve(
         row[f"{tier} ttft p99 s"] = _quantile([one.ttft_s for one in ours], 0.99)
     gaps = [gap for one in done for gap in one.gaps_s]
     tokens = sum(one.emitted for one in done)
-    return engine, row | {
+    return row | {
         "gap p99 s": _quantile(gaps, 0.99),
-        "again": engine.again / engine.computed,
-        "tokens/s": tokens / engine.now_s,
-        "goodput": sum(_promised(one) for one in done) / engine.now_s,
+        "again": sum(engine.again for engine in engines) / sum(engine.computed for engine in engines),
+        "tokens/s": tokens / took_s,
+        "goodput": sum(_promised(one) for one in done) / took_s,
     }
 
 

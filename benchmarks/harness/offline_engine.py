@@ -22,14 +22,11 @@ from prefill_node.engine_setup import SCHEDULER, EngineSetup
 
 Result = TypeVar("Result")
 BAREABLE_WORKER: Final = "benchmarks.harness.bare_worker.BareableWorker"
-_RUNNER: Final = "VLLM_USE_V2_MODEL_RUNNER"
 _UNCOMPILED: Final = "TORCHDYNAMO_DISABLE"
 """What the servers set for their engines on CPU, so that vLLM's sampler is not compiled."""
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # A step can only be stopped on vLLM's first model runner; all that are compared run on it.
-    _RUNNER: "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
@@ -113,7 +110,7 @@ def async_engine(
         cores: What it computes on, as vLLM's `VLLM_CPU_OMP_THREADS_BIND` names them; without, vLLM chooses.
         is_gpu: Whether it runs on a GPU.
         as_shipped: Whether a stock engine is left as vLLM's own server has it: passes compiled, and in CUDA
-            graphs on a GPU; the model runner that vLLM chooses; steps composed ahead; its tokens of a step.
+            graphs on a GPU; steps composed ahead; its tokens of a step.
         ranks: Degree of tensor parallelism.
         options: Further engine arguments.
     """
@@ -167,8 +164,6 @@ def prefill_s(llm: Any, prompt: list[int]) -> float:
 def _prepare(cores: str | None, *, is_gpu: bool, as_shipped: bool = False) -> None:
     """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
     os.environ |= _ENVIRONMENT
-    if as_shipped:
-        os.environ.pop(_RUNNER, None)
     if not is_gpu:
         from deployments.local.engine_start import cpu_environment
 

@@ -25,7 +25,7 @@ from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.report import ReportBuilder
-from sampling.carried import Adapter, Prefilled, PrefillRequest
+from sampling.carried import Adapter, Prefilled, PrefillRequest, nothing_but_kv
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
@@ -116,7 +116,9 @@ class JobTable:
             return
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
         self._accept(context, len(request.token_ids), deadline_s, arrived_s)
-        params = self._params(request, context, deadline_s, arrived_s)
+        second_runner = bool(self._engine._engine_client.vllm_config.use_v2_model_runner)  # noqa: SLF001 - no public way in
+        sampled = request.sampled_by(second_runner=second_runner)
+        params = self._params(sampled or nothing_but_kv(), context, deadline_s, arrived_s)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
         self._computing[attempt_id] = work
         work.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
@@ -124,7 +126,7 @@ class JobTable:
         try:
             await asyncio.wait([work])
             abandoned = work.cancelled()
-            yield _gone(attempt_id) if abandoned else self._answer(work)
+            yield _gone(attempt_id) if abandoned else self._answer(work, counts=sampled is not None)
         except (asyncio.CancelledError, GeneratorExit):
             self._background.run("release", self.release(attempt_id), job_id=context.job_id)
             raise
@@ -143,12 +145,12 @@ class JobTable:
         self._watch.changed()
 
     def _params(
-        self, request: PrefillRequest, context: RequestContext, deadline_s: float, arrived_s: float
+        self, asked: SamplingParams, context: RequestContext, deadline_s: float, arrived_s: float
     ) -> SamplingParams:
         """As asked for, with what the scheduler has to know of the job."""
         predictor = self._ledger.predictor
         xargs = {
-            **(request.params.extra_args or {}),
+            **(asked.extra_args or {}),
             JOB_XARG: context.attempt_id,
             PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
             WEIGHT_XARG: weight_of(self._governor.weights, context.tier),
@@ -161,12 +163,17 @@ class JobTable:
             xargs[STOP_BOUND_XARG] = bound.encode()
         if context.cached_tokens:
             xargs[CACHED_XARG] = context.cached_tokens
-        params = request.params.clone()
+        params = asked.clone()
         params.extra_args = xargs
         return params
 
-    def _answer(self, work: asyncio.Task[Any]) -> Prefilled | ErrorResponse:
-        """What the engine said, with the name of this replica; that it is dead, if so."""
+    def _answer(self, work: asyncio.Task[Any], *, counts: bool) -> Prefilled | ErrorResponse:
+        """What the engine said, with the name of this replica; that it is dead, if so.
+
+        Args:
+            work: The engine's work on the prompt.
+            counts: Whether the token that it has sampled does.
+        """
         if self._report.is_dead:
             work.exception()  # it says the same; seen, so that nobody complains that it was not
             return self._engine_died("the engine of the prefill replica has died")
@@ -177,8 +184,9 @@ class JobTable:
             return ErrorResponse(error=refused.error.model_dump())
         if output.outputs[0].finish_reason == "abort":  # nobody asked for that: the engine is being ended
             return self._engine_died("the engine of the prefill replica is ending")
+        token = output.outputs[0] if counts else None
         cached_tokens = output.num_cached_tokens or 0
-        return Prefilled(output.outputs[0], output.kv_transfer_params, self._report.replica_id, cached_tokens)
+        return Prefilled(token, output.kv_transfer_params, self._report.replica_id, cached_tokens)
 
     def _engine_died(self, message: str) -> ErrorResponse:
         error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}

@@ -9,7 +9,7 @@ from it is the worker's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -86,15 +86,3 @@ def _compare(
     if not torch.equal(run(), expected):
         return "a pass of it that is stopped and resumed ends with other values than an undisturbed one"
     return ""
-
-
-def dry_pass(runner: Any, tokens: int) -> torch.Tensor:
-    """The hidden states of vLLM's own dummy pass, with attention, over tokens that differ. Writes no KV."""
-    ids = runner.input_ids.gpu[:tokens]
-    ids.copy_(torch.arange(tokens) * 7919 % runner.model_config.get_vocab_size())
-    runner.positions[:tokens] = torch.arange(tokens, device=runner.positions.device)
-    hidden, _ = runner._dummy_run(  # noqa: SLF001 - nothing public runs a pass without requests
-        tokens, force_attention=True, skip_eplb=True
-    )
-    ids.zero_()
-    return torch.as_tensor(hidden[:tokens]).clone()

@@ -8,7 +8,6 @@ accelerator's own worker class is mixed in by `prefill_node.worker.cpu` and `pre
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,11 +21,12 @@ from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
 from prefill_node.worker.boundary import Boundaries, BoundaryLevel, NoBoundariesError, install
-from prefill_node.worker.checkpoint import Checkpoint, Kept, Rows
+from prefill_node.worker.checkpoint import Checkpoint, Kept
 from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
-from prefill_node.worker.kv_pages import Blocks, KVPages, filled_whole
+from prefill_node.worker.kv_pages import KVPages
 from prefill_node.worker.launch_ahead import HostOnly, LaunchAhead, TimeBound
+from prefill_node.worker.runners import Runner, runner_of
 from prefill_node.worker.vote import choose_transport
 from slo.predict.pass_shape import PassShape
 
@@ -49,12 +49,14 @@ class Preemption:
     """A rank's part in preemption: its forward pass and what it keeps of stopped ones.
 
     Attributes:
+        runner: The model runner whose passes these are.
         keep: Whether a stopped pass goes on where it was.
         late_by: How many boundaries after the one at which an order is seen it stops.
         checkpoint_bytes: By boundary, what a checkpoint has for each token.
         pages: Where checkpoints lie; None for memory of their own.
     """
 
+    runner: Runner
     forward: Forward
     boundaries: Boundaries
     keep: bool
@@ -78,20 +80,21 @@ class Preemption:
             return []
         return [part.tokens * tokens_s + part.pairs * pairs_s for part in self.boundaries.shape.done]
 
-    def keep_checkpoint(self, step_id: int, stop: Stop, blocks: Callable[[Rows], Blocks]) -> int | None:
+    def keep_checkpoint(self, step_id: int, stop: Stop) -> int | None:
         """Keep what was computed; the bytes that it takes beside KV blocks, None when nothing is kept."""
         kept: Kept = stop.checkpoint
         if not self.keep or kept.boundary == 0:
             return None
         if self.pages is not None:
             try:
-                kept = self.pages.keep(stop.checkpoint, stop.boundary, blocks(stop.checkpoint.rows))
+                blocks = self.runner.blocks(stop.checkpoint.rows)
+                kept = self.pages.keep(stop.checkpoint, stop.boundary, blocks)
             except RuntimeError as error:  # no memory for the copy; what it has written will be overwritten
                 _log.warning("a checkpoint stays where it is: %s", error)
         self.checkpoints[step_id] = kept
         return kept.size_bytes
 
-    def use_pages(self, vllm_config: VllmConfig, runner: Any) -> None:
+    def use_pages(self, vllm_config: VllmConfig) -> None:
         """Let checkpoints lie in KV blocks, where it is known which are empty. All ranks call it."""
         parallel = vllm_config.parallel_config
         is_whole = parallel.decode_context_parallel_size == parallel.prefill_context_parallel_size == 1
@@ -101,7 +104,7 @@ class Preemption:
         caches = {name: getattr(module, "kv_cache", None) for name, module in modules.items()}
         pages = None
         try:
-            pages = KVPages.of(runner.kv_cache_config, caches, self.boundaries)
+            pages = KVPages.of(self.runner.of.kv_cache_config, caches, self.boundaries)
             problem = pages.why_inexact()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with these caches, there is another place
             problem = repr(error)[:300]
@@ -157,9 +160,9 @@ class PreemptibleWorker:
         if self._preemption is not None:
             try:
                 if self._compiled is not None:
-                    cut(self._preemption, self.model_runner, self._compiled)
-                rehearse(self._preemption, self.model_runner)
-                self._preemption.use_pages(self.vllm_config, self.model_runner)
+                    cut(self._preemption, self._compiled)
+                rehearse(self._preemption)
+                self._preemption.use_pages(self.vllm_config)
             except NotPreemptibleError as error:
                 self._refuse(error)
         return times
@@ -191,20 +194,23 @@ class PreemptibleWorker:
         order = StepOrder.of(scheduler_output)
         if self._preemption is None or order is None:
             return super().execute_model(scheduler_output)  # type: ignore[misc] # the worker mixed in
-        self._preemption.begin(order, lambda: _rows(self.model_runner, scheduler_output))
+        runner = self._preemption.runner
+        self._preemption.begin(order, lambda: runner.rows(scheduler_output))
         try:
             output = super().execute_model(scheduler_output)  # type: ignore[misc] # the worker mixed in
         finally:
             stop = self._preemption.forward.end()
-        return output if stop is None else self._stopped(order.step_id, stop)
+        return (
+            output if stop is None else self._stopped(self._preemption, scheduler_output, order.step_id, stop)
+        )
 
-    def _stopped(self, step_id: int, stop: Stop) -> PreemptedOutput:
-        assert self._preemption is not None
-        runner = self.model_runner
-        runner.execute_model_state = None
-        report, runner.kv_connector_output = runner.kv_connector_output, None
-        shape = self._preemption.boundaries.shape
-        kept_bytes = self._preemption.keep_checkpoint(step_id, stop, lambda rows: _blocks(runner, rows))
+    @staticmethod
+    def _stopped(
+        preemption: Preemption, scheduled: SchedulerOutput, step_id: int, stop: Stop
+    ) -> PreemptedOutput:
+        report = preemption.runner.abandon(scheduled)
+        shape = preemption.boundaries.shape
+        kept_bytes = preemption.keep_checkpoint(step_id, stop)
         return PreemptedOutput(
             req_ids=[],
             req_id_to_index={},
@@ -243,7 +249,7 @@ def prepare(vllm_config: VllmConfig, runner: Any, compiled: CompiledPass | None 
     return preemption
 
 
-def cut(preemption: Preemption, runner: Any, compiled: CompiledPass) -> None:
+def cut(preemption: Preemption, compiled: CompiledPass) -> None:
     """Find the boundaries of a pass that has been compiled and has run. All ranks call it.
 
     Raises:
@@ -251,19 +257,21 @@ def cut(preemption: Preemption, runner: Any, compiled: CompiledPass) -> None:
     """
     refusal = ""
     try:
-        preemption.boundaries = compiled.attach(runner.get_model(), preemption.forward)
+        preemption.boundaries = compiled.attach(preemption.runner.of.get_model(), preemption.forward)
     except NoBoundariesError as error:
         refusal = str(error)
     _agree(refusal)
 
 
-def rehearse(preemption: Preemption, runner: Any) -> None:
+def rehearse(preemption: Preemption) -> None:
     """Stop and resume a dummy pass at every boundary. All ranks call it, once KV caches are there.
 
     Raises:
         NotPreemptibleError: on every rank, when the result differs on one.
     """
-    tokens = min(rehearsal.TOKENS, runner.max_num_tokens)
+    runner = preemption.runner
+    _agree(runner.why_unknown())
+    tokens = min(rehearsal.TOKENS, runner.of.max_num_tokens)
     forward, boundaries = preemption.forward, preemption.boundaries.count
     sizes: list[float] = []
 
@@ -271,12 +279,10 @@ def rehearse(preemption: Preemption, runner: Any) -> None:
         sizes.append(checkpoint.bytes_per_token if checkpoint.boundary else 0.0)
 
     try:
-        refusal = rehearsal.why_inexact(
-            forward, boundaries, tokens, lambda: rehearsal.dry_pass(runner, tokens), seen
-        )
+        refusal = rehearsal.why_inexact(forward, boundaries, tokens, lambda: runner.dry_pass(tokens), seen)
     except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
         refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
-    _agree(refusal and f"{type(runner.get_model()).__name__}: {refusal}")
+    _agree(refusal and f"{type(runner.of.get_model()).__name__}: {refusal}")
     preemption.checkpoint_bytes = tuple(sizes)
 
 
@@ -322,7 +328,13 @@ def _prepare_rank(
     )
     if not one_host and granularity is not BoundaryLevel(setup.granularity):
         boundaries = replace(boundaries, why_not_finer=_ONCE_A_LAYER)
-    return Preemption(forward, boundaries, keep=setup.mode == "resume", late_by=0 if one_host else 1)
+    return Preemption(
+        runner_of(vllm_config, runner),
+        forward,
+        boundaries,
+        keep=setup.mode == "resume",
+        late_by=0 if one_host else 1,
+    )
 
 
 def _is_on_one_host() -> bool:
@@ -351,20 +363,3 @@ def _board_if_here(path: Path, group: Any) -> Board | None:
     if not held.item():
         raise NotPreemptibleError("no rank is on the host of the replica; set prefill.across_nodes: false")
     return board
-
-
-def _rows(runner: Any, scheduler_output: SchedulerOutput) -> Rows:
-    tokens = scheduler_output.num_scheduled_tokens
-    return tuple((request_id, tokens[request_id]) for request_id in runner.input_batch.req_ids)
-
-
-def _blocks(runner: Any, rows: Rows) -> Blocks:
-    """The blocks that these requests' parts of a step fill whole."""
-    sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
-    requests = {request_id: runner.requests[request_id] for request_id, _ in rows}
-    return {
-        request_id: filled_whole(
-            requests[request_id].block_ids, sizes, requests[request_id].num_computed_tokens, tokens
-        )
-        for request_id, tokens in rows
-    }

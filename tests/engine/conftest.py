@@ -37,6 +37,10 @@ def models(tmp_path_factory):
     return directory
 
 
+IS_SECOND = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+"""Whether this is one of the runs of `test_second_runner.py`."""
+RUNNER = "vllm.v1.worker." + ("cpu.model_runner" if IS_SECOND else "cpu_model_runner")
+
 ENGINES = {
     "llama": {},
     "llama_tp2": {"tensor_parallel_size": 2},
@@ -77,6 +81,7 @@ ENGINES = {
 def shared_engine(request, models):
     """One of `ENGINES`, as the test's parameter names it; pytest runs the tests on one engine together."""
     with engine(models("llama"), **ENGINES[request.param]) as running:
+        assert {*running.rpc("runner")} == {RUNNER}
         yield running
 
 

@@ -47,6 +47,10 @@ class ScriptedCPUWorker(PreemptibleCPUWorker):
             forward = self._preemption.forward
             forward.signal = self.script = Scripted(forward.signal, forward.rank)
 
+    def runner(self):
+        """The module of vLLM's model runner that runs here."""
+        return type(self.model_runner).__module__
+
     def stop_at(self, boundaries):
         """Stop the forward pass that reaches the first of these next, then the second, and so on."""
         self.script.stops = list(boundaries)

@@ -90,7 +90,8 @@ class Play:
     the second and third tokens, after the first where that is carried; None is a pull without end.
     """
 
-    def __init__(self, plays, places=(), *, serve=B, ended=False, scheduler=SCHEDULER):
+    def __init__(self, plays, places=(), *, serve=B, ended=False, scheduler=SCHEDULER, second_runner=False):
+        self.second_runner = second_runner  # on prefill
         self.plays = plays
         self.places = list(places)
         self.serve = serve
@@ -125,6 +126,8 @@ class Play:
             await asyncio.Event().wait()
         reason = "stop" if self.first_ends else "length"
         token = SimpleNamespace(token_ids=[FIRST], finish_reason=reason, stop_reason=None, logprobs=None)
+        if asked.sampled_by(second_runner=self.second_runner) is None:
+            token = None
         return Prefilled(token, None if self.first_ends else {"at": replica}, replica, 64)
 
     async def completions(self, request, info):
@@ -247,7 +250,7 @@ async def serve(  # noqa: PLR0913 - most have a default
 
 WHOLE = Request(stream=False)
 RESAMPLED = Request(seed=1)
-"""Not carried: the engine has vLLM's second model runner."""
+"""Not carried: decode has vLLM's second model runner, and prefill the first."""
 CASES = pytest.mark.parametrize(
     ("request_", "answer"), [(Request(), STREAMED), (WHOLE, [ANSWER]), (RESAMPLED, STREAMED)], ids=str
 )
@@ -263,6 +266,18 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.pulls == [{"at": A}]
     assert set(steps.cached) == {64}, "what prefill found cached, not what was pulled"
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
+
+
+async def test_with_the_same_model_runner_on_both_tiers_a_seed_carries():
+    steps, counts = Play({A: ANSWER}, second_runner=True), Counts()
+    assert await serve(steps, counts, request=RESAMPLED) == STREAMED
+    assert not counts
+
+
+async def test_a_seed_that_prefill_draws_otherwise_with_is_counted_once_whatever_fails():
+    steps, counts = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)]), Counts()
+    assert await serve(steps, counts, request=RESAMPLED) == STREAMED
+    assert counts["seed",] == 1
 
 
 @CASES

@@ -246,7 +246,7 @@ def test_where_prefill_is_never_stopped_it_runs_as_vllm_does(options, tiny, valu
     config, _ = options({"model": tiny, "accelerator": "cuda", **values})["prefill"]
     assert config.engine_kwargs["enforce_eager"] is is_eager
     assert config.engine_kwargs["async_scheduling"] is is_ahead
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in config.runtime_env["env_vars"], "the replica chooses it"
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in config.runtime_env["env_vars"], "vLLM chooses it"
 
 
 @pytest.mark.slow

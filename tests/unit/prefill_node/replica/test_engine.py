@@ -6,7 +6,7 @@ import pytest
 
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica import engine as module
-from prefill_node.replica.engine import ASYNC_SCHEDULER, RUNNER_VARIABLE, SCHEDULER, PrefillEngine
+from prefill_node.replica.engine import ASYNC_SCHEDULER, SCHEDULER, PrefillEngine
 
 STOCK = {"enforce_eager": False, "async_scheduling": None}
 REFUSAL = "the model keeps a recurrent state"
@@ -26,13 +26,12 @@ class Arguments:
 @pytest.fixture
 def started(monkeypatch):
     """What vLLM is asked to start with, of an engine that is refused or not."""
-    monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
     seen = []
 
     def prepare(self, context):
         """vLLM composes steps ahead unless it is told not to."""
         given = dict(self.llm_config.engine_kwargs)
-        seen.append((given, context.runtime_env, module.os.environ.get(RUNNER_VARIABLE)))
+        seen.append((given, context.runtime_env))
         is_ahead = given["async_scheduling"] is not False
         return (
             given,
@@ -54,7 +53,6 @@ def started(monkeypatch):
             given=given,
             setup=EngineSetup.of_arguments(given["additional_config"]),
             scheduler=config.scheduler_config.scheduler_cls,
-            runner=seen[-1][2],
             variables=seen[-1][1]["env_vars"],
             asked=len(seen),
             refused=engine.refused,
@@ -63,12 +61,11 @@ def started(monkeypatch):
     return start
 
 
-def test_an_engine_that_can_be_stopped_is_eager_in_step_and_on_the_first_runner(started):
+def test_an_engine_that_can_be_stopped_is_eager_and_in_step(started):
     engine = started(EngineSetup(mode="resume", stock=STOCK))
     assert engine.given["enforce_eager"] is True
     assert engine.scheduler == SCHEDULER
-    assert engine.runner == "0"
-    assert engine.variables == {"A": "1", RUNNER_VARIABLE: "0"}, "the task that makes the configuration too"
+    assert engine.variables == {"A": "1"}, "vLLM chooses the model runner"
     assert engine.refused == ""
     assert engine.asked == 1
 
@@ -79,7 +76,6 @@ def test_one_that_cannot_is_what_vllm_is_by_itself(started):
     assert engine.given["max_model_len"] == 99
     assert engine.given["additional_config"]["other"] == 1
     assert engine.scheduler == ASYNC_SCHEDULER
-    assert engine.runner is None
     assert engine.variables == {"A": "1"}
     assert engine.refused == engine.setup.refused == REFUSAL
     assert not engine.setup.compiled
@@ -87,12 +83,5 @@ def test_one_that_cannot_is_what_vllm_is_by_itself(started):
 
 def test_one_that_shall_not_be_stopped_is_too_and_nobody_asks_whether_it_could(started):
     engine = started(EngineSetup(mode="off"), "nobody asks")
-    assert engine.runner is None
     assert engine.asked == 1
     assert engine.setup.refused == ""
-
-
-@pytest.mark.parametrize("why", [None, REFUSAL])
-def test_a_runner_that_the_operator_has_chosen_stays(started, monkeypatch, why):
-    monkeypatch.setenv(RUNNER_VARIABLE, "1")
-    assert started(EngineSetup(mode="resume", stock=STOCK), why).runner == "1"

@@ -30,6 +30,7 @@ class Client:
         self.go = asyncio.Event()
         self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
         self.failure, self.token = None, TOKEN
+        self.vllm_config = SimpleNamespace(use_v2_model_runner=False)
 
     async def is_tracing_enabled(self):
         return False
@@ -88,6 +89,15 @@ async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(t
     assert (prompt, params.temperature, params.seed, params.max_tokens) == ([1, 2, 3], 0.7, 4, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"]
     assert not table._ledger.accepted
+
+
+async def test_with_a_seed_nothing_is_sampled_for_a_decode_engine_that_draws_otherwise(table, client):
+    client.go.set()
+    client.vllm_config.use_v2_model_runner = True
+    assert await prefill(table) == Prefilled(None, {"at": "job"}, "here", 2)
+    ((_, _, params),) = client.asked
+    assert (params.temperature, params.seed, params.max_tokens) == (0.0, None, 1)
+    assert params.extra_args[KV_PARAMS]["do_remote_decode"], "it is pulled all the same"
 
 
 async def test_what_an_engine_that_is_being_ended_aborts_is_computed_elsewhere(table, client):
