@@ -160,6 +160,26 @@ def serving_path_stages() -> str:
     return markdown(["Stage", *now], rows)
 
 
+def decode_migration() -> str:
+    """What moving streams gains when a decode replica's memory runs short."""
+    rows = [
+        [
+            {"router": "the router's", "in turns": "in turns"}[row["placement"]],
+            "yes" if row["host memory"] else "no",
+            row["moves"] or "no",
+            ", ".join(f"{row[f'{tier} met']:.1%}" for tier in ("premium", "standard")),
+            f"{row['background preempted']:.1%}",
+            f"{row['again']:.1%}",
+            f"{row['tokens/s']:,.0f}",
+            f"{row['goodput']:.2f}",
+            f"{row['moved']:.2%}",
+        ]
+        for row in result("cores/decode_migration")["means"]
+    ]
+    columns = ["Placement", "Host memory", "Moved", "Premium, standard met", "Background preempted"]
+    return markdown([*columns, "Again", "Tokens/s", "Met per second", "Of the requests"], rows)
+
+
 def migration() -> str:
     """What moving suspended prefills changes, by placement and load."""
     rows = result("cores/migration")["rows"]
@@ -356,6 +376,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "hostile-clients": hostile_clients,
     "long-context": long_context,
     "migration": migration,
+    "decode-migration": decode_migration,
     "validation": validation,
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,

@@ -21,6 +21,7 @@ from slo.replacement import FailureCause
 from slo.replacement_budget import ReplacementBudget
 from slo.request import ReplicaId
 from telemetry import logs
+from telemetry.reporting.answering import answer_within
 
 PERIOD_S: Final = 0.5
 SILENT_AFTER_S: Final = 2.0
@@ -138,8 +139,7 @@ class PrefillWatch:
         while True:
             await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             try:
-                async with asyncio.timeout(self._silent_after_s):
-                    cause = await self._ask(replica)
+                cause = await answer_within(self._ask(replica), self._silent_after_s)
             except TimeoutError:
                 return FailureCause.SILENT
             except Exception as error:  # noqa: BLE001 - the edge of a task that many wait for

@@ -19,6 +19,7 @@ from slo.liveness import StallAccount, stall_limit_s
 from telemetry import logs
 from telemetry.catalogue import ENGINE_HANGS
 from telemetry.instruments import Instruments
+from telemetry.reporting.answering import answer_within
 
 LOOK_S: Final = 0.5
 _ANSWER_S: Final = 1.0
@@ -88,8 +89,7 @@ class EngineWatchdog:
     async def _answers(self) -> bool:
         """Whether EngineCore answers between two steps, the only time when it listens."""
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                await self._client.is_sleeping()
+            await answer_within(self._client.is_sleeping(), _ANSWER_S)
         except TimeoutError:
             return False
         return True

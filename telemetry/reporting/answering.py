@@ -1,4 +1,4 @@
-"""Waiting for an answer of the router, but not for long.
+"""Waiting for an answer of another process, but not for long.
 
 `asyncio.timeout` takes an answer for missing that came while the event loop was busy with others: once
 it gets to it, the time is up as well, and cancelling comes first. In a crowd no answer would be heard any

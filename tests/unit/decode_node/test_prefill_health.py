@@ -1,6 +1,8 @@
 """Waiting for a prefill ends with its answer, or when its replica is lost."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
@@ -70,6 +72,28 @@ async def test_a_replica_that_answers_nobody_is_lost():
     with pytest.raises(PrefillFailedError) as lost:
         await watch(fleet, silent_after_s=PERIOD_S).result(never(), A)
     assert lost.value.cause is FailureCause.SILENT
+
+
+async def test_a_replica_whose_answer_came_while_this_process_was_busy_is_not_lost():
+    loop, asked, answers = asyncio.get_running_loop(), asyncio.Event(), []
+
+    async def ask(replica):
+        answers.append(loop.create_future())
+        asked.set()
+        return await answers[-1]
+
+    kv = asyncio.ensure_future(after(20 * PERIOD_S, "kv"))
+    waiting = asyncio.create_task(PrefillWatch(ask, PERIOD_S, 5 * PERIOD_S).result(kv, A))
+    await asked.wait()
+    await asyncio.sleep(0)
+    threading.Timer(PERIOD_S, loop.call_soon_threadsafe, (answers[0].set_result, None)).start()
+    time.sleep(10 * PERIOD_S)  # noqa: ASYNC251 - other requests
+    while not waiting.done():
+        await asyncio.sleep(PERIOD_S / 2)
+        for answer in answers:
+            if not answer.done():
+                answer.set_result(None)
+    assert await waiting == "kv"
 
 
 async def test_without_any_replica_nobody_is_waited_for():

@@ -1,0 +1,20 @@
+"""Decode replicas between which streams move: nobody is lost, and no memory is."""
+
+import pytest
+
+from benchmarks.cores.placement.decode_migration import MOVES, PLACEMENTS, REPLICAS, Fleet
+from benchmarks.cores.pool_pressure import arrivals, on_a100
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("moves", MOVES)
+def test_everybody_is_served_once_and_all_memory_is_free_then(moves, placement):
+    asked = arrivals(1)[:160]
+    fleet = Fleet(on_a100(600, has_host=False), placement, moves)
+    fleet.run(asked)
+    assert sorted(one.asked.name for engine in fleet.engines for one in engine.done) == sorted(
+        one.name for one in asked
+    )
+    assert [engine.free_blocks for engine in fleet.engines] == [600] * REPLICAS
+    assert all(one.emitted == one.asked.answer for engine in fleet.engines for one in engine.done)
+    assert bool(fleet.moved) is (moves == MOVES[-1]), "as the pool is small"

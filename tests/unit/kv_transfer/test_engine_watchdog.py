@@ -1,0 +1,38 @@
+"""An engine that answers is not killed, however busy the replica's own process is."""
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from kv_transfer import engine_watchdog
+from kv_transfer.engine_watchdog import EngineWatchdog
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    found = []
+    monkeypatch.setattr(engine_watchdog, "kill_engine", found.append)
+    monkeypatch.setattr(engine_watchdog, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(engine_watchdog, "_END_S", 0.0)
+    return found
+
+
+async def test_an_answer_that_came_while_the_loop_was_busy_counts(killed):
+    answer = asyncio.get_running_loop().create_future()
+
+    async def is_sleeping():
+        threading.Timer(0.02, answer.get_loop().call_soon_threadsafe, (answer.set_result, False)).start()
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # other requests
+        return await answer
+
+    processor = SimpleNamespace(has_unfinished_requests=lambda: True)
+    client = SimpleNamespace(is_sleeping=is_sleeping, output_processor=processor, errored=True)
+    watchdog = EngineWatchdog(
+        "decode", client, lambda: 0, lambda: 0.0, SimpleNamespace(count=lambda *_, **__: None)
+    )
+    watchdog._account = SimpleNamespace(look=lambda *_, **__: 1e9)
+    await watchdog._look()
+    assert not killed
