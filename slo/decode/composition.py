@@ -24,6 +24,8 @@ WORTH: Final = 0.10
 """Part of the steps' time that leaving streams out has to save."""
 MARGIN: Final = 0.9
 """Part of the tightest objective that steps take on average; the rest is for what predictions miss."""
+CATCH_UP: Final = 20
+"""Tokens within which a stream that is late is to be on time again."""
 CUSHION: Final = 3.0
 """A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
 
@@ -68,7 +70,8 @@ class Composer:
     Rows of steps that leave the same streams out alternate with a step with everybody; all of them together
     take as long as the tightest objective of those in danger allows. An engine keeps its batch from step to
     step, and moving a stream out of it and back can cost more than a few steps without it save; so rows get
-    longer the dearer that is.
+    longer the dearer that is. A stream that is late already wants a quicker pace than its objective, by so
+    much that it is back within `CATCH_UP` tokens: answers are short, and at its objective it would stay late.
 
     Args:
         times: How long its steps take.
@@ -130,11 +133,21 @@ class Composer:
 
     def _tightest(self, streams: Sequence[Paced]) -> float | None:
         """The tightest objective that a step with its stream alone would meet."""
+        return min([tpot_s for one in streams if (tpot_s := self._in_reach(one)) is not None], default=None)
+
+    def _in_reach(self, stream: Paced) -> float | None:
+        """A stream's objective, if a step with it alone would meet that."""
+        tpot_s = stream.tpot_s
+        is_met = tpot_s is not None and self._times.predict_s(StepShape(1, stream.context)) <= tpot_s
+        return tpot_s if is_met else None
+
+    def _pace_s(self, in_danger: Sequence[Paced]) -> float | None:
+        """What a step may take on average so that all of these are in time; None where none can be."""
         return min(
             [
-                one.tpot_s
-                for one in streams
-                if one.tpot_s is not None and self._times.predict_s(StepShape(1, one.context)) <= one.tpot_s
+                MARGIN * tpot_s + min(0.0, one.credit_s) / CATCH_UP
+                for one in in_danger
+                if (tpot_s := self._in_reach(one)) is not None
             ],
             default=None,
         )
@@ -142,8 +155,8 @@ class Composer:
     def _choose(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int) -> frozenset[str]:
         full_s = self._times.predict_s(_shape(streams, prompt_tokens))
         in_danger = [one for one in streams if _is_in_danger(one, full_s)]
-        tightest_s = self._tightest(in_danger)
-        if tightest_s is None:
+        pace_s = self._pace_s(in_danger)
+        if pace_s is None:
             return frozenset()
         tight = {one.request_id for one in in_danger}
         others = [one for one in streams if one.request_id not in tight]
@@ -151,15 +164,15 @@ class Composer:
         row = _Row(0, frozenset(), 0.0, 0.0)
         for steps in ROWS:
             may_wait = [one for one in others if _may_wait(one, now_s, (steps + 1) * full_s)]
-            row = self._planned(steps, may_wait, full_s, tightest_s)
+            row = self._planned(steps, may_wait, full_s, pace_s)
             if row.left_out and row.moves_s <= MOVING * (row.saves_s + row.moves_s):
                 break
         self._row = row.steps
         return row.left_out if row.saves_s >= WORTH * (row.steps + 1) * full_s else frozenset()
 
-    def _planned(self, steps: int, others: Sequence[Paced], full_s: float, tightest_s: float) -> _Row:
+    def _planned(self, steps: int, others: Sequence[Paced], full_s: float, pace_s: float) -> _Row:
         """A row of so many steps: the fewest of the `others` left out with which it keeps the pace."""
-        wanted_s = (steps + 1) * (full_s - MARGIN * tightest_s)
+        wanted_s = (steps + 1) * (full_s - pace_s)
         saved_s, chosen = 0.0, []
         for one in others:
             saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s

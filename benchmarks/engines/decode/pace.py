@@ -127,7 +127,8 @@ def main() -> None:
         "--rate", type=float, default=6.0, help="Requests a second, of which bursts are times."
     )
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--arms", default="", help="Only those whose names begin so, comma between.")
+    parser.add_argument("--arms", nargs="*", default=[""], help="Only those whose names begin so.")
+    parser.add_argument("--seed", type=int, default=200, help="Of the first round's arrivals.")
     parser.add_argument("--output", default="decode_pace", help="Name of the result.")
     given = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -135,9 +136,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = str(build_tiny(Path(name), "llama", layers=given.layers, context=CONTEXT, hidden=256))
         by_tier = kinds(alone_s(model))
-        wanted = [one for one in arms() if one.name.startswith(tuple(given.arms.split(",")))]
+        wanted = [one for one in arms() if one.name.startswith(tuple(given.arms))]
         for number in range(given.rounds):
-            asked = offered(given.seconds, given.rate, 200 + number, by_tier)
+            asked = offered(given.seconds, given.rate, given.seed + number, by_tier)
             for arm in wanted if number % 2 == 0 else reversed(wanted):
                 row = summary(in_own_process(run, model, arm, asked, by_tier), by_tier)
                 rounds.append({"arm": arm.name, "round": number, **row})

@@ -76,6 +76,16 @@ def test_those_without_an_objective_make_room_for_those_with_one():
     assert all(slowest.tokens[name] > 80 for name in mixed), "nobody starves"
 
 
+@pytest.mark.parametrize("late_s", [0.03, 0.1])
+def test_a_stream_that_is_late_is_on_time_again_before_its_answer_ends(late_s):
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
+    streams = Streams(mixed, times())
+    streams.now_s = late_s
+    streams.token_s = dict.fromkeys(mixed, late_s)
+    streams.run(30)
+    assert streams.tokens["urgent0"] * 0.018 >= streams.now_s
+
+
 @given(
     st.lists(st.sampled_from([None, 0.012, 0.02, 0.05, 0.5]), min_size=1, max_size=24),
     st.floats(0.0005, 0.02),
