@@ -27,6 +27,8 @@ _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B,
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
 _TARGETS: Final = "targets"
+_PACED: Final = {"no rule": "`pressure.enabled`, objectives not told", "the rule": "`pressure.enabled`"}
+_PROMISED: Final = ("premium", "standard")
 _VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
 _TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
 
@@ -158,6 +160,22 @@ def serving_path_stages() -> str:
         for stage in now["1"]
     ]
     return markdown(["Stage", *now], rows)
+
+
+def decode_pace() -> str:
+    """Streams with and without TPOT objectives, by arm."""
+    rows = [
+        [
+            _PACED.get(row["arm"], row["arm"]),
+            *(", ".join(f"{row[f'{tier} {what}']:.0%}" for tier in _PROMISED) for what in ("in pace", "met")),
+            f"{row['background end p50 s']:.1f} s",
+            f"{row['gap max s']:.1f} s",
+            f"{row['tokens/s']:,.0f}",
+        ]
+        for row in result("engines/decode_pace")["means"]
+    ]
+    columns = ["Premium, standard in pace", "Premium, standard met", "Background ends, p50"]
+    return markdown(["", *columns, "Longest wait for a token", "Tokens/s"], rows)
 
 
 def decode_migration() -> str:
@@ -377,6 +395,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "long-context": long_context,
     "migration": migration,
     "decode-migration": decode_migration,
+    "decode-pace": decode_pace,
     "validation": validation,
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
