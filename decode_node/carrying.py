@@ -55,7 +55,7 @@ class ResampledReason(enum.StrEnum):
     THINKING_BUDGET = "thinking_budget"
     """The tokens of a train of thought are counted."""
     SEED = "seed"
-    """With a seed vLLM's two model runners draw otherwise, and prefill has the other one."""
+    """With a seed the engines of both tiers draw otherwise: vLLM's two model runners do."""
 
 
 def why_resampled(config: VllmConfig, params: SamplingParams) -> ResampledReason | None:

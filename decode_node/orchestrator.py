@@ -33,7 +33,7 @@ from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call, RefusedError, Underway
-from sampling.carried import CARRIED_XARG, Adapter, Carried
+from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import ReplacementOutcome
@@ -119,7 +119,7 @@ class Orchestrator:
                 params,
                 decode,
                 carries=resampled is None,
-                second_runner=config.use_v2_model_runner,
+                draws=draws_of(config),
             )
 
         client.generate = generate
@@ -171,7 +171,7 @@ class Orchestrator:
         decode: Decode,
         *,
         carries: bool,
-        second_runner: bool,
+        draws: str,
     ) -> Outputs:
         """The engine's outputs for one request, from the first token on.
 
@@ -181,7 +181,7 @@ class Orchestrator:
             params: As the client wants its answer sampled.
             decode: Runs the request on the engine here.
             carries: Whether decode goes on from the token that prefill samples.
-            second_runner: Whether the engine here has vLLM's second model runner.
+            draws: How the engine here draws with a seed.
         """
         while True:
             started_s = time.monotonic()
@@ -191,7 +191,7 @@ class Orchestrator:
                     answer = self.decoding.with_prompt(run, params, decode)
                 else:
                     prefilled = await self.prefilling.attempt(
-                        run, prompt, params, samples=samples, second_runner=second_runner
+                        run, prompt, params, samples=samples, draws=draws
                     )
                     if samples:
                         carries = self._carry(run, prefilled.completion, params)

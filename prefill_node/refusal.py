@@ -41,6 +41,7 @@ def why_not(vllm_config: VllmConfig) -> str | None:
             parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND
         ),
         "pipeline parallelism hands states on within a step": parallel.pipeline_parallel_size > 1,
+        "prefill context parallelism has ranks that vote apart": parallel.prefill_context_parallel_size > 1,
         "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
         "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
         "the model reads more than text; prefill.engine_kwargs can have language_model_only": (

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from slo.protocol import Message
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 CARRIED_XARG: Final = "slackserve_carried"
 KV_PARAMS: Final = "kv_transfer_params"
@@ -90,20 +93,18 @@ class PrefillRequest(Message):
         params: How its one token is sampled, see `first_token` and `nothing_but_kv`.
         cache_salt: Separates its prefixes from others' in the cache.
         adapter: The LoRA adapter that answers; None for the model itself.
-        second_runner: Whether decode goes on with vLLM's second model runner, which draws otherwise with a
-            seed than the first.
+        draws: How decode, which goes on, draws with a seed (`draws_of`).
     """
 
     token_ids: list[int]
     params: SamplingParams
     cache_salt: str | None = None
     adapter: Adapter | None = None
-    second_runner: bool = False
+    draws: str = ""
 
-    def sampled_by(self, *, second_runner: bool) -> SamplingParams | None:
-        """`params`, where an engine with that runner draws as the one that goes on; else None."""
-        alike = self.params.seed is None or self.second_runner is second_runner
-        return self.params if alike else None
+    def sampled_by(self, draws: str) -> SamplingParams | None:
+        """`params`, where an engine that draws so does as the one that goes on; else None."""
+        return self.params if self.params.seed is None or self.draws == draws else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,13 @@ class Prefilled(Message):
     kv_transfer_params: dict[str, Any] | None
     replica: str
     cached_tokens: int = 0
+
+
+def draws_of(config: VllmConfig) -> str:
+    """How an engine draws with a seed: vLLM's model runners do otherwise, and the second in two ways."""
+    if not config.use_v2_model_runner:
+        return "first"
+    return "second, fp64" if config.model_config.use_fp64_gumbel else "second"
 
 
 def first_token(params: SamplingParams) -> SamplingParams:

@@ -44,7 +44,7 @@ class RemotePrefill:
     instruments: Instruments
 
     async def attempt(
-        self, run: Underway, prompt: Any, params: SamplingParams, *, samples: bool, second_runner: bool
+        self, run: Underway, prompt: Any, params: SamplingParams, *, samples: bool, draws: str
     ) -> Prefilled:
         """One attempt, on the replica that the run's context names.
 
@@ -53,7 +53,7 @@ class RemotePrefill:
             prompt: vLLM's `TokensInput`.
             params: As the client wants its answer sampled.
             samples: Whether decode goes on from the token that prefill samples.
-            second_runner: See `PrefillRequest`.
+            draws: See `PrefillRequest`.
 
         Raises:
             PrefillFailedError: It has failed, and may be tried elsewhere.
@@ -64,7 +64,7 @@ class RemotePrefill:
             return _NOTHING
         if context.local_prefill == LocalReason.LEFT:
             return self._computed_after_all(context.local_prefill)
-        asked = _prefill_of(run, prompt, params, samples=samples, second_runner=second_runner)
+        asked = _prefill_of(run, prompt, params, samples=samples, draws=draws)
         try:
             asking = replace(context, traceparent=run.call.spans.phase(PREFILL))
             answer = self.tier.prefill(asked, run.call.info, asking)
@@ -90,11 +90,11 @@ class RemotePrefill:
 
 
 def _prefill_of(
-    run: Underway, prompt: Any, params: SamplingParams, *, samples: bool, second_runner: bool
+    run: Underway, prompt: Any, params: SamplingParams, *, samples: bool, draws: str
 ) -> PrefillRequest:
     """What to ask the prefill tier for: the KV cache of all but the token that decode computes next."""
     token_ids = prompt["prompt_token_ids"]
     if run.carried is not None:
         token_ids = [*token_ids, *run.carried.token_ids[:-1]]
     how = first_token(params) if samples else nothing_but_kv()
-    return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter, second_runner)
+    return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter, draws)

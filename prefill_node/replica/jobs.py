@@ -25,7 +25,7 @@ from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.report import ReportBuilder
-from sampling.carried import Adapter, Prefilled, PrefillRequest, nothing_but_kv
+from sampling.carried import Adapter, Prefilled, PrefillRequest, draws_of, nothing_but_kv
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
@@ -116,8 +116,7 @@ class JobTable:
             return
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
         self._accept(context, len(request.token_ids), deadline_s, arrived_s)
-        second_runner = bool(self._engine._engine_client.vllm_config.use_v2_model_runner)  # noqa: SLF001 - no public way in
-        sampled = request.sampled_by(second_runner=second_runner)
+        sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
         params = self._params(sampled or nothing_but_kv(), context, deadline_s, arrived_s)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
         self._computing[attempt_id] = work

@@ -61,7 +61,14 @@ class FirstRunner:
     def why_unknown(self) -> str:
         """See `Runner`."""
         return _missing(
-            self.of, "input_batch.req_ids", "requests", "input_ids.gpu", "positions", "_dummy_run"
+            self.of,
+            "execute_model_state",
+            "kv_connector_output",
+            "input_batch.req_ids",
+            "requests",
+            "input_ids.gpu",
+            "positions",
+            "_dummy_run",
         )
 
     def rows(self, scheduled: SchedulerOutput) -> Rows:
@@ -113,6 +120,7 @@ class SecondRunner:
         """See `Runner`."""
         return _missing(
             self.of,
+            "execute_model_state",
             "gather_batch_req_state",
             "req_states.req_id_to_index",
             "req_states.num_computed_tokens_np",
@@ -172,8 +180,10 @@ class SecondRunner:
         state.prepare_inputs = prepare_inputs
         try:
             hidden, _ = self.of._dummy_run(tokens, is_profile=True, skip_eplb=True)  # noqa: SLF001 - the same
-        finally:
+        finally:  # a pass that fails has left the connector off, and everything else goes on
             del state.prepare_inputs
+            self.of.kv_connector.set_disabled(False)
+            self.of.execute_model_state = None
         return torch.as_tensor(hidden[:tokens]).clone()
 
 

@@ -25,7 +25,7 @@ WORTH: Final = 0.10
 MARGIN: Final = 0.9
 """Part of the tightest objective that steps take on average; the rest is for what predictions miss."""
 CATCH_UP: Final = 20
-"""Tokens within which a stream that is late is to be on time again."""
+"""A stream that is late wants each step to be shorter by this part of its lateness."""
 CUSHION: Final = 3.0
 """A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
 
@@ -70,8 +70,9 @@ class Composer:
     Rows of steps that leave the same streams out alternate with a step with everybody; all of them together
     take as long as the tightest objective of those in danger allows. An engine keeps its batch from step to
     step, and moving a stream out of it and back can cost more than a few steps without it save; so rows get
-    longer the dearer that is. A stream that is late already wants a quicker pace than its objective, by so
-    much that it is back within `CATCH_UP` tokens: answers are short, and at its objective it would stay late.
+    longer the dearer that is. A stream that is late already wants a quicker pace than its objective, by one
+    part in `CATCH_UP` of its lateness, where steps can be so short: answers are short, and at its objective
+    it would stay late. One that is too late for that wants no more than its objective.
 
     Args:
         times: How long its steps take.
@@ -81,6 +82,10 @@ class Composer:
         self._times = times
         self._row = 0
         self._left_out: frozenset[str] = frozenset()
+        self._for: frozenset[str] = frozenset()
+        """Whom the row is for."""
+        self._pace_s = 0.0
+        """What they want."""
         self._steps = 0
         """With somebody left out, since the latest with everybody."""
 
@@ -93,7 +98,7 @@ class Composer:
             prompt_tokens: What else the step computes.
         """
         full_s = self._times.predict_s(_shape(streams, prompt_tokens))
-        if 0 < self._steps < self._row and _helps(streams, full_s):
+        if 0 < self._steps < self._row and self._helps(streams, full_s):
             kept = [one.request_id for one in streams if _may_wait(one, now_s, 2 * full_s)]
             self._left_out = self._left_out.intersection(kept)
         elif self._steps or not self._times.is_known:
@@ -141,21 +146,28 @@ class Composer:
         is_met = tpot_s is not None and self._times.predict_s(StepShape(1, stream.context)) <= tpot_s
         return tpot_s if is_met else None
 
-    def _pace_s(self, in_danger: Sequence[Paced]) -> float | None:
+    def _wanted_s(self, in_danger: Sequence[Paced]) -> float | None:
         """What a step may take on average so that all of these are in time; None where none can be."""
-        return min(
-            [
-                MARGIN * tpot_s + min(0.0, one.credit_s) / CATCH_UP
-                for one in in_danger
-                if (tpot_s := self._in_reach(one)) is not None
-            ],
-            default=None,
+        shortest_s = self._times.predict_s(_shape(in_danger, 0))
+        wanted: list[float] = []
+        for one in in_danger:
+            if (tpot_s := self._in_reach(one)) is not None:
+                quicker_s = MARGIN * tpot_s + min(0.0, one.credit_s) / CATCH_UP
+                wanted.append(quicker_s if quicker_s >= shortest_s else MARGIN * tpot_s)
+        return min(wanted, default=None)
+
+    def _helps(self, streams: Sequence[Paced], full_s: float) -> bool:
+        """Whether steps with everybody would be too long for anybody, or for those whom the row is for."""
+        return any(
+            one.tpot_s is not None
+            and (one.tpot_s < full_s or (one.request_id in self._for and self._pace_s < full_s))
+            for one in streams
         )
 
     def _choose(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int) -> frozenset[str]:
         full_s = self._times.predict_s(_shape(streams, prompt_tokens))
         in_danger = [one for one in streams if _is_in_danger(one, full_s)]
-        pace_s = self._pace_s(in_danger)
+        pace_s = self._wanted_s(in_danger)
         if pace_s is None:
             return frozenset()
         tight = {one.request_id for one in in_danger}
@@ -167,7 +179,7 @@ class Composer:
             row = self._planned(steps, may_wait, full_s, pace_s)
             if row.left_out and row.moves_s <= MOVING * (row.saves_s + row.moves_s):
                 break
-        self._row = row.steps
+        self._row, self._for, self._pace_s = row.steps, frozenset(tight), pace_s
         return row.left_out if row.saves_s >= WORTH * (row.steps + 1) * full_s else frozenset()
 
     def _planned(self, steps: int, others: Sequence[Paced], full_s: float, pace_s: float) -> _Row:
@@ -181,11 +193,6 @@ class Composer:
             chosen.append(one.request_id)
             saved_s += saves_s
         return _Row(steps, frozenset(chosen), saved_s, 2 * self._times.moved_s * len(chosen))
-
-
-def _helps(streams: Sequence[Paced], full_s: float) -> bool:
-    """Whether steps with everybody would be too long for anybody."""
-    return any(one.tpot_s is not None and one.tpot_s < full_s for one in streams)
 
 
 def _is_in_danger(stream: Paced, full_s: float) -> bool:

@@ -104,7 +104,7 @@ class Play:
         config = SimpleNamespace(
             scheduler_config=SimpleNamespace(scheduler_cls=scheduler, stream_interval=1),
             parallel_config=SimpleNamespace(worker_cls=WORKERS["cpu"]),
-            model_config=SimpleNamespace(enable_return_routed_experts=False),
+            model_config=SimpleNamespace(enable_return_routed_experts=False, use_fp64_gumbel=False),
             speculative_config=None,
             use_v2_model_runner=True,
         )
@@ -126,7 +126,7 @@ class Play:
             await asyncio.Event().wait()
         reason = "stop" if self.first_ends else "length"
         token = SimpleNamespace(token_ids=[FIRST], finish_reason=reason, stop_reason=None, logprobs=None)
-        if asked.sampled_by(second_runner=self.second_runner) is None:
+        if asked.sampled_by("second" if self.second_runner else "first") is None:
             token = None
         return Prefilled(token, None if self.first_ends else {"at": replica}, replica, 64)
 

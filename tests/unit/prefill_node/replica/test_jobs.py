@@ -30,7 +30,8 @@ class Client:
         self.go = asyncio.Event()
         self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
         self.failure, self.token = None, TOKEN
-        self.vllm_config = SimpleNamespace(use_v2_model_runner=False)
+        model = SimpleNamespace(use_fp64_gumbel=False)
+        self.vllm_config = SimpleNamespace(use_v2_model_runner=False, model_config=model)
 
     async def is_tracing_enabled(self):
         return False
@@ -76,7 +77,7 @@ def table(client):
 async def prefill(table, attempt=0, adapter=None):
     context = RequestContext(JobId("job"), "request", STANDARD, None, attempt=attempt)
     params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
-    request = PrefillRequest([1, 2, 3], params, adapter=adapter)
+    request = PrefillRequest([1, 2, 3], params, adapter=adapter, draws="first")
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     (answer,) = [answer async for answer in table.prefill(request, info)]
     return answer

@@ -86,6 +86,24 @@ def test_a_stream_that_is_late_is_on_time_again_before_its_answer_ends(late_s):
     assert streams.tokens["urgent0"] * 0.018 >= streams.now_s
 
 
+def test_where_steps_are_nearly_quick_enough_a_late_stream_does_not_get_later():
+    """A step with everybody takes 17 ms, 18 are wanted; moving a stream costs three times what it adds."""
+    streams = Streams({"urgent": 0.018} | {f"free{i}": None for i in range(11)}, times(moved_s=0.003))
+    streams.now_s = 0.1
+    streams.token_s = dict.fromkeys(streams.objectives, 0.1)
+    streams.run(200)
+    assert streams.tokens["urgent"] * 0.018 - streams.now_s > -0.1
+
+
+def test_one_that_is_too_late_does_not_push_the_others_out():
+    """It would need half a second in twenty tokens; the pace of its objective is what it gets."""
+    mixed = {"urgent": 0.060} | {f"free{i}": None for i in range(16)}
+    streams = Streams(mixed, times())
+    streams.now_s = 10.0
+    streams.token_s = dict.fromkeys(mixed, 10.0)
+    assert set(streams.run(50).sets) == {frozenset()}
+
+
 @given(
     st.lists(st.sampled_from([None, 0.012, 0.02, 0.05, 0.5]), min_size=1, max_size=24),
     st.floats(0.0005, 0.02),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 IN_TURN = "engine/test_exactness.py::test_stopped_at_every_boundary_in_turn"
 SEVERAL = "engine/test_exactness.py::test_several_suspended_at_operators_and_stopped_there_again"
 

@@ -1,0 +1,66 @@
+"""What a stop asks of vLLM's model runners, where engines cannot show it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prefill_node.worker.runners import FirstRunner, SecondRunner
+
+
+class State:
+    def prepare_inputs(self, *_):
+        return {}
+
+
+class Connector:
+    is_off = False
+
+    def set_disabled(self, disabled):
+        self.is_off = disabled
+
+
+def second(run):
+    """vLLM's second runner, as far as a dummy pass goes."""
+    runner = SimpleNamespace(
+        model_state=State(),
+        kv_connector=Connector(),
+        execute_model_state=None,
+        model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+    )
+
+    def dummy_run(tokens, **_):
+        runner.kv_connector.set_disabled(True)  # and, as vLLM, not on again where the pass fails
+        batch = SimpleNamespace(input_ids=torch.zeros(tokens), positions=torch.zeros(tokens))
+        runner.model_state.prepare_inputs(batch, None)
+        runner.execute_model_state = object()
+        return run(batch), None
+
+    runner._dummy_run = dummy_run
+    return runner
+
+
+def test_a_dry_pass_reads_tokens_that_differ():
+    runner = second(lambda batch: torch.stack([batch.input_ids, batch.positions], 1))
+    hidden = SecondRunner(runner).dry_pass(8)
+    assert [len(column.unique()) for column in hidden.T] == [8, 8]
+
+
+def test_a_dry_pass_that_fails_leaves_the_connector_on_and_nothing_behind():
+    def fail(_):
+        raise ValueError("a layer failed")
+
+    runner = second(fail)
+    with pytest.raises(ValueError, match="a layer failed"):
+        SecondRunner(runner).dry_pass(8)
+    assert not runner.kv_connector.is_off
+    assert runner.execute_model_state is None
+    assert "prepare_inputs" not in vars(runner.model_state)
+
+
+@pytest.mark.parametrize("kind", [FirstRunner, SecondRunner])
+def test_what_another_release_does_not_have_is_named(kind):
+    why = kind(SimpleNamespace(execute_model_state=None)).why_unknown()
+    assert why.startswith("vLLM's model runner has no ")
+    assert "_dummy_run" in why
+    assert "execute_model_state" not in why
