@@ -182,20 +182,22 @@ def decode_migration() -> str:
     """What moving streams gains when a decode replica's memory runs short."""
     rows = [
         [
-            {"router": "the router's", "in turns": "in turns"}[row["placement"]],
-            "yes" if row["host memory"] else "no",
+            row["bursts"],
+            {"router": "the router's"}.get(row["placement"], row["placement"]),
             row["moves"] or "no",
             ", ".join(f"{row[f'{tier} met']:.1%}" for tier in ("premium", "standard")),
             f"{row['background preempted']:.1%}",
             f"{row['again']:.1%}",
             f"{row['tokens/s']:,.0f}",
             f"{row['goodput']:.2f}",
+            ", ".join(f"{gain:+.1%}" for gain in row["gain"]) if row["moves"] else "",
             f"{row['moved']:.2%}",
         ]
         for row in result("cores/decode_migration")["means"]
     ]
-    columns = ["Placement", "Host memory", "Moved", "Premium, standard met", "Background preempted"]
-    return markdown([*columns, "Again", "Tokens/s", "Met per second", "Of the requests"], rows)
+    columns = ["Bursts", "Placement", "Moved", "Premium, standard met", "Background preempted", "Again"]
+    more = ["Tokens/s", "Met per second", "Change: least, mean, most", "Requests moved"]
+    return markdown([*columns, *more], rows)
 
 
 def migration() -> str:

@@ -2,12 +2,12 @@
 
 A stream that would lose its memory goes to the replica with the most room that can take it: where its peak
 is predicted to fit, or wherever its next steps do and nobody of its tier or a higher one waits. It does so
-for nothing and at once. Llama 3 8B on A100s, three tiers in bursts that come to each replica at another time;
-each has half of the memory that its requests hold at the fullest. Placement by the router's own rule, with
-reports every half second, and by replica, where each keeps to its own clients and the most is left to gain.
-Prints a table and writes results/cores/decode_migration.json:
+for nothing and at once. Llama 3 8B on A100s, three tiers in bursts, which come to all replicas together or to
+each at another time; each has half of the memory that its requests hold at the fullest. Placement by the
+router's own rule, with reports every half second, and by replica, where each keeps to its own clients and the
+most is left to gain. Prints a table and writes results/cores/decode_migration.json:
 
-    python -m benchmarks.cores.placement.decode_migration [--seeds 6]
+    python -m benchmarks.cores.placement.decode_migration [--seeds 4]
 """
 # ruff: noqa: SLF001 - what is tried here is not a part of the simulator
 
@@ -36,8 +36,10 @@ REPORT_S: Final = 0.5
 POOL: Final = 0.5
 PLACEMENTS: Final = ("router", "by replica")
 MOVES: Final = ("", "where its peak fits", "where nobody waits")
-SHIFT_S: Final = 35.0 / REPLICAS
+SHIFTS_S: Final = {"together": 0.0, "apart": 35.0 / REPLICAS}
 """Between the bursts of one replica and those of the next."""
+CASES: Final = (("together", "router"), ("apart", "router"), ("apart", "by replica"))
+"""Bursts, and placement."""
 
 
 class Fleet:
@@ -147,21 +149,21 @@ def _report(name: ReplicaId, engine: PressedEngine) -> DecodeReported:
 
 
 def of_seed(seed: int) -> list[dict[str, Any]]:
-    """Each placement, without moving and with each way of it."""
+    """Each case, without moving and with each way of it."""
     quarters = [arrivals(REPLICAS * seed + number) for number in range(REPLICAS)]
-    asked = [
-        PressedRequest(f"{number}-{one.name}", *_rest(one, number * SHIFT_S))
-        for number, quarter in enumerate(quarters)
-        for one in quarter
-    ]
     blocks = round(POOL * statistics.fmean(fullest(quarter) for quarter in quarters))
     rows = []
-    for placement in PLACEMENTS:
+    for bursts, placement in CASES:
+        asked = [
+            PressedRequest(f"{number}-{one.name}", *_rest(one, number * SHIFTS_S[bursts]))
+            for number, quarter in enumerate(quarters)
+            for one in quarter
+        ]
         for moves in MOVES:
             fleet = Fleet(on_a100(blocks, has_host=False), placement, moves)
             fleet.run(asked)
             row = outcome(fleet.engines)
-            key = {"placement": placement, "moves": moves, "seed": seed}
+            key = {"bursts": bursts, "placement": placement, "moves": moves, "seed": seed}
             rows.append({**key, **row, "moved": fleet.moved / len(asked)})
     return rows
 
@@ -172,16 +174,17 @@ def _rest(one: PressedRequest, later_s: float) -> tuple[Any, ...]:
 
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Over the seeds, and what moving changes in the requests in time per second: least, mean and most."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["placement"], row["moves"]), []).append(row)
+        found.setdefault((row["bursts"], row["placement"], row["moves"]), []).append(row)
     numbers = [name for name, value in rows[0].items() if isinstance(value, float)]
     summary = []
-    for (placement, moves), some in found.items():
-        pairs = zip(some, found[placement, ""], strict=True)
+    for (bursts, placement, moves), some in found.items():
+        pairs = zip(some, found[bursts, placement, ""], strict=True)
         gains = [row["goodput"] / without["goodput"] - 1 for row, without in pairs]
         summary.append(
             {
+                "bursts": bursts,
                 "placement": placement,
                 "moves": moves,
                 **{name: statistics.fmean(row[name] for row in some) for name in numbers},
@@ -194,7 +197,7 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     """Simulate everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=4)
     seeds = range(11, 11 + parser.parse_args().seeds)
     with ProcessPoolExecutor(2) as processes:
         rows = [row for some in processes.map(partial(of_seed), seeds) for row in some]
