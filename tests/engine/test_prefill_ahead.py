@@ -70,10 +70,7 @@ def test_a_step_is_composed_while_one_runs_and_every_answer_is_what_it_was(start
         assert_at_rest(running)
         again, _ = served(running)
         assert sorted(again) == sorted(PROMPTS)
-        for name, (tokens, logprobs) in outputs(running).items():
-            assert tokens == expected[1][name][0], "from the prefix cache"
-            # Another part of the prompt is computed than before, and sums end with other last bits.
-            assert dict(logprobs) == pytest.approx(dict(expected[1][name][1]), abs=1e-5)
+        assert outputs(running) == expected[1], "from the prefix cache"
         assert max(running.cached_tokens.values()) > CHUNK
 
 
