@@ -8,6 +8,7 @@ batch, the blocks of a request, and what is left behind of a step that ends in t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,13 +79,12 @@ class FirstRunner:
 
     def blocks(self, rows: Rows) -> Blocks:
         """See `Runner`."""
-        sizes, requests = _block_sizes(self.of), self.of.requests
-        return {
-            request_id: filled_whole(
-                requests[request_id].block_ids, sizes, requests[request_id].num_computed_tokens, tokens
-            )
-            for request_id, tokens in rows
-        }
+
+        def state(request_id: str) -> tuple[Sequence[Sequence[int]], int]:
+            request = self.of.requests[request_id]
+            return request.block_ids, request.num_computed_tokens
+
+        return _filled(self.of, rows, state)
 
     def abandon(self, scheduled: SchedulerOutput) -> KVConnectorOutput | None:  # noqa: ARG002 - as the second
         """See `Runner`. What the connector reports has been taken where the pass ended."""
@@ -139,17 +139,13 @@ class SecondRunner:
 
     def blocks(self, rows: Rows) -> Blocks:
         """See `Runner`. They are read from the device, which waits for what it has been given to do."""
-        sizes, states = _block_sizes(self.of), self.of.req_states
-        places = {request_id: states.req_id_to_index[request_id] for request_id, _ in rows}
-        return {
-            request_id: filled_whole(
-                self._held(places[request_id]),
-                sizes,
-                int(states.num_computed_tokens_np[places[request_id]]),
-                tokens,
-            )
-            for request_id, tokens in rows
-        }
+        states = self.of.req_states
+
+        def state(request_id: str) -> tuple[Sequence[Sequence[int]], int]:
+            place = states.req_id_to_index[request_id]
+            return self._held(place), int(states.num_computed_tokens_np[place])
+
+        return _filled(self.of, rows, state)
 
     def _held(self, place: int) -> list[list[int]]:
         """The blocks of the request in this place, as the scheduler numbers them, by group."""
@@ -198,8 +194,14 @@ def _missing(runner: Any, *names: str) -> str:
     return f"vLLM's model runner has no {', '.join(missing)}" if missing else ""
 
 
-def _block_sizes(runner: Any) -> list[int]:
-    return [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
+def _filled(runner: Any, rows: Rows, state: Callable[[str], tuple[Sequence[Sequence[int]], int]]) -> Blocks:
+    """The blocks that rows fill whole; `state` tells a request's blocks by group, and its computed tokens."""
+    sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
+    filled = {}
+    for request_id, tokens in rows:
+        block_ids, computed = state(request_id)
+        filled[request_id] = filled_whole(block_ids, sizes, computed, tokens)
+    return filled
 
 
 def _differ(ids: torch.Tensor, runner: Any) -> None:

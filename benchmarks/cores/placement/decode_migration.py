@@ -17,7 +17,6 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from typing import Any, Final
 
 from benchmarks.cores.pool_pressure import KINDS, MOST, arrivals, fullest, on_a100, outcome
@@ -61,8 +60,7 @@ class Fleet:
 
     def run(self, asked: Sequence[PressedRequest]) -> None:
         """Serve all of them."""
-        due = sorted(asked, key=lambda one: one.at_s)
-        due.reverse()
+        due = sorted(asked, key=lambda one: one.at_s, reverse=True)
         while True:
             busy = [engine for engine in self.engines if engine.running or engine.waiting]
             behind = min(busy, key=lambda engine: engine.now_s, default=None)
@@ -200,7 +198,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     seeds = range(11, 11 + parser.parse_args().seeds)
     with ProcessPoolExecutor(2) as processes:
-        rows = [row for some in processes.map(partial(of_seed), seeds) for row in some]
+        rows = [row for some in processes.map(of_seed, seeds) for row in some]
     mean = means(rows)
     print_rows("moving streams", mean)
     settings = {"seeds": [*seeds], "replicas": REPLICAS, "pool": POOL, "tiers": [*KINDS]}
