@@ -46,6 +46,9 @@ class LimitsConfig(Section):
     max_json_values: Annotated[int, Field(ge=64)] = Field(
         300_000, description="Values in a body; each token id of a prompt that comes as tokens is one."
     )
+    max_json_names: Annotated[int, Field(ge=64)] = Field(
+        50_000, description="Names in all objects of a body; each takes as long to read as several values."
+    )
     max_sequences: Count = Field(16, description="Answers that one request may ask for: prompts times `n`.")
     max_stop_tokens: Count = Field(64, description="Token ids in `stop_token_ids`.")
     max_bad_words: Count = Field(64, description="Texts in `bad_words`; vLLM itself allows four in `stop`.")

@@ -20,12 +20,14 @@ class JsonShape(NamedTuple):
 
     Attributes:
         containers: Lists and objects.
-        values: Values in them, and the names of objects not counted.
+        values: Values in them.
+        names: Names in objects, each time that one is given.
         depth: Containers inside each other; 0 when there are more than were to be counted.
     """
 
     containers: int
     values: int
+    names: int
     depth: int
 
 
@@ -39,10 +41,11 @@ def json_shape(raw: bytes, max_containers: int) -> JsonShape:
     outside = _STRINGS.sub(b"", raw)
     containers = outside.count(b"[") + outside.count(b"{")
     values = containers + outside.count(b",")
+    names = outside.count(b":")
     if containers > max_containers:
-        return JsonShape(containers, values, 0)
+        return JsonShape(containers, values, names, 0)
     depth = deepest = 0
     for bracket in _BRACKET.findall(outside):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
-    return JsonShape(containers, values, deepest)
+    return JsonShape(containers, values, names, deepest)

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -119,6 +120,7 @@ def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
     for what, found, name in (
         ("lists and objects", shape.containers, "max_json_containers"),
         ("values", shape.values, "max_json_values"),
+        ("names", shape.names, "max_json_names"),
         ("lists and objects inside each other", shape.depth, "max_json_depth"),
     ):
         if found > (limit := getattr(limits, name)):
@@ -141,11 +143,10 @@ def _json(raw: bytes) -> Any:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise FieldError(name, "is given more than once", "give it once")
-        values[name] = value
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise FieldError(twice, "is given more than once", "give it once")
     return values
 
 

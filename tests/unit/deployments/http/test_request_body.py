@@ -21,12 +21,12 @@ LARGEST = LIMITS.max_body_bytes
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        (b"", (0, 0, 0)),
-        (b"[]", (1, 1, 1)),
-        (b'{"a": [1, 2, {"b": []}]}', (4, 6, 4)),
-        (rb'{"a": "[[[\"{{{,,,"}', (1, 1, 1)),
-        (rb'["\\", [1]]', (2, 3, 2)),
-        (b'["unfinished [[[', (1, 1, 1)),
+        (b"", (0, 0, 0, 0)),
+        (b"[]", (1, 1, 0, 1)),
+        (b'{"a": [1, 2, {"b": []}]}', (4, 6, 2, 4)),
+        (rb'{"a": "[[[\"{{{:,,"}', (1, 1, 1, 1)),
+        (rb'["\\", [1]]', (2, 3, 0, 2)),
+        (b'["unfinished [[[', (1, 1, 0, 1)),
     ],
 )
 def test_shapes(text, shape):
@@ -40,17 +40,21 @@ VALUES = st.recursive(
 )
 
 
-def containers_and_depth(value):
+def sizes(value):
     if not isinstance(value, list | dict):
-        return 0, 0
-    inner = [containers_and_depth(item) for item in (value.values() if isinstance(value, dict) else value)]
-    return 1 + sum(count for count, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+        return 0, 0, 0
+    inner = [sizes(item) for item in (value.values() if isinstance(value, dict) else value)]
+    return (
+        1 + sum(count for count, _, _ in inner),
+        len(value) * isinstance(value, dict) + sum(names for _, names, _ in inner),
+        1 + max((depth for _, _, depth in inner), default=0),
+    )
 
 
 @given(VALUES)
 def test_the_shape_is_what_parsing_finds(value):
     shape = json_shape(json.dumps(value).encode(), 1000)
-    assert (shape.containers, shape.depth) == containers_and_depth(value)
+    assert (shape.containers, shape.names, shape.depth) == sizes(value)
 
 
 def largest(unit, opening=b"[", closing=b"]"):
@@ -67,7 +71,8 @@ WORST = {
     "a number": largest(b"9", b'{"model": "m", "prompt": [', b"]}"),
     "prompts": b'{"model": "m", "prompt": [' + b'"a",' * 250_000 + b'"a"]}',
     "floats": b'{"model": "m", "prompt": [' + b"0.1," * 250_000 + b"1]}",
-    "names": b"{" + b",".join(b'"k%d": 1' % number for number in range(140_000)) + b"}",
+    "too many names": b"{" + b",".join(b'"k%d": 1' % number for number in range(140_000)) + b"}",
+    "names": b"{" + b",".join(b'"k%d": 1' % number for number in range(LIMITS.max_json_names)) + b"}",
 }
 
 
@@ -101,6 +106,7 @@ def test_the_longest_prompts_are_read():
         (b"[" * 65 + b"]" * 65, "the body has 65 lists and objects inside each other; limits.max_json_depth"),
         (b"[" + b"{}," * 10_000 + b"1]", "the body has 10001 lists and objects; limits.max_json_containers"),
         (b"[" + b"1," * 300_000 + b"1]", "the body has 300001 values; limits.max_json_values allows 300000"),
+        (b"{" + b'"k":1,' * 50_000 + b'"k":1}', "the body has 50001 names; limits.max_json_names"),
         (b"\xff{}", "the body is not JSON"),
         (b'{"model": "m", "prompt": "a", "temperature": Infinity}', "the body is not JSON: Infinity"),
     ],
