@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
 """What a call ends with when the replica that has it does."""
-_ANY_UP_S: Final = 1.0
-"""So long replicas may take to say that they are up before there counts as none."""
 
 
 class TierCalls:
@@ -35,14 +33,28 @@ class TierCalls:
         """What is known to be wrong with a replica; for no replica in particular, whether there is any.
 
         A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
+        Replicas that do not answer are waited for: in a crowd they are late, and not gone.
         """
         if replica is None:
-            return None if await self.broadcast("is_up", within_s=_ANY_UP_S) else FailureCause.NO_REPLICA
+            return None if await self._any_is_up() else FailureCause.NO_REPLICA
         try:
             who = await self._handle.options(stream=False).is_up.remote(pin=replica)
         except REPLICA_ERRORS:
             return FailureCause.REPLICA_DIED
         return FailureCause.ENGINE_DIED if who is None else None
+
+    async def _any_is_up(self) -> bool:
+        calls = {asyncio.ensure_future(each.get_async()) for each in await self.sent("is_up")}
+        try:
+            while calls:
+                done, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                answers = [call.result() for call in done if call.exception() is None]
+                if any(answer is not None for answer in answers):
+                    return True
+        finally:
+            for call in calls:
+                call.cancel()
+        return False
 
     async def broadcast(self, method: str, *args: Any, within_s: float | None = None) -> list[Any]:
         """What `method` returns on the running replicas, without those where it fails.

@@ -1,6 +1,7 @@
 """What is known of a replica that is asked whether it is there."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +68,44 @@ async def test_whoever_may_still_answer_is_waited_for(tier):
     """A decode replica that drains is not known to Serve any more, and its streams go on."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(tier.ask(REPLICA), 1.0)
+
+
+class Fleet:
+    """A deployment handle of replicas that each answer after a time, or fail."""
+
+    def __init__(self, *answers):
+        self._answers = answers
+
+    def broadcast(self, method):
+        assert method == "is_up"
+
+        async def answered(after_s, answer):
+            await asyncio.sleep(after_s)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async def sent():
+            return [SimpleNamespace(get_async=partial(answered, *answer)) for answer in self._answers]
+
+        return SimpleNamespace(_fetch_replica_results_async=sent)
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause"),
+    [
+        ([], FailureCause.NO_REPLICA),
+        ([(0, RayActorError()), (0, None)], FailureCause.NO_REPLICA),
+        ([(0, RayActorError()), (60, REPLICA), (0, REPLICA)], None),
+        ([(0, RayActorError()), (1.2, REPLICA)], None),
+    ],
+    ids=["none", "all failed", "one is up", "one is late"],
+)
+async def test_whether_there_is_any_replica(answers, cause):
+    assert await asyncio.wait_for(TierCalls(Fleet(*answers)).ask(None), 2.0) is cause
+
+
+async def test_replicas_that_are_late_are_not_gone():
+    """As those of a crowd: who asked decides how long that is borne, and calls it silence."""
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(TierCalls(Fleet((60, REPLICA))).ask(None), 1.2)
