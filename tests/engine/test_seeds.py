@@ -44,6 +44,6 @@ def test_after_losing_its_memory_in_the_middle(models, expected):
             lost.append(request),
             preempted(request, *args),
         )
-        running.finish()
+        running.finish(within_s=300)  # the second runner's kernels may be interpreted
         assert lost, "nothing was pushed out"
         assert [running.answers[f"{length}"].tokens for length in range(250, 255)] == expected[250]
