@@ -6,6 +6,8 @@ its constraints are added as solutions break them. A request's work is what it a
 no batching can do better, behind all of its prefix that any earlier prompt had, as if nothing were ever
 evicted. The result is an upper bound on every arm of the simulator, on the same streams.
 
+The solver is SciPy's, which the server is kept without: `.venv/bin/uv pip install ".[optimum]"`.
+
     python -m benchmarks.cores.offline_optimum [--preset flowprefill-8b] [--trace mooncake_conversation.jsonl]
 """
 

@@ -73,7 +73,7 @@ class PrefillNodeConfig:
         profiled: What that profile was measured on.
         subject: What is served, as far as the configuration says.
         handoff_s: Predicted seconds from the end of prefill to the first token.
-        warmup_tokens: Prompt lengths to prefill before reporting ready, each three times.
+        warmup_tokens: Prompt lengths to prefill before reporting ready, each twice or three times.
         weights: Value of a request on time, by tier.
         setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.

@@ -13,9 +13,9 @@ LONGEST = 4096
 
 
 class FakeEngine:
-    """Remembers prompts; refuses long ones. Streams `tokens` chunks, `step_s` apart."""
+    """Remembers prompts; refuses long ones. Streams `tokens` chunks, `step_s` apart, when `seconds` are over."""
 
-    def __init__(self, *, tokens=1, step_s=0.0):
+    def __init__(self, *, tokens=1, step_s=0.0, seconds=lambda _: 0.0):
         import torch
 
         model = SimpleNamespace(
@@ -33,7 +33,7 @@ class FakeEngine:
         self._engine_client = SimpleNamespace(vllm_config=config, model_config=model)
         self.prompts = []
         self.params = []
-        self._tokens, self._step_s = tokens, step_s
+        self._tokens, self._step_s, self._seconds = tokens, step_s, seconds
 
     async def completions(self, request, _):
         self.prompts.append(tuple(request.prompt))
@@ -41,6 +41,7 @@ class FakeEngine:
         if len(request.prompt) >= LONGEST:
             yield SimpleNamespace(error=SimpleNamespace(message="too long"))
             return
+        await asyncio.sleep(self._seconds(request.prompt))
         for _ in range(self._tokens):
             await asyncio.sleep(self._step_s)
             yield 'data: {"choices":[{"text":"a"}]}'
@@ -82,6 +83,17 @@ async def test_what_the_engine_refuses_is_an_error(engine):
 async def test_a_warm_up_keeps_to_the_model_and_measures_two_lengths_at_least(engine):
     samples = await probe(engine).warm_up((9000, 9500))
     assert [sample.tokens for sample in samples] == [2047, 4095]
+
+
+async def test_long_prefills_run_twice_and_short_ones_three_times(monkeypatch):
+    from prefill_node.replica import warm_up
+
+    monkeypatch.setattr(warm_up, "LONG_S", 0.05)
+    engine = FakeEngine(seconds=lambda prompt: 0.1 if len(prompt) > 100 else 0.0)
+    samples = await probe(engine).warm_up((10, 200))
+    assert [len(prompt) for prompt in engine.prompts] == [10, 200, 10, 10, 200]
+    assert [sample.tokens for sample in samples] == [10, 200]
+    assert 0.1 <= samples[1].measured_s < 1.0
 
 
 def test_what_is_measured_is_named(engine):
