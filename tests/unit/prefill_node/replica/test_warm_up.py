@@ -13,7 +13,7 @@ LONGEST = 4096
 
 
 class FakeEngine:
-    """Remembers prompts; refuses long ones. Streams `tokens` chunks, `step_s` apart, when `seconds` are over."""
+    """Remembers prompts; refuses long ones. Streams `tokens` chunks, `step_s` apart, `seconds` later."""
 
     def __init__(self, *, tokens=1, step_s=0.0, seconds=lambda _: 0.0):
         import torch
