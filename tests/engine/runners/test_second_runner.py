@@ -32,11 +32,13 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tests", ["exactness", "suspended_steps", "kv_pages", "adapters", "seeds"])
 def test_all_of_it(tests):
     run(f"engine/test_{tests}.py")
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_the_first_token_comes_from_prefill_whatever_the_seed():
     run("engine/test_first_token.py", "-k", "one and not ahead")
