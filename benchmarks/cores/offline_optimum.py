@@ -6,9 +6,7 @@ its constraints are added as solutions break them. A request's work is what it a
 no batching can do better, behind all of its prefix that any earlier prompt had, as if nothing were ever
 evicted. The result is an upper bound on every arm of the simulator, on the same streams.
 
-The solver is SciPy's, which the server is kept without: `.venv/bin/uv pip install ".[optimum]"`.
-
-    python -m benchmarks.cores.offline_optimum [--preset flowprefill-8b] [--trace mooncake_conversation.jsonl]
+    make bench-optimum [ARGS="--preset flowprefill-8b --trace mooncake_conversation.jsonl"]
 """
 
 from __future__ import annotations
@@ -23,7 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+
+try:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+except ModuleNotFoundError:
+    raise SystemExit("SciPy is missing: `make bench-optimum` has it beside the server's packages") from None
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS

@@ -33,7 +33,6 @@ from slo.tiers import DEFAULT_TIERS
 REPLICAS: Final = 4
 REPORT_S: Final = 0.5
 POOL: Final = 0.5
-PLACEMENTS: Final = ("router", "by replica")
 MOVES: Final = ("", "where its peak fits", "where nobody waits")
 SHIFTS_S: Final = {"together": 0.0, "apart": 35.0 / REPLICAS}
 """Between the bursts of one replica and those of the next."""

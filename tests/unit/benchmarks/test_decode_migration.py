@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cores.placement.decode_migration import MOVES, PLACEMENTS, REPLICAS, Fleet
+from benchmarks.cores.placement.decode_migration import MOVES, REPLICAS, Fleet
 from benchmarks.cores.pool_pressure import arrivals, on_a100
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["router", "by replica"])
 @pytest.mark.parametrize("moves", MOVES)
 def test_everybody_is_served_once_and_all_memory_is_free_then(moves, placement):
     asked = [replace(one, name=f"{number % 2}-{one.name}") for number, one in enumerate(arrivals(1)[:160])]
