@@ -33,10 +33,10 @@ from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
-from deployments.model_option import ModelOption
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
+from deployments.options import ModelOption, check_directory
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
@@ -161,6 +161,7 @@ def observability(
 ) -> None:
     """Write Prometheus' rules and Grafana's dashboards for a deployment."""
     settings = SlackServeConfig() if config is None else load(config)
+    check_directory("--out", out, ConfigError)
     for file in write_observability(settings.tiers.tier_set(), out):
         _console.print(str(file), highlight=False)
 

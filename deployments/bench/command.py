@@ -16,6 +16,7 @@ from deployments.bench import BenchError
 from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
+from deployments.options import check_file, refuse_given
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
@@ -24,6 +25,7 @@ _MISSPELT = 0.8
 
 
 def bench(  # noqa: PLR0913 - each is an option of the command
+    ctx: typer.Context,
     *,
     url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="By default the first one that is served.")] = None,
@@ -59,6 +61,10 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     """Send open-loop load to a running server, and score its answers against their objectives."""
     from deployments.bench.run import BenchPlan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
 
+    if search:
+        refuse_given(ctx, ("rate",), "with --search", BenchError)
+    else:
+        refuse_given(ctx, ("attainment", "min_rate", "max_rate", "precision"), "without --search", BenchError)
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
     if requests is not None and duration is not None:
@@ -79,7 +85,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         body={"ignore_eos": True} if ignore_eos else {},
         timeout_s=timeout,
     )
-    _check_writable(json_file)
+    check_file("--json", json_file, BenchError)
     console = Console()
     if search:
         found = run_search(plan, console, (min_rate, max_rate), attainment, precision)
@@ -136,12 +142,6 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
         return given.trace(read_trace(trace), prefill_s)
     except (TraceError, OSError, UnicodeDecodeError) as error:
         raise BenchError(f"--trace: {error}") from None
-
-
-def _check_writable(path: Path | None) -> None:
-    """Refuse before the run what cannot be written after it."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise BenchError(f"--json: {path} cannot be written; give a file in a directory that exists")
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

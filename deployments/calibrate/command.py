@@ -26,7 +26,7 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
-from deployments.model_option import ModelOption
+from deployments.options import ModelOption, check_directory, check_file, refuse_given
 from slo.predict.measured_on import Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
@@ -40,6 +40,7 @@ _console = Console(stderr=True)
 
 
 def calibrate(  # noqa: PLR0913, PLR0917 - an option each
+    ctx: typer.Context,
     output: Annotated[Path | None, typer.Option(help="Where to write the profile.")] = None,
     check: Annotated[Path | None, typer.Option(help="Test this profile instead; writes nothing.")] = None,
     lengths: Annotated[
@@ -57,6 +58,12 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
     sizes = None if lengths is None else _lengths(lengths)
     if (output is None) == (check is None):
         raise ConfigError("calibrate: give --output, to write a profile, or --check, to test one")
+    if output is None:
+        refuse_given(ctx, ("lengths", "repeats", "handoff_ms"), "with --check", ConfigError)
+    else:
+        refuse_given(ctx, ("prompts", "seed"), "without --check", ConfigError)
+        check_directory("--output", output.parent, ConfigError)
+        check_file("--output", output, ConfigError)
     from deployments.calibrate.run import Measuring  # noqa: PLC0415 - imports Ray
     from deployments.local.running import NotRunningError, connect  # noqa: PLC0415
 
@@ -72,8 +79,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
         sizes = sizes or list(default_lengths(about.max_model_len))
         calibration = _measure(measuring, about, sizes, repeats, handoff_ms)
         told = {**asdict(about.subject), "max_model_len": about.max_model_len, "lengths": sizes}
-        save_profile(output, calibration, told | {"repeats": repeats}, about.kv_bytes_per_token)
         _show(calibration, about)
+        save_profile(output, calibration, told | {"repeats": repeats}, about.kv_bytes_per_token)
         _console.print(f"written to {output}", highlight=False)
 
 

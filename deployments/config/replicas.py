@@ -1,6 +1,6 @@
 """The replicas of a model: how many there are in each tier, where they run, and how KV moves between them."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,7 +9,8 @@ from slo.autoscaling.scaler import ScalingRules
 from slo.files.strict_yaml import Positive, Section
 from slo.objectives import MAX_OBJECTIVE_MS
 
-Port = Annotated[int, Field(ge=1, le=65535)]
+LAST_PORT: Final = 65535
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 
 
 class PoolConfig(Section):

@@ -22,7 +22,7 @@ from deployments.config.models import ModelName, ModelSection
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
-from deployments.config.replicas import AutoscalingConfig, KVTransferConfig, PoolConfig, Port
+from deployments.config.replicas import LAST_PORT, AutoscalingConfig, KVTransferConfig, PoolConfig, Port
 from deployments.config.tiers import TiersConfig
 from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
@@ -227,6 +227,13 @@ class SlackServeConfig(Section):
                 (each.kv_transfer.decode_port, each.decode),
             )
         )
+        last, most = sides[-1]
+        if last + most - 1 > LAST_PORT:
+            msg = (
+                f"kv_transfer: ports from {last} on need {most} in a row, one per worker; "
+                f"they run beyond {LAST_PORT}"
+            )
+            raise ValueError(msg)
         for (first, needed), (following, _) in pairwise(sides):
             if following - first < needed:
                 msg = (

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from deployments.config import ConfigError
 from deployments.config.keys import KeySource
 from slo.admission.tenants import KeyRing
 from telemetry import logs
@@ -33,6 +32,9 @@ class KeyWatch:
         self._source = source
         self._ring = source.ring()
         self._seen: tuple[int, ...] | None = None
+        """What the file was like when its keys were read."""
+        self._told = ""
+        """Why it could not be, as it was logged last."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -54,17 +56,18 @@ class KeyWatch:
             self._look(path)
 
     def _look(self, path: Path) -> None:
+        """Read the file if it is another one, or could not be read so far."""
         try:
             stat = path.stat()
-            seen: tuple[int, ...] | None = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        except OSError:
-            seen = (0,)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self._ring = self._source.ring()
-        except ConfigError as error:
-            logs.event("api_keys_not_read", level=logging.ERROR, error=str(error)[:2000])
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if seen == self._seen:
+                return
+            ring = self._source.ring()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, a next look may find it mended
+            self._seen = None
+            if str(error) != self._told:
+                self._told = str(error)
+                logs.event("api_keys_not_read", level=logging.ERROR, error=self._told[:2000])
         else:
-            logs.event("api_keys_read", keys=len(self._ring))
+            self._ring, self._seen, self._told = ring, seen, ""
+            logs.event("api_keys_read", keys=len(ring))

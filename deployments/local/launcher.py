@@ -6,6 +6,7 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import ipaddress
@@ -309,8 +310,12 @@ def _check_port_free(key: str, host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"host: {host} is no address of this machine ({error.strerror})") from None
             msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
             raise ConfigError(msg) from None
+        except UnicodeError:  # not even the form of a name
+            raise ConfigError(f"host: {host!r} is neither an address nor a name") from None
 
 
 def _some_port() -> int:

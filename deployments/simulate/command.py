@@ -14,14 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from deployments.options import check_directory, check_file, refuse_given
 from deployments.simulate import SimulateError
 from simulator.findings import Findings
 from simulator.study.presets import Preset
 
 _LEVELS = ("0.90", "0.99")
+_OF_PRESETS = ("preset", "trace", "operator_times", "arms", "requests", "seed", "workers")
+"""What counts for nothing where a fleet of one's own is planned."""
 
 
 def simulate(  # noqa: PLR0913 - each is an option of the command
+    ctx: typer.Context,
     preset: Annotated[
         str, typer.Argument(help="flowprefill-8b, -14b, -70b, blog-70b or tiers-70b.")
     ] = "flowprefill-8b",
@@ -50,15 +54,16 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
     from simulator.study.study import Study  # noqa: PLC0415 - only when asked for
 
     console = Console()
+    check_file("--json", json_file, SimulateError)
+    check_directory("--report", report, SimulateError)
     if config is not None:
-        _check_writable(json_file, report)
+        refuse_given(ctx, _OF_PRESETS, "with --config", SimulateError)
         from deployments.simulate.capacity_plan import make_plan  # noqa: PLC0415 - imports matplotlib
 
         make_plan(config, console, json_file, report)
         return
     chosen = _preset(preset, trace, operator_times)
     names = _arms(chosen, arms)
-    _check_writable(json_file, report)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=None)
@@ -103,17 +108,6 @@ def _arms(preset: Preset, asked: str | None) -> list[str]:
         if name not in preset.arms:
             raise SimulateError(f"--arms: {preset.name} has no arm {name!r}; it has {', '.join(preset.arms)}")
     return names
-
-
-def _check_writable(json_file: Path | None, report: Path | None) -> None:
-    """Find out before the simulation, not after it."""
-    try:
-        if json_file is not None:
-            json_file.touch()
-        if report is not None:
-            report.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SimulateError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
 def _show(found: Findings, console: Console) -> None:

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deployments.model_option import ModelOption
+from deployments.config import ConfigError
+from deployments.options import ModelOption, check_directory, check_file
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _console = Console(stderr=True)
@@ -38,6 +39,8 @@ def timeline(
     model: ModelOption = None,
 ) -> None:
     """Draw who ran, waited and was suspended on the running deployment's prefill replicas."""
+    check_directory("--out", out.parent, ConfigError)
+    check_file("--out", out, ConfigError)
     with _console.status("asking the replicas"):
         from deployments.local.running import NotRunningError, connect  # noqa: PLC0415 - imports Ray
         from deployments.timeline.collect import pasts  # noqa: PLC0415 - likewise
@@ -50,11 +53,6 @@ def timeline(
             _console.print(Text(f"timeline: {error}", style="red"))
             raise typer.Exit(1) from None
         page = html(running.model, datetime.now().astimezone(), last, found, tiers)
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            _console.print(Text(f"timeline: cannot write {out}: {error.strerror}", style="red"))
-            raise typer.Exit(1) from None
+    out.write_text(page, encoding="utf-8")
     requests = sum(len(past.jobs) for past in found.values() if past is not None)
     _console.print(f"{out}: {requests} requests on {len(found)} prefill replicas", highlight=False)

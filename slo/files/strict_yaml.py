@@ -100,7 +100,7 @@ def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
     """
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2026-06-31 is a ValueError
         raise refusal(f"{source}: is not YAML: {error}") from None
     return {} if values is None else values
 

@@ -14,6 +14,7 @@ MOONCAKE = [
     {"timestamp": 6000, "input_length": 9000, "output_length": 500, "hash_ids": [4]},
 ]
 QUICK = ("--rate", "40", "--requests", "20", "--max-tokens", "100", "--max-output", "2")
+SEARCHED = ("--min-rate", "30", "--max-rate", "60")
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_search_finds_the_rate_that_the_server_can_bear(bench, tmp_path):
 
 def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
     with CompletionsServer(Behaviour(refuse=lambda *_: (429, {"code": "full"}))) as server:
-        code, out, _ = bench("--url", server.url, *QUICK, "--search", "--min-rate", "30", "--max-rate", "60")
+        code, out, _ = bench("--url", server.url, *QUICK[2:], "--search", *SEARCHED)
     assert code == 0
     assert "less than --min-rate" in out
     assert "20 refused: 429 full" in out

@@ -106,6 +106,11 @@ def test_defaults_are_the_documented_tiers():
             "kv_transfer",
             "ports from 20000 on need 2 in a row",
         ),
+        (
+            {"kv_transfer": {"decode_port": 65535}, "decode": {"replicas": 2}},
+            "kv_transfer",
+            "ports from 65535 on need 2 in a row, one per worker; they run beyond 65535",
+        ),
         ({"api_keys": [{"tenant": "a"}]}, "api_keys.0", "exactly one of key and key_env"),
     ],
 )
@@ -130,9 +135,10 @@ def test_a_file_is_read_and_named_in_complaints(tmp_path):
     path.write_text("[1, 2]")
     with pytest.raises(ConfigError, match="expected keys and values"):
         load(path)
-    path.write_text("a: [")
-    with pytest.raises(ConfigError, match="is not YAML"):
-        load(path)
+    for text in ("a: [", "[" * 1200, "port: 2026-06-31"):  # June has 30 days
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not YAML"):
+            load(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "none.yaml")
 

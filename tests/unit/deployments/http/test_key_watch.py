@@ -1,6 +1,8 @@
 """Keys that change while an ingress runs."""
 
 import pickle
+import resource
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -21,6 +23,17 @@ def write(file, *keys):
     new = file.with_suffix(".new")
     new.write_text(yaml.safe_dump([{"tenant": key[:1], "key": key} for key in keys]))
     new.rename(file)
+
+
+@contextmanager
+def descriptors_used_up():
+    """No file of this process can be opened; those that are open stay so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def built(file):
@@ -50,7 +63,12 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(file, caplo
     watch = built(file)
     with caplog.at_level("INFO", "ray.serve"):
         assert knows(watch, "a-key-12345") == "a"
-        for ruin in (lambda: file.write_text("[]"), lambda: file.write_text("- {tenant: c}"), file.unlink):
+        for ruin in (
+            lambda: file.write_text("[]"),
+            lambda: file.write_text("- {tenant: c}"),
+            lambda: file.write_text("- {tenant: c, key: c-key-12345, expires: 2026-06-31T00:00:00Z}"),
+            file.unlink,
+        ):
             told = len(caplog.records)
             ruin()
             assert_soon(lambda told=told: len(caplog.records) > told, 3)
@@ -66,3 +84,18 @@ def test_what_was_revoked_since_the_application_was_built_is_refused_from_the_fi
     write(file, "b-key-12345")
     assert knows(watch, "a-key-12345") is None
     assert knows(watch, "b-key-12345") == "b"
+
+
+def test_a_file_that_could_not_be_opened_is_read_once_it_can_be_though_it_stays_as_it_is(file, caplog):
+    write(file, "a-key-12345")
+    watch = built(file)
+    next_one = file.with_suffix(".next")
+    write(next_one, "b-key-12345")
+    with caplog.at_level("INFO", "ray.serve"):
+        assert knows(watch, "a-key-12345") == "a"
+        with descriptors_used_up():
+            next_one.rename(file)
+            assert_soon(lambda: "Too many open files" in caplog.text, 3)
+            assert knows(watch, "a-key-12345") == "a"
+        assert_soon(lambda: knows(watch, "b-key-12345") == "b", 3)
+    assert knows(watch, "a-key-12345") is None
