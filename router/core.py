@@ -88,6 +88,7 @@ class RouterCore:
         self._ranks = {tier: rank for rank, tier in enumerate(reversed(clients))}
         self._placement = placement
         self._started_s = started_s
+        self._has_had_prefill = False
         self._link = link
         self._gate = gate or Gate()
         self._path = PathTime()
@@ -99,11 +100,20 @@ class RouterCore:
         """Whether both tiers have a replica that reports."""
         return bool(self.view.usable_prefill(now_s)) and bool(self.view.usable_decode(now_s))
 
+    def serves(self, now_s: float) -> bool:
+        """Whether requests are answered: by both tiers or, once prefill is lost, by decode alone."""
+        if not self.view.usable_decode(now_s):
+            return False
+        return bool(self.view.usable_prefill(now_s)) or (
+            self._has_had_prefill and self._may_do_without(now_s)
+        )
+
     # What it is told.
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """See `FleetView.prefill_reported`."""
         self._gate.served(event.ended)
+        self._has_had_prefill = True
         return self.view.prefill_reported(event, now_s)
 
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
@@ -151,8 +161,7 @@ class RouterCore:
         tokens = self.view.tokens(request)
         newcomer = self._newcomer(request, tokens)
         decode = self._choose_decode(request, newcomer, now_s)
-        may_do_without = self._limits.max_local_prefills > 0 and self._is_settled(now_s)
-        if decode is None or not (replicas or may_do_without):
+        if decode is None or not (replicas or self._may_do_without(now_s)):
             settled = self._is_settled(now_s)
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
@@ -198,6 +207,10 @@ class RouterCore:
         if not self._policies[request.objective.tier].sheddable or memory_s <= HOLD_S:
             return None
         return Rejected(RejectionReason.DECODE_FULL, memory_s, None, request.objective.ttft_s)
+
+    def _may_do_without(self, now_s: float) -> bool:
+        """Whether decode may compute prompts for want of a prefill replica."""
+        return self._limits.max_local_prefills > 0 and self._is_settled(now_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s

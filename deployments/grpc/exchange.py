@@ -53,7 +53,12 @@ class Head:
 
 
 async def exchange(
-    app: ASGIApp, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes = b""
+    app: ASGIApp,
+    method: str,
+    path: str,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes = b"",
+    query: bytes = b"",
 ) -> AsyncGenerator[Head | bytes, None]:
     """Yield the head of the answer, then of its body what has come since, as it comes.
 
@@ -71,7 +76,7 @@ async def exchange(
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
-        "query_string": b"",
+        "query_string": query,
         "headers": headers,
     }
     running = asyncio.ensure_future(app(scope, request.get, messages.put))

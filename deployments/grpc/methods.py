@@ -86,7 +86,7 @@ class InferenceIngress(SlackServeIngress):
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> HealthCheckResponse:
-        """Whether both tiers are warm, as `/ready` says."""
+        """Whether requests are answered, as `/ready?degraded` says."""
         if request.service not in ("", _SERVICE):
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
             grpc_context.set_details(f"there is no service {request.service!r}; known is {_SERVICE}")
@@ -111,11 +111,11 @@ class InferenceIngress(SlackServeIngress):
             await asyncio.sleep(_LOOK_S)
 
     async def _health(self) -> HealthCheckResponse:
-        async with aclosing(exchange(self.app, "GET", "/ready", [])) as pieces:
+        async with aclosing(exchange(self.app, "GET", "/ready", [], query=b"degraded")) as pieces:
             head = await anext(pieces)
-        is_ready = isinstance(head, Head) and head.is_ok
+        serves = isinstance(head, Head) and head.is_ok
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-        return HealthCheckResponse(status=serving if is_ready else not_serving)
+        return HealthCheckResponse(status=serving if serves else not_serving)
 
 
 async def _whole(

@@ -35,7 +35,7 @@ from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
-from deployments.http.placing.readiness import readiness
+from deployments.http.placing.readiness import Readiness
 from deployments.http.responses import request as responses
 from deployments.http.responses.answer import ResponseWording
 from deployments.http.served_model import ModelConfig, ServedModel, ServedModels, WaysConfig
@@ -93,15 +93,22 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             for model in config.models
         ]
         self._models = ServedModels(models, config.names)
+        self._readiness = Readiness()
 
     async def health(self) -> Response:
         """Whether this process answers."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a model is ready, with `?all` whether all are; who may send requests is told the fleet."""
-        of_all, tells = "all" in request.query_params, request.state.tenant is not None
-        return readiness(await self._models.fleets(), of_all=of_all, tells=tells)
+        """Whether a model is ready, with `?all` whether all are; who may send requests is told the fleet.
+
+        With `?degraded` it suffices that requests are answered.
+        """
+        asked, fleets = request.query_params, await self._models.fleets()
+        tells = request.state.tenant is not None
+        return self._readiness.answer(
+            fleets, of_all="all" in asked, degraded="degraded" in asked, tells=tells
+        )
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat completion."""

@@ -11,29 +11,45 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 
-def readiness(fleets: Sequence[dict[str, Any] | None], *, of_all: bool, tells: bool) -> Response:
-    """200 once both tiers of a model are warm, 503 before.
+class Readiness:
+    """What an ingress answers of its models, from one look at their fleets to the next."""
 
-    One model that is not ready takes no request from another.
+    def __init__(self) -> None:
+        self._has_served = False
 
-    Args:
-        fleets: What the router says of each model's; None where it does not answer.
-        of_all: Whether all models have to be ready, and not one of them.
-        tells: Whether the answer has the fleets in it.
-    """
-    heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
-    if len(heard) < len(fleets):
-        return JSONResponse({"status": "not ready", "reason": "the router does not answer"}, 503)
-    waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
-    known: dict[str, Any] = {}
-    if tells:
-        known = {"fleet": fleets[0]} if len(fleets) == 1 else {"fleets": heard}
-    if waiting and len(heard) > 1:
-        known["waiting"] = waiting
-    if waiting and (of_all or len(waiting) == len(heard)):
+    def answer(
+        self, fleets: Sequence[dict[str, Any] | None], *, of_all: bool, degraded: bool, tells: bool
+    ) -> Response:
+        """200 once both tiers of a model are warm, 503 before.
+
+        One model that is not ready takes no request from another.
+
+        Args:
+            fleets: What the router says of each model's; None where it does not answer.
+            of_all: Whether all models have to be ready, and not one of them.
+            degraded: Whether it suffices that requests are answered: by decode alone, since prefill has been
+                lost, or placed without the router, since it has.
+            tells: Whether the answer has the fleets in it.
+        """
+        heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
+        if len(heard) < len(fleets):
+            serves = degraded and self._has_served
+            body = {"status": "degraded" if serves else "not ready", "reason": "the router does not answer"}
+            return JSONResponse(body, 200 if serves else 503)
+        self._has_served = any(fleet["serves"] for fleet in fleets if fleet is not None)
+        waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
+        known: dict[str, Any] = {}
+        if tells:
+            known = {"fleet": fleets[0]} if len(fleets) == 1 else {"fleets": heard}
+        if waiting and len(heard) > 1:
+            known["waiting"] = waiting
+        if not waiting or not (of_all or len(waiting) == len(heard)):
+            return JSONResponse({"status": "ready", **known})
         reason = ", ".join(waiting.values() if len(heard) == 1 else map(": ".join, waiting.items()))
+        serving = [fleet["serves"] for fleet in heard.values()]
+        if degraded and (all(serving) if of_all else any(serving)):
+            return JSONResponse({"status": "degraded", "reason": reason, **known})
         return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
-    return JSONResponse({"status": "ready", **known})
 
 
 def _missing(fleet: dict[str, Any]) -> str:

@@ -184,7 +184,7 @@ def test_everything_agrees(name):
                 (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == mount["name"]]
                 assert volume["emptyDir"]["medium"] == "Memory"
     for group in groups(objects).values():
-        assert container_of(group["template"])["readinessProbe"]["httpGet"]["path"] == "/ready"
+        assert container_of(group["template"])["readinessProbe"]["httpGet"]["path"] == "/ready?degraded"
         (spread,) = group["template"]["spec"]["topologySpreadConstraints"]
         labels = group["template"]["metadata"]["labels"]
         assert spread["labelSelector"]["matchLabels"].items() <= labels.items()

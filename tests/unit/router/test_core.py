@@ -63,6 +63,26 @@ def test_without_a_prefill_replica_decode_computes_the_prompt_itself():
     assert placed.ttft_budget_s == 2.0
 
 
+def test_with_prefill_lost_decode_serves_alone_but_not_before_there_was_any():
+    router = without_prefill(max_local=2)
+    assert not router.serves(0.0)
+    router.prefill_reported(report("prefill-0"), 0.0)
+    assert router.is_ready(0.0)
+    router.view.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    assert not router.is_ready(0.0)
+    assert router.serves(0.0)
+    router.view.replica_gone(ReplicaGone(ReplicaId("decode-0")))
+    assert not router.serves(0.0)
+
+
+def test_where_decode_may_not_compute_prompts_nothing_is_served_without_prefill():
+    router = without_prefill(max_local=0)
+    router.prefill_reported(report("prefill-0"), 0.0)
+    assert router.serves(0.0)
+    router.view.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    assert not router.serves(0.0)
+
+
 def test_no_more_prompts_than_decode_can_bear():
     router = without_prefill()
     assert isinstance(router.place(request(1, 10), 0.0), Placed)

@@ -4,20 +4,22 @@ import json
 
 import pytest
 
-from deployments.http.placing.readiness import readiness
+from deployments.http.placing.readiness import Readiness
 
 
-def fleet(model="a", *, prefill=True, decode=True, ready=None):
+def fleet(model="a", *, prefill=True, decode=True, ready=None, serves=None):
+    is_ready = prefill and decode if ready is None else ready
     return {
         "model": model,
-        "ready": prefill and decode if ready is None else ready,
+        "ready": is_ready,
+        "serves": is_ready if serves is None else serves,
         "prefill": prefill,
         "decode": decode,
     }
 
 
-def answer(*fleets, of_all=False, tells=False):
-    response = readiness(fleets, of_all=of_all, tells=tells)
+def answer(*fleets, of_all=False, degraded=False, tells=False, readiness=None):
+    response = (readiness or Readiness()).answer(fleets, of_all=of_all, degraded=degraded, tells=tells)
     return response.status_code, json.loads(response.body)
 
 
@@ -60,3 +62,32 @@ def test_the_fleet_is_told_to_those_who_may_know():
     a, b = fleet("a"), fleet("b")
     assert answer(a, b, tells=True) == (200, {"status": "ready", "fleets": {"a": a, "b": b}})
     assert answer(a, b) == (200, {"status": "ready"})
+
+
+WITHOUT_PREFILL = {"status": "degraded", "reason": "no warm replica in: prefill"}
+
+
+def test_a_model_that_decode_serves_alone_is_degraded_for_those_who_ask():
+    lost = fleet(prefill=False, serves=True)
+    assert answer(lost)[0] == 503
+    assert answer(lost, degraded=True) == (200, WITHOUT_PREFILL)
+    assert answer(fleet(prefill=False), degraded=True)[0] == 503
+    assert answer(fleet(), degraded=True) == (200, {"status": "ready"})
+
+
+def test_of_several_models_one_that_is_served_at_all_suffices_unless_all_are_asked_for():
+    lost, gone = fleet("a", prefill=False, serves=True), fleet("b", decode=False)
+    assert answer(lost, gone, degraded=True)[0] == 200
+    assert answer(lost, gone, degraded=True, of_all=True)[0] == 503
+    assert answer(lost, fleet("b"), degraded=True, of_all=True)[0] == 200
+
+
+def test_without_the_router_an_ingress_that_has_served_goes_on():
+    readiness = Readiness()
+    silent = {"reason": "the router does not answer"}
+    assert answer(None, degraded=True, readiness=readiness) == (503, {"status": "not ready", **silent})
+    answer(fleet(), readiness=readiness)
+    assert answer(None, degraded=True, readiness=readiness) == (200, {"status": "degraded", **silent})
+    assert answer(None, readiness=readiness)[0] == 503
+    answer(fleet(decode=False), readiness=readiness)
+    assert answer(None, degraded=True, readiness=readiness)[0] == 503
