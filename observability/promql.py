@@ -12,6 +12,8 @@ from telemetry.catalogue import MONITOR, Metric, MetricKind
 
 _OF_RAY: Final = frozenset({"replica", "deployment", "application"})
 """Labels that Ray Serve adds to what the processes record."""
+_SEEN: Final = "1h"
+"""A series is as old as what was seen in so long before a window."""
 
 
 def exported(metric: Metric) -> str:
@@ -45,10 +47,11 @@ def rate(metric: Metric, window: str, *by: str, part: str = "", **matchers: str)
 def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
     """How much a counter has grown in a window, from nothing too.
 
-    Ray exports a counter only once it has counted, and `increase` does not see what a series begins with.
+    Ray exports a counter only once it has counted, and `increase` does not see what a series begins with. A
+    series begins when it was not seen for an hour: a scrape that failed is no beginning.
     """
     series = select(metric, **matchers)
-    begun = f"(max_over_time({series}[{window}]) unless {series} offset {window})"
+    begun = f"(max_over_time({series}[{window}]) unless max_over_time({series}[{_SEEN}] offset {window}))"
     return _summed(metric, f"{begun} or increase({series}[{window}])", by)
 
 

@@ -102,11 +102,9 @@ class RouterCore:
 
     def serves(self, now_s: float) -> bool:
         """Whether requests are answered: by both tiers or, once prefill is lost, by decode alone."""
-        if not self.view.usable_decode(now_s):
-            return False
-        return bool(self.view.usable_prefill(now_s)) or (
-            self._has_had_prefill and self._may_do_without(now_s)
-        )
+        has_prefill = bool(self.view.usable_prefill(now_s))
+        may_do_without = self._has_had_prefill and self._may_do_without(now_s)
+        return bool(self.view.usable_decode(now_s)) and (has_prefill or may_do_without)
 
     # What it is told.
 

@@ -80,6 +80,9 @@ async def test_an_engine_that_is_killed_while_a_prefill_is_suspended(deployment)
         return deployment.metric("slackserve_local_prefills_total", reason="no_prefill_replica")
 
     await asyncio.to_thread(assert_soon, computed_by_decode, 10, "was the right process killed?")
+    ready, degraded = [await client.get(path) for path in ("/ready", "/ready?degraded")]
+    assert (ready.status_code, degraded.status_code) == (503, 200), ready.text
+    assert degraded.json()["status"] == "degraded"
 
     def replaced():
         replicas = deployment.fleet()["prefill"]

@@ -153,6 +153,18 @@ def test_what_a_counter_begins_with_counts_also_when_its_process_ends_at_once(al
 
 
 @needs_promtool
+@pytest.mark.parametrize("gap", ["stale", "_x3", "stale _x30"])
+def test_a_scrape_that_failed_makes_nothing_of_what_a_counter_had_before(gap, tmp_path):
+    series = {
+        'ray_slackserve_kv_transfers_total{result="expired"}': f"100x30 {gap} 100x60",
+        'ray_slackserve_requests_total{tier="premium"}': "0+1x120",
+        'ray_slackserve_router_fallbacks_total{cause="error"}': f"100x30 {gap} 100x60",
+    }
+    for alert in ("SlackServeKvTransfersLost", "SlackServeRouterFallbacks"):
+        check(tmp_path, "1m", series, alert, dict.fromkeys(range(28, 90), 0))
+
+
+@needs_promtool
 def test_a_few_requests_without_the_router_are_not_told(tmp_path):
     series = {
         'ray_slackserve_requests_total{tier="premium"}': "0+0.4x60",
