@@ -69,19 +69,27 @@ class Admission:
         ordered = restore_order(map(view.parked, waiting), self._tiers, self._ageing, now_s)
         shown: list[Request] = []
         restores = bool(self._book.restoring)
+        is_held = False
         for parked in ordered:
             request = requests[parked.request_id]
             is_top = self._tiers.rank(parked.tier) == self._tiers.top_rank
+            if is_held and not (is_top and parked.is_newcomer):
+                continue
             newcomer = view.holding(request, self._lengths)
-            fits = pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
-            if is_top and newcomer.tokens <= min(reserve, free):  # within what is kept for it
-                fits, reserve = True, reserve - newcomer.tokens
+            is_kept_for = is_top and newcomer.tokens <= min(reserve, free)
+            if is_held and not is_kept_for:
+                break
             computes = not parked.is_newcomer and not self._comes_back(request)
-            if not fits or (restores and computes):
-                break
+            fits = is_kept_for or pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
+            may_start = fits and not (restores and computes)
+            if not may_start or not (is_top or self._pace.admits(request, parked.since_s, now_s)):
+                if is_top:
+                    break
+                is_held = True  # nobody passes it but those for whom memory is kept
+                continue
             free -= newcomer.tokens
-            if not is_top and not self._pace.admits(request, parked.since_s, now_s):
-                break
+            if is_kept_for:
+                reserve -= newcomer.tokens
             restores = restores or computes
             self._book.accounts[parked.request_id].pulls_since_s = now_s
             holdings.append(newcomer)

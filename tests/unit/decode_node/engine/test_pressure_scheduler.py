@@ -1,6 +1,7 @@
 """The scheduler of decode under pressure, on vLLM's real scheduler and blocks, without a model."""
 
 import random
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -15,7 +16,7 @@ from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import NixlConnector
 from slo.decode.predicted_peak import Pool
 from slo.decode.step_time import StepShape
-from slo.decode.victims import VictimReason
+from slo.decode.victims import IMMUNE_AFTER, VictimReason
 from slo.request import JOB_XARG
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
@@ -246,6 +247,26 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepp
     assert "top" in output.num_scheduled_tokens
     assert "small" in output.num_scheduled_tokens, "what is free now is not kept from it"
     assert [name[:3] for name in engine.preempted] == ["low"]
+    engine.finish()
+
+
+def test_one_below_that_lost_its_memory_twice_keeps_nobody_from_what_is_kept_for_the_top_tier(stepped):
+    engine = stepped(60)
+    expects(engine, 1)
+    for number in range(4):
+        engine.add(f"low{number}", 120, 200, tier=LOW)
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        engine.step()
+    expects(engine, 200)
+    engine.add("twice", 40 * BLOCK, 5, tier=MIDDLE)
+    account = engine.scheduler._book.accounts["twice"]
+    account.preemptions_before, account.parked_s = IMMUNE_AFTER, time.monotonic()
+    engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
+    engine.add("next", 2 * BLOCK - 1, 5, tier=MIDDLE)
+    output = engine.step()
+    assert "top" in output.num_scheduled_tokens
+    assert "twice" not in output.num_scheduled_tokens
+    assert "next" not in output.num_scheduled_tokens, "it would pass the one that waits"
     engine.finish()
 
 
