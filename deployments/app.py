@@ -152,7 +152,10 @@ def _router(
             config.tiers.tier_set(),
             config.router.placement,
             config.router.limits(config.degraded),
-            {model.name: Route(_link(model), model.config.kv_transfer.local_below) for model in models},
+            {
+                model.name: Route(_link(model), model.config.kv_transfer.local_below, model.longest)
+                for model in models
+            },
             config.admission.rules(),
             None if monitor is None else partial(start_own_monitor, monitor),
         )

@@ -158,7 +158,7 @@ RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
 """The same for the responses API."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
-_MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
+MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
 """Where a part has its URL, whatever its type says: vLLM reads some by their key."""
 
 
@@ -216,9 +216,9 @@ def refuse_media(messages: Any, domains: Collection[str]) -> None:
             raise FieldError(
                 field, f"has a part of type {str(kind)[:100]!r}", "use text, or a URL of an image"
             )
-        if kind is None and not part.keys() & (_MEDIA_KEYS | {"text"}):
+        if kind is None and not part.keys() & (MEDIA_KEYS | {"text"}):
             raise FieldError(field, "has a part without a type", "give type")
-        for key in _MEDIA_KEYS & part.keys():
+        for key in MEDIA_KEYS & part.keys():
             value = part[key]
             _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from deployments.config.limits import LimitsConfig
+from deployments.http.allowed_fields import MEDIA_KEYS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from slo.request import RESERVED_XARG_PREFIX
@@ -22,6 +23,7 @@ _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
 """What decode alone can heed while it samples."""
 _OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
+_MEDIA: Final = MEDIA_KEYS | {"input_audio"}
 _RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
 """What a chat template puts into the prompt beside the messages."""
 
@@ -197,11 +199,12 @@ def prompt_size(body: Any) -> PromptSize:
 
 
 def _text_bytes(value: Any) -> int:
-    """Bytes of all text inside, whatever its nesting, names of fields included."""
+    """Bytes of all text inside, whatever its nesting, names of fields included; media are no text."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
-        return sum(len(name.encode()) + _text_bytes(item) for name, item in value.items())
+        texts = [(name, item) for name, item in value.items() if name not in _MEDIA]
+        return sum(len(name.encode()) + _text_bytes(item) for name, item in texts)
     if isinstance(value, list | tuple):
         return sum(_text_bytes(item) for item in value)
     return 0

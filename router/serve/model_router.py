@@ -55,10 +55,12 @@ class Route:
     Attributes:
         link: What its KV moves over; None for a handoff that does not depend on the prompt's length.
         local_below_tokens: As `RouterLimits.local_below_tokens`.
+        longest: As `RouterLimits.longest`.
     """
 
     link: KvLink | None = None
     local_below_tokens: int = 0
+    longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class ModelRouter:
         self._core = RouterCore(
             config.tiers,
             POLICIES[config.placement](random.Random().randrange),  # noqa: S311 - no secret
-            replace(config.limits, local_below_tokens=route.local_below_tokens),
+            replace(config.limits, local_below_tokens=route.local_below_tokens, longest=route.longest),
             time.monotonic(),
             route.link,
             Gate(self._admission),

@@ -131,6 +131,19 @@ def test_everything_that_a_template_renders_counts():
     assert request_fields.prompt_size(chat(chat_template_kwargs={"k": "v" * 500})).text_bytes >= alone + 500
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}},
+        {"type": "input_audio", "input_audio": {"data": "A" * 100_000, "format": "wav"}},
+        {"image_url": "data:image/png;base64," + "A" * 100_000},
+    ],
+)
+def test_an_image_is_no_text_of_its_size(part):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "12345"}, part]}]
+    assert request_fields.prompt_size(chat(messages=messages)).text_bytes < 200
+
+
 DIGESTS = [b"of acme's key", b"of zenith's"]
 SECRET = server_secret(DIGESTS)
 ACME, ZENITH = (Tenant(name, cache_salt=cache_salt(SECRET, f"tenant {name}")) for name in ("acme", "zenith"))
