@@ -64,6 +64,8 @@ _NOT_REPLACED: Final = {
     ),
 }
 """Code, type and message that a client gets."""
+_HERE_XARG: Final = "slackserve_here"
+"""The name of a request whose prompt the engine computes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Orchestrator:
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     _runs: dict[JobId, Underway] = field(default_factory=dict)
+    _here: dict[JobId, Call] = field(default_factory=dict)
 
     def stand_before(self, client: Any) -> None:
         """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill."""
@@ -126,9 +129,14 @@ class Orchestrator:
         deliver_carried(client.output_processor)
 
     def rendered(self, request: Any) -> Any:
-        """What vLLM's renderer has made of a request of `run`; None for any other."""
-        run = self._runs.get((request.vllm_xargs or {}).get(JOB_XARG, ""))
-        return None if run is None else run.call.prompt
+        """What vLLM's renderer has made of a request of `run` or `run_here`; None for any other.
+
+        An image that is rendered twice is lost: vLLM gives its data away once, and its hash from then on.
+        """
+        given = request.vllm_xargs or {}
+        run, here = self._runs.get(given.get(JOB_XARG, "")), self._here.get(given.get(_HERE_XARG, ""))
+        call = here if run is None else run.call
+        return None if call is None else call.prompt
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
@@ -157,11 +165,16 @@ class Orchestrator:
     async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
         run = Underway(call, context, progress=Progress(bound=bound))
-        given = {**(call.request.vllm_xargs or {}), **_objective(context)}
+        given = {**(call.request.vllm_xargs or {}), **_objective(context), _HERE_XARG: context.job_id}
         request = call.request.model_copy(update={"vllm_xargs": given})
-        async with aclosing(self.layer.answer(request, run)) as pieces:
-            async for piece in pieces:
-                yield piece
+        self._here[context.job_id] = call
+        try:
+            async with aclosing(self.layer.answer(request, run)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if self._here.get(context.job_id) is call:
+                del self._here[context.job_id]
 
     async def _generate(
         self,

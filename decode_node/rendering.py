@@ -38,7 +38,7 @@ class LocalReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The tokens of a request's one prompt, or why prefill cannot take it.
+    """A request that has been rendered: the tokens of its one prompt, or why prefill cannot take it.
 
     Attributes:
         token_ids: Exactly what the engine would prefill; empty when `local` says why not.
@@ -67,7 +67,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
-        return Rendered([], reason)
+        return Rendered([], reason, copy, result)
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
     return too_long or Rendered(token_ids, request=copy, prompt=result)

@@ -43,7 +43,7 @@ from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone, Report
-from slo.request import ReplicaId, RequestContext
+from slo.request import HANDSHAKE_DUE_S, ReplicaId, RequestContext
 from slo.tiers import Tier
 from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
 _OTHER_HANDSHAKES_TIMEOUT_S = 20.0
-_HANDSHAKE_TIMEOUT_S = 10.0
 _HANDSHAKE_RETRY_S = 1.0
 _PROMPT_PASS_S = 60.0
 """How long a pass with a part of a prompt may take is not known here; an engine hangs after five times this,
@@ -223,7 +222,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
         while True:
             handovers = await self._tier.broadcast(
-                "prewarm_prefill", prefill_request, within_s=_HANDSHAKE_TIMEOUT_S
+                "prewarm_prefill", prefill_request, within_s=HANDSHAKE_DUE_S
             )
             if handovers:
                 deadline_s = min(deadline_s, time.monotonic() + _OTHER_HANDSHAKES_TIMEOUT_S)
@@ -231,7 +230,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 request = dummy.model_copy(deep=True)
                 request.kv_transfer_params = params
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                    async with asyncio.timeout(HANDSHAKE_DUE_S):
                         async for _ in self.engine.completions(request, None):
                             pass
             if len(handovers) >= expected or time.monotonic() > deadline_s:
@@ -269,7 +268,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 return
             spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
             if rendered.local is not None:
-                call = Call(request, info, is_chat, [], spans)
+                call = Call(rendered.request, info, is_chat, [], spans, rendered.prompt)
                 spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)

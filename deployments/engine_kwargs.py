@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 from typing import Any, Final
 
+from vllm.config import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
@@ -23,6 +24,8 @@ from slo.queue.batching import STEP_TOKENS
 
 _GPU_MEMORY: Final = 0.9
 """Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
+_GRAMMARS: Final = "xgrammar"
+"""What vLLM chooses for nearly all, and what `decode_node.grammar_check` compiles with."""
 _PREFILL_WORKERS: Final = {
     "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
     "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
@@ -91,10 +94,11 @@ def engine_kwargs(
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     kwargs |= _decode_kwargs(config, pool) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
     kwargs |= pool.engine_kwargs | _generation(config, pool)
+    if role is KVRole.DECODE:
+        kwargs["structured_outputs_config"] = _grammars(pool)
     if role is KVRole.DECODE and config.pressure.enabled:
-        given = kwargs.get("additional_config") or {}
         setup = DecodeSetup(weights_of(config.tiers.tier_set()), config.pressure.drop_after_s)
-        kwargs["additional_config"] = {**given, **setup.encode()}
+        kwargs["additional_config"] = {**(kwargs.get("additional_config") or {}), **setup.encode()}
     return kwargs
 
 
@@ -108,6 +112,19 @@ def _decode_kwargs(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]
         "worker_cls": WORKERS[config.accelerator],
         "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
     }
+
+
+def _grammars(pool: PoolConfig) -> StructuredOutputsConfig:
+    """How grammars are kept to. By itself vLLM takes for all what the first request with one needs.
+
+    Raises:
+        ConfigError: What is configured is not vLLM's.
+    """
+    given = pool.engine_kwargs.get("structured_outputs_config") or {}
+    try:
+        return StructuredOutputsConfig(**{"backend": _GRAMMARS, **given})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"decode.engine_kwargs: structured_outputs_config: {error}") from None
 
 
 def _is_a_step_ahead(config: SlackServeConfig, pool: PoolConfig) -> bool:

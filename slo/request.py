@@ -23,6 +23,8 @@ CONTEXT_HEADER: Final = "x-slackserve-context"
 REQUEST_ID_HEADER: Final = "x-request-id"
 INTERNAL_HEADER_PREFIX: Final = "x-slackserve-"
 """Headers that only the server itself may set."""
+HANDSHAKE_DUE_S: Final = 10.0
+"""Within so long a prefill replica answers a decode replica that shakes hands with it."""
 RESERVED_XARG_PREFIX: Final = "slackserve_"
 """Engine arguments (`vllm_xargs`) that only the server itself may set."""
 JOB_XARG: Final = "slackserve_job"

@@ -20,6 +20,10 @@ _VISION: Final = {
 }
 
 
+_MERGED: Final = 2
+"""Patches on each side of a square that one token stands for."""
+
+
 def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -> Path:
     """A random Llama with a byte-level tokenizer (one token per byte) and a chat template."""
     return build_tiny(directory, "llama", layers=layers, context=context)
@@ -31,12 +35,15 @@ def build_tiny(
     """A random model of a transformers `architecture`, with a byte-level tokenizer and a chat template.
 
     `solar` is a Llama whose middle layers are skipped over, which transformers does not know; `awq` one whose
-    matrices have four bits; `paligemma` a Gemma that also reads images.
+    matrices have four bits; `paligemma` a Gemma that also reads images, with nothing that prepares them;
+    `idefics3` a Llama that does, with that.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     vocabulary = _save_tokenizer(directory)
+    if architecture == "idefics3":
+        vocabulary = _save_processor(directory)
     sizes = {
         "vocab_size": len(vocabulary),
         "hidden_size": hidden,
@@ -54,6 +61,13 @@ def build_tiny(
     if architecture == "paligemma":
         sizes |= {"model_type": "gemma"}
         config = AutoConfig.for_model(architecture, text_config=sizes, vision_config=_VISION)
+        model = AutoModelForImageTextToText.from_config(config)
+    elif architecture == "idefics3":
+        sizes |= {"model_type": "llama", "pad_token_id": vocabulary["</s>"]}
+        seen = {"image_token_id": vocabulary["<image>"], "scale_factor": _MERGED}
+        config = AutoConfig.for_model(
+            architecture, text_config=sizes, vision_config=_VISION | {"num_hidden_layers": 2}, **seen
+        )
         model = AutoModelForImageTextToText.from_config(config)
     else:
         known = "llama" if architecture in ("solar", "awq") else architecture
@@ -186,4 +200,19 @@ def _save_tokenizer(directory: Path) -> dict[str, int]:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
+    return vocabulary
+
+
+def _save_processor(directory: Path) -> dict[str, int]:
+    """Save what cuts images of any size into such as the vision model takes; gives the whole vocabulary."""
+    from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor
+
+    size, tokenizer = _VISION["image_size"], AutoTokenizer.from_pretrained(directory)
+    marks = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 2 * size}, max_image_size={"longest_edge": size})
+    tokens = (size // _VISION["patch_size"] // _MERGED) ** 2
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=tokens, chat_template=CHAT_TEMPLATE)
+    processor.save_pretrained(directory)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary

@@ -43,10 +43,7 @@ from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.reports import ReplicaGone
-from slo.request import (
-    JobId,
-    ReplicaId,
-)
+from slo.request import ARRIVED_XARG, DEADLINE_XARG, HANDSHAKE_DUE_S, JobId, ReplicaId
 from slo.tiers import Tier
 from telemetry import logs, tracing
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
@@ -209,6 +206,19 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """What is measured here."""
         return self._measurable
 
+    async def prewarm_prefill(self, prefill_request: CompletionRequest) -> dict[str, Any] | None:
+        """A prompt of a token or two, with which a decode replica shakes hands before it is ready.
+
+        Without a deadline it would wait behind all that has none and has waited for longer.
+        """
+        now_s = time.monotonic()
+        due = {ARRIVED_XARG: now_s, DEADLINE_XARG: now_s + HANDSHAKE_DUE_S}
+        given = {**(prefill_request.vllm_xargs or {}), **due}
+        params: dict[str, Any] | None = await super().prewarm_prefill(
+            prefill_request.model_copy(update={"vllm_xargs": given})
+        )
+        return params
+
     async def timed_prefill(self, request: CompletionRequest) -> tuple[dict[str, Any], float] | None:
         """Prefill for a decode replica that measures the handoff.
 
@@ -216,7 +226,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             Where the KV blocks are, and the seconds that it took; None when the engine refuses it.
         """
         started_s = time.monotonic()
-        params = await self.prewarm_prefill(request)
+        params = await super().prewarm_prefill(request)
         return None if params is None else (params, time.monotonic() - started_s)
 
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002

@@ -50,11 +50,15 @@ async def test_what_rendering_changes_is_run_and_the_clients_request_stays():
     assert not rendered.request.skip_special_tokens
 
 
-async def test_what_decode_computes_itself_is_left_to_the_layer():
-    rendered = await rendering.render(
-        Layer(), CHAT.model_copy(update={"n": 2}), is_chat=True, max_model_len=64
-    )
-    assert rendered == Rendered([], LocalReason.SEVERAL_SEQUENCES)
+async def test_what_decode_computes_itself_is_rendered_once_too():
+    layer = Layer()
+    asked = CHAT.model_copy(update={"n": 2})
+    rendered = await rendering.render(layer, asked, is_chat=True, max_model_len=64)
+    assert (rendered.token_ids, rendered.local) == ([], LocalReason.SEVERAL_SEQUENCES)
+    assert rendered.request is layer.rendered[0]
+    rendering.stand_before(layer, lambda request: rendered.prompt if request is rendered.request else None)
+    assert await layer.render_chat_request(rendered.request) is rendered.prompt
+    assert len(layer.rendered) == 1
 
 
 async def test_a_prompt_without_room_for_an_answer_is_refused():
