@@ -13,6 +13,8 @@ Answer = TypeVar("Answer", bound=Message)
 _OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
 _NOT_OURS: Final = frozenset({"content-type", "content-length"})
 """Metadata that describes the gRPC message, not the body that is made of it."""
+_EXACT_BELOW: Final = 2**53
+"""A larger floating-point number may not be the integer that was meant."""
 
 
 def request_body(request: Message, *, stream: bool) -> bytes:
@@ -21,7 +23,7 @@ def request_body(request: Message, *, stream: bool) -> bytes:
     A field that is given both by itself and in `extra` is there twice, and refused for that as in any body.
     """
     try:
-        values = MessageToDict(request, preserving_proto_field_name=True)
+        values = _with_integers(MessageToDict(request, preserving_proto_field_name=True))
     except SerializeToJsonError:
         return b"NaN"  # a number that JSON does not have is refused as it is over HTTP
     values.pop("objective", None)
@@ -37,6 +39,18 @@ def request_body(request: Message, *, stream: bool) -> bytes:
     return (
         "{" + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields) + "}"
     ).encode()
+
+
+def _with_integers(value: Any) -> Any:
+    """A JSON value whose whole numbers are integers, as schemas need them: those of a Struct are not."""
+    match value:
+        case dict():
+            return {name: _with_integers(each) for name, each in value.items()}
+        case list():
+            return [_with_integers(each) for each in value]
+        case float() if value.is_integer() and abs(value) < _EXACT_BELOW:
+            return int(value)
+    return value
 
 
 def request_headers(

@@ -117,7 +117,7 @@ class RequestRecord:
         self._promised_ttft_s = promised_ttft_s
 
     def answered(self, usage: Any) -> None:
-        """Take the usage of an answer that came as a whole; None of one that was refused."""
+        """Take the usage of an answer that came as a whole; None of one that was refused or never began."""
         if self.meter is not None:
             self.meter.answered(usage)
 

@@ -52,7 +52,7 @@ class TokenMeter:
             body.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=continuous)
 
     def answered(self, usage: Any) -> None:
-        """Take the usage of an answer that came as a whole; None of one that was refused."""
+        """Take the usage of an answer that came as a whole; None of one that was refused or never began."""
         self._whole = (
             NO_USAGE
             if usage is None

@@ -24,7 +24,7 @@ _REFRESH_S: Final = 0.1
 _FORGET_AFTER_S: Final = 3600.0
 """A request whose end is not reported for so long counts as ended."""
 _ASKER_GONE_S: Final = 30.0
-"""Who has said for so long nothing of its requests is gone, and they with it."""
+"""Who has said for so long nothing of its requests, and asked nothing, is gone, and they with it."""
 _LEAST: Final = 1e-9
 
 
@@ -161,6 +161,7 @@ class AdmissionController:
         One that has been admitted before, and is placed again, is admitted without counting anew. Times never
         go back.
         """
+        self._hear(request.asker, now_s)
         if request.job_id in self._jobs:
             return None
         self._forget_old(now_s)
@@ -237,9 +238,7 @@ class AdmissionController:
             live: Those of its requests that have not ended.
             now_s: Now.
         """
-        if self._heard and now_s - max(self._heard.values()) > _ASKER_GONE_S:
-            self._heard = {}  # the listener was away, not all who speak
-        self._heard[asker] = now_s
+        self._hear(asker, now_s)
         gone = {name for name, heard_s in self._heard.items() if now_s - heard_s > _ASKER_GONE_S}
         kept = set(live)
         ended = [
@@ -401,6 +400,13 @@ class AdmissionController:
     def _chance(self, part: float, demand: float) -> float:
         """The fraction of `demand` that is too much for `part`, within limits."""
         return min(self._rules.max_refusal, max(0.0, 1.0 - part / demand))
+
+    def _hear(self, asker: str, now_s: float) -> None:
+        """Note that an asker lives; when nobody has said so for long, all others have that long anew."""
+        if self._heard and now_s - max(self._heard.values()) > _ASKER_GONE_S:
+            self._heard = dict.fromkeys(self._heard, now_s)  # the listener was away, not all who speak
+        if asker:
+            self._heard[asker] = now_s
 
     def _forget_old(self, now_s: float) -> None:
         while self._jobs:

@@ -54,17 +54,23 @@ async def generate(
     Raises:
         HTTPError: when there is no answer, or no more of it.
     """
+    has_begun = False
     try:
         async with aclosing(tier.answer(asked, context, send)) as pieces:
             async for piece in pieces:
+                has_begun = True
                 yield piece
     except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):
         record.end(Outcome.CANCELLED)
         raise
     except HTTPError as error:
+        if not has_begun:
+            record.answered(None)
         record.end(http_errors.ended_by(error))
         raise record.traced(error) from None
     except Exception as error:
+        if not has_begun:
+            record.answered(None)
         raise _failed(record, repr(error)) from error
 
 
@@ -91,6 +97,7 @@ async def respond(
         refusal.headers.update(headers)
         raise
     except StopAsyncIteration:
+        record.answered(None)
         failed = _failed(record, "the decode tier has ended its answer without a piece of it")
         failed.headers.update(headers)
         raise failed from None

@@ -74,6 +74,29 @@ def test_zero_is_sent_and_what_is_not_set_is_not():
     assert body == {"prompt": "", "max_tokens": 0, "temperature": 0.0, "stream": False}
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (5, b"5"),
+        (-5.0, b"-5"),
+        (0.5, b"0.5"),
+        (2**53 - 1, b"9007199254740991"),
+        (2**53, b"9007199254740992.0"),
+        (1e300, b"1e+300"),
+        (True, b"true"),
+        ({"enum": [1, 2.5]}, b'{"enum": [1, 2.5]}'),
+    ],
+)
+def test_a_whole_number_is_one_in_the_body_too(given, sent):
+    """A Struct has floating-point numbers only, and no grammar can be made of `{"minItems": 1.0}`."""
+    request = pb.ChatRequest()
+    request.tools.add().update({"a": given})
+    request.response_format.update({"a": given})
+    request.extra.update({"a": [given]})
+    expected = b'{"tools":[{"a": X}],"response_format":{"a": X},"stream":false,"a":[X]}'
+    assert request_body(request, stream=False) == expected.replace(b"X", sent)
+
+
 @pytest.mark.parametrize("extra", [{"prompt": "there"}, {"stream": True}])
 def test_what_is_given_twice_is_refused_as_in_any_body(extra):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest

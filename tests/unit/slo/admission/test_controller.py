@@ -414,6 +414,16 @@ def test_who_is_silent_while_others_speak_is_gone_and_its_requests_with_it():
     assert ended == [[], [], [], ["lost-1"]]
 
 
+@pytest.mark.parametrize("spoke", [True, False], ids=["spoke", "died before it spoke"])
+def test_who_is_silent_is_gone_too_when_the_next_speaks_only_long_after(spoke):
+    admission = controller()
+    assert admitted(admission, asked(1, "lost"))
+    if spoke:
+        assert admission.reconcile("lost", 1, [JobId("lost-1")], 0.0) == []
+    ended = [admission.reconcile("new", 0, [], now_s) for now_s in (40.0, 50.0, 60.0, 71.0)]
+    assert ended == [[], [], [], ["lost-1"]]
+
+
 def test_a_router_that_was_stopped_blames_nobody():
     admission = controller()
     assert admitted(admission, asked(1, "a"))
@@ -424,6 +434,14 @@ def test_a_router_that_was_stopped_blames_nobody():
     assert admission.reconcile("b", 1, [JobId("b-1")], 100.1) == []
 
 
+def test_nor_does_it_when_one_that_is_new_asks_first():
+    admission = controller()
+    assert admitted(admission, asked(1, "a"))
+    admission.reconcile("a", 1, [JobId("a-1")], 0.0)
+    assert admitted(admission, asked(1, "new"), 100.0)
+    assert admission.reconcile("new", 1, [JobId("new-1")], 100.1) == []
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["ask", "end", "lose", "tell"]), st.sampled_from("ab")), max_size=60)
 )
@@ -431,19 +449,20 @@ def test_after_everybody_has_spoken_the_account_is_that_of_what_lives(events):
     admission = controller()
     live, count = {"a": set(), "b": set()}, Counter()
     for number, (event, asker) in enumerate(events):
+        now_s = number / 2  # nobody is silent for so long that it is gone
         match event:
             case "ask":
                 count[asker] += 1
-                if admitted(admission, asked(count[asker], asker), number):
+                if admitted(admission, asked(count[asker], asker), now_s):
                     live[asker].add(JobId(f"{asker}-{count[asker]}"))
             case "end" if live[asker]:
-                admission.ended(live[asker].pop(), number)
+                admission.ended(live[asker].pop(), now_s)
             case "lose" if live[asker]:  # the router does not hear of it
                 live[asker].pop()
             case "tell":
-                admission.reconcile(asker, count[asker], live[asker], number)
+                admission.reconcile(asker, count[asker], live[asker], now_s)
     for asker in "ab":
-        admission.reconcile(asker, count[asker], live[asker], len(events))
+        admission.reconcile(asker, count[asker], live[asker], len(events) / 2)
     assert set(admission._jobs) == live["a"] | live["b"]
     assert admission.backlog_s(STANDARD) == pytest.approx(WORK_S * len(admission._jobs))
 

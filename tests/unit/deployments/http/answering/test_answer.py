@@ -6,14 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import TaskCancelledError
-from ray.serve.llm.openai_api_models import CompletionResponse
+from ray.serve.llm.openai_api_models import CompletionRequest, CompletionResponse
 from starlette.responses import StreamingResponse
 
 from decode_node.answers import error_response
 from deployments.http import errors as http_errors
+from deployments.http.accounting import Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.errors import HTTPError
+from deployments.http.token_meter import TokenMeter
+from slo.admission.tenant_limits import NO_USAGE, Usage
+from slo.objectives import Objective
 from slo.outcomes import Outcome
+from slo.request import JobId
+from slo.tiers import STANDARD
 
 HEADERS = {"x-slo-tier": "standard"}
 TOKEN = 'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
@@ -126,8 +132,37 @@ async def test_an_answer_that_never_begins(pieces, status, outcome):
         await answered(record, *pieces)
     error = failed.value
     assert (error.status, error.trace_id, record.outcomes[0]) == (status, "t", outcome)
+    assert record.usages == [None], "it has taken nothing"
     assert error.headers["x-slo-tier"] == "standard"
     assert "path" not in error.message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("failure", [RuntimeError(), http_errors.decode_failed("no_replica")], ids=repr)
+async def test_what_the_server_fails_is_given_back(streams, failure):
+    ended = []
+    record = RequestRecord(
+        SimpleNamespace(count=lambda *_, **__: None),
+        Identity(JobId("j"), "r", "acme", "tiny", streams),
+        Objective(STANDARD, None, None),
+        0.0,
+        ended=ended.append,
+        tell=lambda _: None,
+    )
+    body = CompletionRequest(model="tiny", prompt="hi", stream=streams)
+    record.meter = TokenMeter(body, admitted=Usage(3, 32_000))
+    with pytest.raises(HTTPError):
+        await answered(record, failure)
+    assert [end.used for end in ended] == [NO_USAGE]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError(), http_errors.decode_failed("limit")], ids=repr)
+async def test_of_a_stream_that_fails_late_counts_what_it_has_brought(failure):
+    record = Record()
+    response = await answered(record, TOKEN, failure)
+    assert len([event async for event in response.body_iterator]) > 1
+    assert record.outcomes[0] is Outcome.FAILED
+    assert record.usages == []
 
 
 @pytest.mark.parametrize("gone", [asyncio.CancelledError(), TaskCancelledError()], ids=repr)
