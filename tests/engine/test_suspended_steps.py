@@ -88,6 +88,16 @@ def test_steps_are_as_short_as_they_must_be_to_stop_in_time(running):
     running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
 
 
+def test_where_vllm_cuts_no_prompts_a_long_one_runs_whole(models):
+    """However soon it must be able to stop."""
+    with engine(models("llama"), enable_chunked_prefill=False) as running:
+        expected = alone(running, long=LONG, short=SHORT)
+        suspend(running, "long", LONG, 2, beneficiary="short", stop_bound=chunks_of(128))
+        running.add("short", SHORT, deadline_s=60)
+        assert [running.step() for _ in range(2)] == [["short"], ["long"]]
+        assert running.answers == expected
+
+
 def chunks_of(tokens):
     """A bound that is met by so many, as the engine's predictor has it."""
     return StopBound(1e-3 + 1e-5 * (tokens + 1), (PassPart(1.0, 0.0),))
