@@ -204,7 +204,7 @@ def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
 
 
 def refuse_media(messages: Any, domains: Collection[str]) -> None:
-    """Refuse media that the server would have to fetch from elsewhere than `domains`.
+    """Refuse media that the server would fetch from elsewhere than `domains`, or that bring their own names.
 
     Raises:
         FieldError: naming the message.
@@ -221,6 +221,8 @@ def refuse_media(messages: Any, domains: Collection[str]) -> None:
         for key in MEDIA_KEYS & part.keys():
             value = part[key]
             _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)
+        if part.get("uuid") is not None:  # vLLM's caches of media go by it, and know no tenants
+            raise FieldError(field, "has a part with a uuid, which is not served", "leave uuid out")
 
 
 def _check_url(field: str, url: Any, domains: Collection[str]) -> None:

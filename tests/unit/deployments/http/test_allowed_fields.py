@@ -110,8 +110,26 @@ def test_the_server_fetches_nothing_that_is_not_configured(part):
 @pytest.mark.parametrize(
     "part",
     [
+        {"type": "image_url", "image_url": None, "uuid": "x"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}, "uuid": "x"},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": ""},
+        {"image_url": "https://pictures.example/a.png", "uuid": "x"},
+        {"type": "text", "text": "hi", "uuid": "x"},
+    ],
+)
+def test_no_part_names_what_it_is_cached_as(part):
+    """The caches of media know no tenants: who gives the name of another's picture would be told of that."""
+    error = refused(messages=say(part))
+    assert error.field == "messages[1].content"
+    assert "has a part with a uuid, which is not served; leave uuid out" in str(error)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
         {"type": "text", "text": "look at http://localhost/"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}, "uuid": None},
         {"type": "image_url", "image_url": {"url": "https://pictures.example:8443/a.png"}},
         {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
     ],

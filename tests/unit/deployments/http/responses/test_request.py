@@ -33,6 +33,13 @@ def test_instructions_and_text_are_two_messages():
     ]
 
 
+def test_a_picture_is_a_part_without_the_name_that_it_is_cached_as():
+    url = "data:image/png;base64,AAAA"
+    picture = {"type": "input_image", "detail": "auto", "image_url": url, "uuid": "x"}
+    (message,) = plain(chat_of(input=[{"role": "user", "content": [picture]}]).messages)
+    assert list(message["content"]) == [{"type": "image_url", "image_url": {"url": url}}]
+
+
 def test_a_conversation_with_a_call_and_its_output_is_one_of_messages():
     chat = chat_of(
         input=[
