@@ -361,6 +361,18 @@ def test_a_request_with_time_to_spare_waits_for_the_memory_of_a_suspended_one(sm
     assert small.step() == ["patient"]
 
 
+def test_a_request_takes_no_memory_for_the_prefix_that_a_suspended_one_holds(small):
+    """Both have seven blocks, the same four first: three more are enough."""
+    prefix, tail = LONG[:512], random_prompt(300, seed=8)
+    small.prefill("before", prefix + SHORT)
+    suspend(small, "long", prefix + tail, 2, beneficiary="urgent")
+    small.add("urgent", prefix + tail[::-1], deadline_s=10)
+    assert small.step() == ["urgent"]
+    assert small.step() == ["long"]
+    assert [small.cached_tokens[name] for name in ("long", "urgent")] == [512, 512]
+    assert not any(isinstance(notice, Dropped) for notice in small.notices())
+
+
 def test_the_least_valuable_checkpoint_goes_first(small):
     suspend(small, "dear", SHORT, 2, beneficiary="urgent", weight=3.0)
     suspend(small, "cheap", MIDDLE, 2, beneficiary="urgent", weight=1.0, deadline_s=60)
