@@ -171,15 +171,16 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
         if (step := self._suspensions.step_of(request.request_id)) is None:
             return
-        tokens = step.members[request.request_id]
+        tokens, now_s = step.members[request.request_id], time.monotonic()
         dropped = Dropped(
             jobs=self._jobs_of([request.request_id]),
             reason=reason,
             done=step.done,
             tokens=tokens,
             pairs=attention_pairs(tokens, request.num_computed_tokens),
+            dropped_s=now_s,
         )
-        self._suspensions.forget(request.request_id, time.monotonic())
+        self._suspensions.forget(request.request_id, now_s)
         self._bulletin.notice(dropped)
 
     def _end_lease(self, engine_id: str) -> bool:
@@ -262,9 +263,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         predicted_s = self._stepper.rules.predictor.kinds_s(view.tokens, view.pairs)
         StepOrder(view.step_id, checkpoint, self._suspensions.take_discarded(), predicted_s).attach(output)
         self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
-        for new in output.scheduled_new_reqs:
-            if job := self._queue.job_of(new.req_id):
-                self._bulletin.notice(Started(job, new.num_computed_tokens, now_s))
+        started = [new.req_id for new in output.scheduled_new_reqs]
+        # Those that start over; the second model runner is sent them as new ones.
+        started += output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in started:
+            if job := self._queue.job_of(request_id):
+                request = self.requests[request_id]
+                cached_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+                is_first = not request.num_preemptions
+                self._bulletin.notice(Started(job, cached_tokens, now_s, is_first))
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""

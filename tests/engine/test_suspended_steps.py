@@ -345,6 +345,10 @@ def test_an_urgent_request_takes_the_memory_of_a_suspended_one(small):
     assert small.rpc("checkpoints_held") == [0]
     small.finish()
     assert_same_output(small, expected)
+    said = [each for each in small.notices() if isinstance(each, Started | Dropped)]
+    assert [
+        (each.jobs, each.reason) if isinstance(each, Dropped) else (each.job, each.is_first) for each in said
+    ] == [("long", True), (("long",), "memory"), ("urgent", True), ("long", False)]
 
 
 def test_a_less_valuable_request_waits_for_the_memory_of_a_suspended_one(small):
