@@ -218,7 +218,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         """
         deadline_s = time.monotonic() + _FIRST_HANDSHAKE_TIMEOUT_S
         backend = self._get_connector_backend()
-        dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1)
+        # A token that ended the answer would leave nothing to pull.
+        dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1, ignore_eos=True)
         prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
         while True:
             handovers = await self._tier.broadcast(

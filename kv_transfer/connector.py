@@ -1,10 +1,10 @@
 """The NIXL connector that both tiers load, and its configuration.
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
-early, and what is read after its end is not used, an engine ends with its replica, its side channel outlives
-what strangers send, models whose KV cache vLLM mixes up after a failed pull are refused, a decode engine can
-move blocks to host memory and back, and on CPU the transfer leaves the engine its cores. The transfer itself
-is vLLM's.
+early, there is none where the answer has ended, what is read after its end is not used, an engine ends with
+its replica, its side channel outlives what strangers send, models whose KV cache vLLM mixes up after a failed
+pull are refused, a decode engine can move blocks to host memory and back, and on CPU the transfer leaves the
+engine its cores. The transfer itself is vLLM's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
+from vllm.v1.request import RequestStatus
 
 from kv_transfer.empty_pulls import EmptyPulls
 from kv_transfer.leases import Pull, PullDeadlines
@@ -151,9 +152,16 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """On prefill: tell decode when the lease of the blocks ends, on the clock that handshakes tell."""
+        """On prefill: tell decode when the lease of the blocks ends, on the clock that handshakes tell.
+
+        Nothing is leased of a prefill whose token has ended the answer: nobody will pull it.
+        """
         if self.swaps is not None:
             self.swaps.forget(request.request_id)
+        asked = request.kv_transfer_params or {}
+        if asked.get("do_remote_decode") and request.status is RequestStatus.FINISHED_STOPPED:
+            self.connector_scheduler._reqs_not_processed.add(request.request_id)  # noqa: SLF001 - as for an abort
+            return False, None
         is_leased, address = super().request_finished_all_groups(request, block_ids)
         if is_leased and address is not None:
             leases = self.connector_scheduler._reqs_need_send  # noqa: SLF001 - vLLM tells only other prefills

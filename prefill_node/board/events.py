@@ -88,6 +88,7 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
         done: The fraction of the step's forward pass that it had computed and kept.
         tokens: Prompt tokens of those jobs in the step.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
+        dropped_s: When; those that are still wanted wait from then on to start over.
     """
 
     jobs: tuple[str, ...]
@@ -95,6 +96,7 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
     done: float
     tokens: int
     pairs: float
+    dropped_s: float
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
@@ -112,16 +114,18 @@ class Passed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A job is in a step for the first time.
+    """A job is in a step for the first time, or for the first time since it lost its memory.
 
     Attributes:
         cached_tokens: Prompt tokens that the prefix cache held.
         issued_s: When the step was issued.
+        is_first: Whether it had never started; otherwise the cache may have held what it left there itself.
     """
 
     job: str
     cached_tokens: int
     issued_s: float
+    is_first: bool = True
 
 
 Notice: TypeAlias = Stopped | Resumed | Served | Dropped | Passed | Started

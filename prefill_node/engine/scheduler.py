@@ -37,6 +37,7 @@ from slo.request import JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
@@ -170,15 +171,16 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
         if (step := self._suspensions.step_of(request.request_id)) is None:
             return
-        tokens = step.members[request.request_id]
+        tokens, now_s = step.members[request.request_id], time.monotonic()
         dropped = Dropped(
             jobs=self._jobs_of([request.request_id]),
             reason=reason,
             done=step.done,
             tokens=tokens,
             pairs=attention_pairs(tokens, request.num_computed_tokens),
+            dropped_s=now_s,
         )
-        self._suspensions.forget(request.request_id, time.monotonic())
+        self._suspensions.forget(request.request_id, now_s)
         self._bulletin.notice(dropped)
 
     def _end_lease(self, engine_id: str) -> bool:
@@ -261,9 +263,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         predicted_s = self._stepper.rules.predictor.kinds_s(view.tokens, view.pairs)
         StepOrder(view.step_id, checkpoint, self._suspensions.take_discarded(), predicted_s).attach(output)
         self._bulletin.issued(self._stepper.view(self._queue.suspended_views()), notice)
-        for new in output.scheduled_new_reqs:
-            if job := self._queue.job_of(new.req_id):
-                self._bulletin.notice(Started(job, new.num_computed_tokens, now_s))
+        started = [new.req_id for new in output.scheduled_new_reqs]
+        # Those that start over; the second model runner is sent them as new ones.
+        started += output.scheduled_cached_reqs.resumed_req_ids
+        for request_id in started:
+            if job := self._queue.job_of(request_id):
+                request = self.requests[request_id]
+                cached_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+                is_first = not request.num_preemptions
+                self._bulletin.notice(Started(job, cached_tokens, now_s, is_first))
 
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
         """Roll a stopped step back, and keep it to be issued again."""
@@ -354,19 +362,38 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
         Of layers that attend to a window only, no more are missing than they hold at a time: that is how vLLM
         itself admits a request.
         """
-        name, tokens = request.request_id, request.num_tokens
-        held = sum([not block.is_null for group in self.get_blocks(name).blocks for block in group])
-        missing = self.coordinator.get_num_blocks_to_allocate(
-            name,
-            tokens,
-            self.empty_kv_cache_blocks.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=request.num_computed_tokens,
-            num_local_computed_tokens=0,
-            num_tokens_main_model=tokens,
-            apply_admission_cap=True,
+        blocks = self.get_blocks(request.request_id).blocks
+        held = sum([not block.is_null for group in blocks for block in group])
+        return held, self._missing(request, self.empty_kv_cache_blocks.blocks, 0)
+
+    def shared_blocks_of(self, request: Request, missing: int) -> int:
+        """How many of those that a request is missing others hold, if it does not fit without them.
+
+        What only the prefix cache holds is free, and taken as any other. At least one is computed.
+        """
+        if missing <= self.block_pool.get_num_free_blocks() or request.num_computed_tokens:
+            return 0
+        if not self.prefix_cache_lookup_enabled(request):
+            return 0
+        hits, cached, _ = self.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
         )
-        return held, missing
+        return missing - max(1, self._missing(request, hits, cached))
+
+    def _missing(self, request: Request, hits: Sequence[Sequence[KVCacheBlock]], cached: int) -> int:
+        tokens = request.num_tokens
+        return int(
+            self.coordinator.get_num_blocks_to_allocate(
+                request.request_id,
+                tokens,
+                hits,
+                num_encoder_tokens=0,
+                total_computed_tokens=request.num_computed_tokens + cached,
+                num_local_computed_tokens=cached,
+                num_tokens_main_model=tokens,
+                apply_admission_cap=True,
+            )
+        )
 
     @staticmethod
     def adopt(manager: KVCacheManager, *, delays: bool = True) -> None:

@@ -96,8 +96,12 @@ class JobHistory:
         self._present[job.job_id] = _Known(job, [_begun(JobState.WAITING, job.arrived_s)])
 
     def started(self, job_id: str, at_s: float) -> None:
-        """Its first step was issued, or one that was stopped was issued again."""
+        """Its first step was issued, also when it starts over, or one that was stopped was issued again."""
         self._change(job_id, _begun(JobState.RUNNING, at_s))
+
+    def dropped(self, job_id: str, at_s: float) -> None:
+        """It has lost its memory, and waits to start over."""
+        self._change(job_id, _begun(JobState.WAITING, at_s))
 
     def stopped(
         self, job_id: str, at_s: float, preempted_by: str, reason: str, checkpoint_bytes: int

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind
 
-from prefill_node.board.events import Resumed, Started, Stopped
+from prefill_node.board.events import Dropped, Resumed, Started, Stopped
 from telemetry.tracing import TRACER, continued, wall_ns
 
 QUEUE = "queue"
@@ -39,7 +39,7 @@ class JobSpans:
         self.whole.add_event(name, attributes)
 
     def started(self, notice: Started) -> None:
-        """Its first step was issued."""
+        """Its first step was issued, also when it starts over."""
         self._change(RUN, notice.issued_s)
 
     def stopped(self, notice: Stopped, beneficiary: JobSpans | None) -> None:
@@ -57,6 +57,10 @@ class JobSpans:
     def resumed(self, notice: Resumed) -> None:
         """Its step was issued again."""
         self._change(RUN, notice.issued_s)
+
+    def dropped(self, notice: Dropped) -> None:
+        """It has lost its memory, and waits to start over."""
+        self._change(QUEUE, notice.dropped_s)
 
     def end(self) -> None:
         """The job has ended."""

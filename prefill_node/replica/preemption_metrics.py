@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from prefill_node.board.board import Board
-from prefill_node.board.events import Dropped, Notice, Passed, Resumed, Served, Started, Stopped, decode
+from prefill_node.board.events import (
+    Dropped,
+    DropReason,
+    Notice,
+    Passed,
+    Resumed,
+    Served,
+    Started,
+    Stopped,
+    decode,
+)
 from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.job_history import JobHistory
@@ -154,15 +164,11 @@ class PreemptionRecord:
                 self._instruments.observe(catalogue.PREEMPTION_STOP_TO_SERVICE, waited_s)
                 self._tell("prefill_served", (notice.job,), {"after_stop_s": waited_s})
             case Dropped():
-                wasted_s = self._lost(notice, notice.done, notice.reason)
-                self._tell("prefill_dropped", notice.jobs, {"reason": notice.reason, "wasted_s": wasted_s})
+                self._work_dropped(notice)
             case Passed():
                 self._passed(notice)
             case Started():
-                self._started(notice)
-                for spans in self._spans_of((notice.job,)):
-                    spans.started(notice)
-                self.history.started(notice.job, notice.issued_s)
+                self._job_started(notice)
             case _:
                 assert_never(notice)
 
@@ -192,6 +198,22 @@ class PreemptionRecord:
             spans.stopped(stop, self._spans.get(stop.beneficiary))
         for job in stop.jobs:
             self.history.stopped(job, stop.stopped_s, stop.beneficiary, stop.reason, stop.checkpoint_bytes)
+
+    def _work_dropped(self, drop: Dropped) -> None:
+        wasted_s = self._lost(drop, drop.done, drop.reason)
+        self._tell("prefill_dropped", drop.jobs, {"reason": drop.reason, "wasted_s": wasted_s})
+        if drop.reason == DropReason.MEMORY:  # the others have left
+            for spans in self._spans_of(drop.jobs):
+                spans.dropped(drop)
+            for job in drop.jobs:
+                self.history.dropped(job, drop.dropped_s)
+
+    def _job_started(self, start: Started) -> None:
+        if start.is_first:
+            self._started(start)
+        for spans in self._spans_of((start.job,)):
+            spans.started(start)
+        self.history.started(start.job, start.issued_s)
 
     def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
         """Count the work that will have to be done again, or was done for nobody."""

@@ -81,6 +81,10 @@ class _KvBlocks:
         """(held, missing) blocks for its whole prompt."""
         return request.blocks, max(0, -(-request.num_tokens // BLOCK_TOKENS) - request.blocks)
 
+    def shared_blocks_of(self, request: Job, missing: int) -> int:  # noqa: ARG002
+        """0, as prompts share nothing here."""
+        return 0
+
 
 class VirtualEngine:
     """Queues, memory and the running step of one replica.

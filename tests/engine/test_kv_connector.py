@@ -6,7 +6,7 @@ import socket
 import msgspec
 import pytest
 import zmq
-from engines import random_prompt
+from engines import engine, random_prompt
 from ports import free_port
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
@@ -14,6 +14,7 @@ from vllm.inputs import TokensPrompt
 
 from benchmarks.harness.offline_engine import async_engine
 from kv_transfer.connector import KVRole, SeveralCacheGroupsError, kv_transfer_config
+from prefill_node.engine.scheduler import RELEASE_PREFIX
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -65,6 +66,24 @@ async def test_a_decode_engine_connects_after_malformed_packets(models, monkeypa
             _, kv = await answer(prefill, "prefill", 1, {"do_remote_decode": True})
             assert kv["remote_port"] == port
             assert (await answer(decode, "decode", 8, kv))[0] == expected
+
+
+def test_a_prefill_whose_token_ends_the_answer_keeps_no_blocks(models, monkeypatch):
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+    with engine(models("llama"), **tier(KVRole.PREFILL)) as running:
+        pulled = {"kv_transfer_params": {"do_remote_decode": True}}
+        (token,) = running.prefill("alone", PROMPT).tokens
+        running.add("ends", PROMPT, extra_args=pulled, stop_token_ids=[token])
+        (ended,) = running.llm.llm_engine.step()
+        assert (ended.outputs[0].finish_reason, ended.kv_transfer_params) == ("stop", None)
+        running.check_at_rest()
+        running.add("goes on", PROMPT, extra_args=pulled)
+        (first,) = running.llm.llm_engine.step()
+        assert first.kv_transfer_params["do_remote_prefill"]
+        assert running.scheduler.kv_cache_manager.usage > 0
+        running.core.abort_requests([RELEASE_PREFIX + "goes on"])
+        running.check_at_rest()
 
 
 def test_a_model_of_several_cache_groups_is_refused_on_decode_with_a_remedy(models, monkeypatch):

@@ -345,6 +345,10 @@ def test_an_urgent_request_takes_the_memory_of_a_suspended_one(small):
     assert small.rpc("checkpoints_held") == [0]
     small.finish()
     assert_same_output(small, expected)
+    said = [each for each in small.notices() if isinstance(each, Started | Dropped)]
+    assert [
+        (each.jobs, each.reason) if isinstance(each, Dropped) else (each.job, each.is_first) for each in said
+    ] == [("long", True), (("long",), "memory"), ("urgent", True), ("long", False)]
 
 
 def test_a_less_valuable_request_waits_for_the_memory_of_a_suspended_one(small):
@@ -359,6 +363,18 @@ def test_a_request_with_time_to_spare_waits_for_the_memory_of_a_suspended_one(sm
     small.add("patient", LONG[::-1], deadline_s=60)
     assert small.step() == ["long"]
     assert small.step() == ["patient"]
+
+
+def test_a_request_takes_no_memory_for_the_prefix_that_a_suspended_one_holds(small):
+    """Both have seven blocks, the same four first: three more are enough."""
+    prefix, tail = LONG[:512], random_prompt(300, seed=8)
+    small.prefill("before", prefix + SHORT)
+    suspend(small, "long", prefix + tail, 2, beneficiary="urgent")
+    small.add("urgent", prefix + tail[::-1], deadline_s=10)
+    assert small.step() == ["urgent"]
+    assert small.step() == ["long"]
+    assert [small.cached_tokens[name] for name in ("long", "urgent")] == [512, 512]
+    assert not any(isinstance(notice, Dropped) for notice in small.notices())
 
 
 def test_the_least_valuable_checkpoint_goes_first(small):

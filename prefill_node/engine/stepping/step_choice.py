@@ -167,8 +167,8 @@ def _first_that_fits(
         boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
-        missing = (item := queued[first.job_id]).missing_blocks
-        if missing <= free_blocks:
+        item = queued[first.job_id]
+        if item.new_blocks <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
             requests = _joined(behind, free_blocks, now_s, rules)
             return Start(requests, boost=boost, most_tokens=_most_tokens(item, len(requests), rules))
@@ -176,7 +176,8 @@ def _first_that_fits(
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
-        if (start := _take_memory(item, may_take, missing - free_blocks, queue, suspended)) is not None:
+        short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
+        if (start := _take_memory(item, may_take, short_blocks, queue, suspended)) is not None:
             return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens(item, 1, rules))
         if may_take == math.inf:
             return None
@@ -196,7 +197,7 @@ def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) ->
 def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
     fitting: list[Queued] = []
     for item in ahead:
-        free_blocks -= item.missing_blocks
+        free_blocks -= item.new_blocks
         if free_blocks < 0:
             break
         fitting.append(item)

@@ -230,7 +230,7 @@ class Stepper:
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]
             if resumed.blocked and not resumed.overdue:
-                short = [item.prefill.job_id for item in queue if item.missing_blocks > free_blocks]
+                short = [item.prefill.job_id for item in queue if item.new_blocks > free_blocks]
                 self._short = tuple(short[:_SHORT_OF_MEMORY])
         return command
 

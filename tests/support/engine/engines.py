@@ -91,6 +91,7 @@ class Engine:
             arguments[TIER_XARG] = tier
         if deadline_s is not None:
             arguments[DEADLINE_XARG] = time.monotonic() + deadline_s
+        arguments |= sampling.pop("extra_args", {})
         params = SamplingParams(
             logprobs=5,
             ignore_eos=True,

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
@@ -13,13 +15,14 @@ BLOCK, WINDOW, CHUNK, POOL = 16, 64, 128, 100
 SIZES = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 
 
-def manager(*groups):
+def manager(*groups, caches=False):
+    init_none_hash(sha256)
     config = KVCacheConfig(
         num_blocks=POOL,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec([f"layer.{number}"], spec) for number, spec in enumerate(groups)],
     )
-    made = KVCacheManager(config, 4096, BLOCK, BLOCK, max_in_flight_tokens=CHUNK, enable_caching=False)
+    made = KVCacheManager(config, 4096, BLOCK, BLOCK, max_in_flight_tokens=CHUNK, enable_caching=caches)
     CommitOnCompletion.adopt(made)
     return made
 
@@ -33,8 +36,10 @@ def prefilled(kv, request, tokens):
     return request
 
 
-def prompt(tokens):
-    return Request("r", [7] * tokens, SamplingParams(max_tokens=1), pooling_params=None)
+def prompt(tokens, name="r", **sampling):
+    params = SamplingParams(max_tokens=1, **sampling)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    return Request(name, [7] * tokens, params, pooling_params=None, block_hasher=hasher)
 
 
 FULL = FullAttentionSpec(**SIZES)
@@ -68,3 +73,24 @@ def test_what_is_missing_is_what_vllm_asks_for_at_admission():
         _, missing = kv.blocks_of(request)
         fits = kv.allocate_slots(request, min(tokens, CHUNK), full_sequence_must_fit=True) is not None
         assert fits == (missing <= POOL - 1)
+
+
+def test_a_prefix_that_another_holds_is_shared_if_it_would_not_fit_otherwise():
+    kv = manager(FULL, caches=True)
+    holder = prefilled(kv, prompt(64 * BLOCK, "holder"), 64 * BLOCK)
+    kv.cache_blocks(holder, 48 * BLOCK)
+    assert shared(kv, prompt(30 * BLOCK)) == 0, "35 are free"
+    assert shared(kv, prompt(48 * BLOCK)) == 47, "the last token is computed, in a block of its own"
+    assert shared(kv, prompt(50 * BLOCK, skip_reading_prefix_cache=True)) == 0
+    sharing = prompt(50 * BLOCK)
+    assert shared(kv, sharing) == 48
+    hits, cached, _ = kv.get_computed_blocks(sharing)
+    assert kv.allocate_slots(sharing, 2 * BLOCK, cached, hits, full_sequence_must_fit=True) is not None
+    kv.free(sharing)
+    kv.free(holder)
+    prefilled(kv, prompt(60 * BLOCK, "other"), 60 * BLOCK)
+    assert shared(kv, prompt(50 * BLOCK)) == 0, "what nobody holds any more is free to be taken"
+
+
+def shared(kv, request):
+    return kv.shared_blocks_of(request, kv.blocks_of(request)[1])

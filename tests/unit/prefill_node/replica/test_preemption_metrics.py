@@ -4,11 +4,13 @@ import logging
 
 import pytest
 from published import suspended
+from spans import SAMPLED, recorded
 
 from prefill_node.board.events import Dropped, Resumed, Served, Started, Stopped, encode
 from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
-from prefill_node.replica.job_spans import JobSpans
+from prefill_node.replica.job_history import JobState
+from prefill_node.replica.job_spans import QUEUE, RUN, SUSPENDED, JobSpans
 from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import KeepReason
@@ -113,7 +115,7 @@ def stopped(jobs=("long",), beneficiary="urgent", is_kept=True, boundary=3, done
 
 RESUMED = Resumed(("long",), 3, suspended_s=2.0, issued_s=7.0, first_operator_s=7.25)
 SERVED = Served("urgent", stopped_s=5.0, first_operator_s=5.125)
-DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000, pairs=1e6)
+DROPPED = Dropped(("long",), "memory", done=0.25, tokens=1000, pairs=1e6, dropped_s=6.0)
 
 METRICS_OF = {
     "kept": (
@@ -174,6 +176,30 @@ def test_what_the_prefix_cache_held_is_passed_on(instruments, ledger):
     PreemptionRecord(instruments, ledger, started=told.append).take([encode(Started("a", 512, 1.0))])
     assert told == [Started("a", 512, 1.0)]
     assert instruments.recorded == []
+
+
+def test_a_prefill_that_lost_its_memory_waits_and_runs_again_and_its_own_chunks_are_no_hit(
+    instruments, ledger
+):
+    exporter, told = recorded(), []
+    record = PreemptionRecord(instruments, ledger, started=told.append)
+    ledger.arrived(Accepted(JobId("long"), PREMIUM, 1000, 9.0, 1.0))
+    spans = JobSpans(SAMPLED, 1.0)
+    record.follow(JobId("long"), spans)
+    first, again = Started("long", 0, 2.0), Started("long", 512, 8.0, is_first=False)
+    record.take([encode(notice) for notice in (first, stopped(), DROPPED, again)])
+    (long,) = record.history.recent(60.0, now_s=9.0).jobs
+    assert [(stretch.state, stretch.start_s) for stretch in long.stretches] == [
+        (JobState.WAITING, -8.0),
+        (JobState.RUNNING, -7.0),
+        (JobState.SUSPENDED, -4.0),
+        (JobState.WAITING, -3.0),
+        (JobState.RUNNING, -1.0),
+    ]
+    spans.end()
+    *parts, _ = exporter.get_finished_spans()
+    assert [part.name for part in parts] == [QUEUE, RUN, SUSPENDED, QUEUE, RUN]
+    assert told == [first]
 
 
 @pytest.mark.parametrize(("notice", "expected"), METRICS_OF.values(), ids=METRICS_OF.keys())

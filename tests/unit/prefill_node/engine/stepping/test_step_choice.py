@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,20 @@ def test_nobody_joins_without_memory():
 
 
 # Memory
+
+
+def test_what_others_hold_of_its_prefix_takes_no_memory_while_they_hold_it():
+    def shares(name, deadline_s):
+        return msgspec.structs.replace(queued(name, deadline_s=deadline_s, missing=10), shared_blocks=8)
+
+    both = [shares("a", 5), shares("b", 6)]
+    assert chosen(both, free=4, join_tokens=1000) == starts("a", "b")
+    assert chosen(both, free=3, join_tokens=1000) == starts("a")
+    in_a_hurry = shares("urgent", 0.15)
+    holder = suspended(1, deadline_s=90, held=9)
+    assert chosen([in_a_hurry], [holder], free=2) == starts("urgent")
+    assert chosen([in_a_hurry], [holder], free=1) == (["urgent"], [1])
+    assert chosen([in_a_hurry], [holder], free=0) == 1, "without the holder its prefix takes memory, too"
 
 
 def test_one_that_does_not_fit_lets_the_next_one_go():
