@@ -4,7 +4,8 @@ That is an ingress behind a `deployments.http.door`, or Serve's HTTP proxy, whic
 (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`) and has the limits in its environment. Serve hands a request to
 its replica before the body is here, and the replica asks the proxy for each piece; with about a thousand such
 bodies under way nobody is answered any more. So a request goes on only once it is whole. uvicorn also waits
-for ever for headers and for readers. What a request is worth is the gatekeeper's to say, further in.
+for ever for headers and for readers, and takes headers and URLs of any size. What a request is worth is the
+gatekeeper's to say, further in.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import struct
 import termios
 import uuid
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.middleware import Middleware
@@ -28,7 +30,7 @@ from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
 _SEND_BUFFER_BYTES: Final = 64 * 1024
 """Of what a client has not read, in the kernel, which would take megabytes, so that no reader looked slow."""
+_REQUEST_LINE_BYTES: Final = 8 * 1024
+_BETWEEN_BYTES: Final = len(b": \r\n")
+"""What a header has besides its name and its value."""
 _DROP: Final = struct.pack("ii", 1, 0)
 _NOTHING: Final = struct.pack("i", 0)
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
@@ -225,6 +230,7 @@ def _is_unread(transport: Any) -> bool:
 
 
 def _bound_connections(limits: LimitsConfig) -> None:
+    _bound_heads(HttpToolsProtocol, limits)  # h11 has a limit of its own
     for protocol in (HttpToolsProtocol, H11Protocol):
         _bound_headers(protocol, limits.header_timeout_s)
         _bound_idle(protocol)
@@ -244,16 +250,73 @@ def _bound_idle(protocol: Any) -> None:
     protocol.timeout_keep_alive_handler = timeout_keep_alive_handler
 
 
+def _waits(connection: Any) -> bool:
+    """Whether no request of a connection is being answered."""
+    return connection.cycle is None or connection.cycle.response_complete
+
+
+def _bound_heads(protocol: Any, limits: LimitsConfig) -> None:
+    """Have uvicorn bound the bytes in which no head becomes whole and no byte of a body comes."""
+    limit = limits.max_header_bytes + limits.max_headers * _BETWEEN_BYTES + _REQUEST_LINE_BYTES
+    answer = _written_out(
+        http_errors.too_many_headers(
+            f"the request line and the headers are more than {limit} bytes, by limits.max_header_bytes"
+        )
+    )
+    received = protocol.data_received
+
+    def going_on(callback: Callable[..., None]) -> Callable[..., None]:
+        def called(connection: Any, *given: bytes) -> None:
+            connection._slackserve_head_bytes = 0  # noqa: SLF001 - ours
+            callback(connection, *given)
+
+        return called
+
+    def data_received(connection: Any, data: bytes) -> None:
+        while data and not connection.transport.is_closing():
+            if (size := limit - connection._slackserve_head_bytes) <= 0:  # noqa: SLF001
+                leave(connection)
+                return
+            piece, data = data[:size], data[size:]
+            connection._slackserve_head_bytes += len(piece)  # noqa: SLF001
+            received(connection, piece)
+
+    def leave(connection: Any) -> None:
+        logs.event("large_head_left", limit_bytes=limit)
+        if _waits(connection) and not _is_unread(connection.transport):
+            connection.transport.write(answer)
+            connection.transport.close()
+        else:
+            _reset(connection.transport)
+
+    protocol._slackserve_head_bytes = 0  # noqa: SLF001
+    protocol.data_received = data_received
+    protocol.on_headers_complete = going_on(protocol.on_headers_complete)
+    protocol.on_body = going_on(protocol.on_body)
+
+
+def _written_out(refusal: HTTPError) -> bytes:
+    """An answer as it goes over the connection, where no request is there to be answered."""
+    response = refusal.response()
+    status = HTTPStatus(refusal.status)
+    return b"\r\n".join(
+        [
+            f"HTTP/1.1 {status.value} {status.phrase}".encode(),
+            *(name + b": " + value for name, value in response.raw_headers),
+            b"connection: close",
+            b"",
+            bytes(response.body),
+        ]
+    )
+
+
 def _bound_headers(protocol: Any, timeout_s: float) -> None:
     """Have uvicorn bound how long headers take, and what the kernel holds of an answer."""
     made, received = protocol.connection_made, protocol.data_received
 
-    def waits(connection: Any) -> bool:
-        return connection.cycle is None or connection.cycle.response_complete
-
     def watch(connection: Any) -> None:
         timer = getattr(connection, "_slackserve_timer", None)
-        if not waits(connection):
+        if not _waits(connection):
             if timer is not None:
                 timer.cancel()
                 connection._slackserve_timer = None  # noqa: SLF001 - ours
@@ -262,7 +325,7 @@ def _bound_headers(protocol: Any, timeout_s: float) -> None:
 
     def late(connection: Any) -> None:
         connection._slackserve_timer = None  # noqa: SLF001
-        if waits(connection) and not connection.transport.is_closing():
+        if _waits(connection) and not connection.transport.is_closing():
             logs.event("slow_headers_left", limit_s=timeout_s)
             connection.transport.close()
 

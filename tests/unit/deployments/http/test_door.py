@@ -48,7 +48,13 @@ class Ingress:
 
 @pytest.fixture
 def held(monkeypatch):
-    for name in ("connection_made", "data_received", "timeout_keep_alive_handler"):
+    for name in (
+        "connection_made",
+        "data_received",
+        "on_headers_complete",
+        "on_body",
+        "timeout_keep_alive_handler",
+    ):
         monkeypatch.setattr(HttpToolsProtocol, name, getattr(HttpToolsProtocol, name))
     port = free_port()
     found = Door.at("127.0.0.1", port, {})

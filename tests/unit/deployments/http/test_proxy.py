@@ -22,7 +22,8 @@ LIMITS = LimitsConfig(
     header_timeout_s=0.5,
     write_timeout_s=0.5,
 )
-PATCHED = "connection_made", "data_received", "timeout_keep_alive_handler"
+PATIENT = LIMITS.model_copy(update={"body_timeout_s": 20.0, "header_timeout_s": 20.0})
+PATCHED = "connection_made", "data_received", "on_headers_complete", "on_body", "timeout_keep_alive_handler"
 ESTABLISHED = 1
 EVENTS = {"/long": 3000, "/longer-than-buffers": 500, "/in-all-buffers": 80, "/in-the-buffers": 30}
 EVENT = b"data: " + b"x" * 2000 + b"\n\n"
@@ -59,10 +60,10 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def serving(monkeypatch, **options):
+async def serving(monkeypatch, limits=LIMITS, **options):
     """The proxy, its port, and what bounds its clients."""
     kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
-    monkeypatch.setenv(LIMITS_VARIABLE, LIMITS.model_dump_json())
+    monkeypatch.setenv(LIMITS_VARIABLE, limits.model_dump_json())
     (middleware,) = middlewares()
     proxy = Proxy()
     app = middleware.cls(proxy, **middleware.kwargs)
@@ -138,6 +139,81 @@ async def test_the_second_request_of_a_connection_is_held_to_it_as_well(served):
     writer.write(b"POST / HTTP/1.1\r\nx-slow:")
     assert await closed_after_s(reader) < 2
     writer.close()
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        pytest.param(b"POST / HTTP/1.1\r\nhost: x\r\n", b"a:\r\n", id="headers"),
+        pytest.param(b"POST / HTTP/1.1\r\nhost: x\r\na: ", b"a", id="a header"),
+        pytest.param(b"POST /", b"a", id="a URL"),
+        pytest.param(b"", b"\r\n", id="nothing"),
+        pytest.param(head() + b"POST /", b"a", id="the URL of a second request"),
+        pytest.param(CHUNKED + b"1\r\nx\r\n0\r\n", b"a:\r\n", id="what ends a body in pieces"),
+    ],
+)
+async def test_a_head_that_is_sent_for_ever_holds_up_nobody(monkeypatch, begins, goes_on):
+    others_s = []
+
+    async def send(writer, port):
+        writer.write(begins)
+        for _ in range(100):
+            writer.write(goes_on * (65_536 // len(goes_on)))
+            await writer.drain()
+            started_s = time.monotonic()
+            assert (await post(port)).status_code == 200
+            others_s.append(time.monotonic() - started_s)
+
+    async with serving(monkeypatch, PATIENT) as (_, port, app):
+        _, writer = await connect(port)
+        with pytest.raises(ConnectionError):
+            await send(writer, port)
+        assert len(others_s) < 20
+        assert max(others_s, default=0) < 1
+        assert app._in_flight_bytes == 0
+        writer.close()
+
+
+@pytest.mark.parametrize("begins", [b"POST /", b"POST / HTTP/1.1\r\nhost: x\r\na: "])
+async def test_who_sends_too_large_a_head_is_told_so(monkeypatch, begins):
+    async with serving(monkeypatch, PATIENT) as (proxy, port, _):
+        reader, writer = await connect(port)
+        writer.write(begins + b"a" * 30_000)
+        answer = await reader.read(4096)
+        assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert b"headers_too_large" in answer
+        assert b"limits.max_header_bytes" in answer
+        assert await reader.read() == b""
+        assert not proxy.asked
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(head(length=99_000) + b"x" * 99_000, id="a body"),
+        pytest.param(CHUNKED + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n", id="a body in pieces"),
+        pytest.param(
+            b"POST /" + b"a" * 8000 + b" HTTP/1.1\r\n" + (b"a: " + b"b" * 162 + b"\r\n") * 100 + b"\r\n",
+            id="as large a head as may be",
+        ),
+    ],
+)
+async def test_what_comes_in_one_piece_with_its_head_passes_and_so_does_the_next(monkeypatch, sent):
+    async with serving(monkeypatch, PATIENT) as (proxy, port, _):
+        reader, writer = await connect(port)
+        for number in range(1, 4):
+            writer.write(sent)
+            answer = b""
+            while not answer.endswith(b"\r\n0\r\n\r\n"):
+                answer += (piece := await reader.read(4096))
+                assert piece, answer
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert proxy.asked == number
+        writer.close()
 
 
 @pytest.mark.parametrize("name", ["x-request-timeout-seconds", "x-request-id", "user-agent"])
@@ -312,6 +388,10 @@ async def test_all_of_it_holds_over_tls(monkeypatch, tmp_path):
             writer.write(sent)
             assert 0.3 < await closed_after_s(reader) < 2
             writer.close()
+        reader, writer = await connect(port, tls.trust())
+        writer.write(b"POST /" + b"a" * 30_000)
+        assert b" 431 " in await reader.read(4096)
+        writer.close()
         reader, writer = await connect(port, tls.trust())
         writer.write(head(length=1000) + b"{")
         assert b" 408 " in await reader.read(4096)
