@@ -2,8 +2,8 @@ import json
 import random
 
 import pytest
+from typer.testing import CliRunner
 
-from deployments.calibrate.command import calibrate
 from deployments.calibrate.plan import default_lengths, handoff_lengths, lengths_to_check, prefixed
 from deployments.calibrate.profile import (
     check_handoffs,
@@ -14,6 +14,7 @@ from deployments.calibrate.profile import (
     sweep,
     with_handoffs,
 )
+from deployments.cli import app
 from deployments.config import ConfigError
 from slo.files.profile import read_profile
 from slo.predict.handoff import HandoffSample, TransferFit
@@ -169,13 +170,17 @@ def test_a_check_says_how_far_a_profile_is_off():
     assert check_handoffs(0.003, handed_over, [32, 512]).mape == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("paths", [{}, {"output": "a.json", "check": "b.json"}])
+def refusal(*arguments):
+    result = CliRunner().invoke(app, ["calibrate", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("paths", [(), ("--output", "a.json", "--check", "b.json")])
 def test_a_profile_is_either_written_or_tested(paths):
-    with pytest.raises(ConfigError, match="give --output, to write a profile, or --check, to test one"):
-        calibrate(**paths)
+    assert "give --output, to write a profile, or --check, to test one" in refusal(*paths)
 
 
 @pytest.mark.parametrize("lengths", ["64", "64,64", "0,5", "a,b", ""])
 def test_lengths_that_make_no_line_are_refused_before_anybody_is_asked(lengths):
-    with pytest.raises(ConfigError, match="at least two different positive numbers"):
-        calibrate(output="a.json", lengths=lengths)
+    assert "at least two different positive numbers" in refusal("--output", "a.json", "--lengths", lengths)
