@@ -96,9 +96,10 @@ def engine_kwargs(
     kwargs |= pool.engine_kwargs | _generation(config, pool)
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
-    if role is KVRole.DECODE and config.pressure.enabled:
-        setup = DecodeSetup(weights_of(config.tiers.tier_set()), config.pressure.drop_after_s)
-        kwargs["additional_config"] = {**(kwargs.get("additional_config") or {}), **setup.encode()}
+        if config.pressure.enabled:
+            given = kwargs.get("additional_config") or {}
+            setup = DecodeSetup(weights_of(config.tiers.tier_set()), config.pressure.drop_after_s)
+            kwargs["additional_config"] = {**given, **setup.encode()}
     return kwargs
 
 

@@ -51,6 +51,12 @@ def check_file(option: str, path: Path | None, refusal: type[Exception]) -> None
         raise refusal(f"{option}: {path} cannot be written")
 
 
+def check_file_and_directory(option: str, path: Path, refusal: type[Exception]) -> None:
+    """Create a file's directory; refuse a file that cannot be written there."""
+    check_directory(option, path.parent, refusal)
+    check_file(option, path, refusal)
+
+
 def check_directory(option: str, path: Path | None, refusal: type[Exception]) -> None:
     """Create a directory, with those above it; refuse one in which no file can be created."""
     if path is None:

@@ -9,6 +9,10 @@ from typing import Any, Final
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 _GROUP: Final = 32
 """Rows of a quantised matrix that share a scale."""
+_MERGED: Final = 2
+"""Patches on each side of a square that one token stands for, to `idefics3`."""
+_LANGUAGE: Final = {"paligemma": "gemma", "idefics3": "llama"}
+"""What models that read images have for text."""
 _VISION: Final = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -18,10 +22,6 @@ _VISION: Final = {
     "patch_size": 14,
     "projection_dim": 128,
 }
-
-
-_MERGED: Final = 2
-"""Patches on each side of a square that one token stands for."""
 
 
 def build_tiny_llama(directory: Path, *, layers: int = 4, context: int = 4096) -> Path:
@@ -58,16 +58,13 @@ def build_tiny(
     }
     sizes |= _sizes_of(architecture, layers, hidden)
     torch.manual_seed(0)
-    if architecture == "paligemma":
-        sizes |= {"model_type": "gemma"}
-        config = AutoConfig.for_model(architecture, text_config=sizes, vision_config=_VISION)
-        model = AutoModelForImageTextToText.from_config(config)
-    elif architecture == "idefics3":
-        sizes |= {"model_type": "llama", "pad_token_id": vocabulary["</s>"]}
-        seen = {"image_token_id": vocabulary["<image>"], "scale_factor": _MERGED}
-        config = AutoConfig.for_model(
-            architecture, text_config=sizes, vision_config=_VISION | {"num_hidden_layers": 2}, **seen
-        )
+    if architecture in _LANGUAGE:
+        sizes |= {"model_type": _LANGUAGE[architecture]}
+        more = {}
+        if architecture == "idefics3":
+            sizes |= {"pad_token_id": vocabulary["</s>"]}
+            more = {"image_token_id": vocabulary["<image>"], "scale_factor": _MERGED}
+        config = AutoConfig.for_model(architecture, text_config=sizes, vision_config=_VISION, **more)
         model = AutoModelForImageTextToText.from_config(config)
     else:
         known = "llama" if architecture in ("solar", "awq") else architecture

@@ -26,7 +26,7 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
-from deployments.options import ModelOption, check_directory, check_file, refuse_given
+from deployments.options import ModelOption, check_file_and_directory, refuse_given
 from slo.predict.measured_on import Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
@@ -62,8 +62,7 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
         refuse_given(ctx, ("lengths", "repeats", "handoff_ms"), "with --check", ConfigError)
     else:
         refuse_given(ctx, ("prompts", "seed"), "without --check", ConfigError)
-        check_directory("--output", output.parent, ConfigError)
-        check_file("--output", output, ConfigError)
+        check_file_and_directory("--output", output, ConfigError)
     from deployments.calibrate.run import Measuring  # noqa: PLC0415 - imports Ray
     from deployments.local.running import NotRunningError, connect  # noqa: PLC0415
 

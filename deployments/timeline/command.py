@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.config import ConfigError
-from deployments.options import ModelOption, check_directory, check_file
+from deployments.options import ModelOption, check_file_and_directory
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _console = Console(stderr=True)
@@ -39,8 +39,7 @@ def timeline(
     model: ModelOption = None,
 ) -> None:
     """Draw who ran, waited and was suspended on the running deployment's prefill replicas."""
-    check_directory("--out", out.parent, ConfigError)
-    check_file("--out", out, ConfigError)
+    check_file_and_directory("--out", out, ConfigError)
     with _console.status("asking the replicas"):
         from deployments.local.running import NotRunningError, connect  # noqa: PLC0415 - imports Ray
         from deployments.timeline.collect import pasts  # noqa: PLC0415 - likewise

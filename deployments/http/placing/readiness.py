@@ -36,7 +36,8 @@ class Readiness:
             serves = degraded and self._has_served
             body = {"status": "degraded" if serves else "not ready", "reason": "the router does not answer"}
             return JSONResponse(body, 200 if serves else 503)
-        self._has_served = any(fleet["serves"] for fleet in fleets if fleet is not None)
+        serving = [fleet["serves"] for fleet in heard.values()]
+        self._has_served = any(serving)
         waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
         known: dict[str, Any] = {}
         if tells:
@@ -46,7 +47,6 @@ class Readiness:
         if not waiting or not (of_all or len(waiting) == len(heard)):
             return JSONResponse({"status": "ready", **known})
         reason = ", ".join(waiting.values() if len(heard) == 1 else map(": ".join, waiting.items()))
-        serving = [fleet["serves"] for fleet in heard.values()]
         if degraded and (all(serving) if of_all else any(serving)):
             return JSONResponse({"status": "degraded", "reason": reason, **known})
         return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)

@@ -52,6 +52,19 @@ def expects(engine, tokens, tiers=(LOW, MIDDLE, TOP)):
     engine.scheduler._lengths.factor = 1.0
 
 
+def full_of_the_lowest(stepped):
+    """An engine whose memory streams of the lowest tier hold, of whom none has lost any."""
+    engine = stepped(60)
+    expects(engine, 1)
+    for number in range(4):
+        engine.add(f"low{number}", 120, 200, tier=LOW)
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        engine.step()
+    assert not engine.preempted
+    expects(engine, 200)
+    return engine
+
+
 def test_with_ample_memory_the_steps_are_those_of_vllm(stepped):
     engines = [stepped(2000), stepped(2000, CarryingScheduler)]
     rng = random.Random(1)
@@ -229,14 +242,7 @@ def test_prompts_that_are_computed_under_pressure_leave_something_for_the_stream
 
 
 def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepped):
-    engine = stepped(60)
-    expects(engine, 1)
-    for number in range(4):
-        engine.add(f"low{number}", 120, 200, tier=LOW)
-    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
-        engine.step()
-    assert not engine.preempted
-    expects(engine, 200)
+    engine = full_of_the_lowest(stepped)
     engine.add("large", 40 * BLOCK, 5, tier=TOP)
     engine.add("small", 3 * BLOCK - 1, 5, tier=MIDDLE)
     engine.step()
@@ -251,13 +257,7 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepp
 
 
 def test_one_below_that_lost_its_memory_twice_keeps_nobody_from_what_is_kept_for_the_top_tier(stepped):
-    engine = stepped(60)
-    expects(engine, 1)
-    for number in range(4):
-        engine.add(f"low{number}", 120, 200, tier=LOW)
-    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
-        engine.step()
-    expects(engine, 200)
+    engine = full_of_the_lowest(stepped)
     engine.add("twice", 40 * BLOCK, 5, tier=MIDDLE)
     account = engine.scheduler._book.accounts["twice"]
     account.preemptions_before, account.parked_s = IMMUNE_AFTER, time.monotonic()
