@@ -7,7 +7,7 @@ its reader raises, is its own module's.
 import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,17 @@ ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, a
 SECRET = "key"  # noqa: S105 - the key of a file
 """The key of a file whose value is nobody's business."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe types, whatever a library makes of them in the loader that a process shares.
+
+    lm-format-enforcer, which an engine may import for a grammar, has dates read as text there.
+    """
+
+    yaml_constructors: ClassVar[dict[str | None, Any]] = yaml.SafeLoader.yaml_constructors | {
+        "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
+    }
 
 
 class FleetConfigError(Exception):
@@ -99,7 +110,7 @@ def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
         refusal: when it is not YAML.
     """
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2026-06-31 is a ValueError
         raise refusal(f"{source}: is not YAML: {error}") from None
     return {} if values is None else values
