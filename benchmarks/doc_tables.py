@@ -365,6 +365,26 @@ def comparison_in_short() -> str:
     return markdown(["Load", "", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
 
 
+def comparison_paired() -> str:
+    """What ours has more in time than each other arm, on the same requests."""
+    found = result("comparison")
+    rows = [
+        [
+            f"{row['load']:g}",
+            _server(row["arm"], found),
+            *(_points(row[kind]) for kind in ("urgent", "long")),
+            f"{row['throughput_ratio'] - 1:+.1%}",
+        ]
+        for row in found["paired"]
+    ]
+    return markdown(["Load", "SlackServe and", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
+
+
+def _points(cell: Mapping[str, float]) -> str:
+    points, low, high = (100 * cell[name] for name in ("points", "low", "high"))
+    return f"{points:+.0f} points ({low:+.0f} to {high:+.0f})"
+
+
 def _server(arm: str, found: Mapping[str, Any]) -> str:
     chunks = found["chosen"].get(arm, "")
     step, _, of_one = chunks.partition("/")
@@ -391,6 +411,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "comparison": comparison,
     "comparison-in-short": comparison_in_short,
+    "comparison-paired": comparison_paired,
     "preemption-server": through_the_server,
     "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
     "hostile-clients": hostile_clients,

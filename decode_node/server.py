@@ -38,6 +38,7 @@ from decode_node.spans import DECODE, TOKENISE, RequestSpans
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
+from slo.liveness import HUNG_AFTER_S
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
@@ -91,6 +92,7 @@ class DecodeNodeConfig:
         grammars: What compiling a grammar may take.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams may be ended for lack of memory.
+        hung_after_s: Seconds without progress before which its engine does not count as hung.
     """
 
     prefill_replicas: int
@@ -104,6 +106,7 @@ class DecodeNodeConfig:
     grammars: GrammarLimits = DEFAULT_LIMITS
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
+    hung_after_s: float = HUNG_AFTER_S
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -177,7 +180,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
         self._watchdog = EngineWatchdog(
-            "decode", client, lambda: self._tap.steps, self._pass_s, self._instruments
+            "decode",
+            client,
+            lambda: self._tap.steps,
+            self._pass_s,
+            self._instruments,
+            node.hung_after_s,
         )
         self._watchdog.start()
         logs.event("decode_ready", max_model_len=self._max_model_len)

@@ -94,6 +94,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
         subject=model.subject,
         is_monitored=config.monitor.enabled,
         tracing=config.tracing.options(),
+        hung_after_s=config.prefill.hung_after(config.accelerator),
     )
 
 
@@ -111,6 +112,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
         leaves=config.pressure.enabled and config.pressure.reprefill,
         droppable=config.pressure.droppable(config.tiers.tier_set()),
+        hung_after_s=config.decode.hung_after(config.accelerator),
     )
 
 

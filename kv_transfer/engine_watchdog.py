@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from kv_transfer.engine_processes import give_up_engine, kill_engine
-from slo.liveness import StallAccount, stall_limit_s
+from slo.liveness import HUNG_AFTER_S, StallAccount, stall_limit_s
 from telemetry import logs
 from telemetry.catalogue import ENGINE_HANGS
 from telemetry.instruments import Instruments
@@ -36,6 +36,7 @@ class EngineWatchdog:
         progress: Changes whenever the engine gets on: a step has ended, or part of a pass.
         pass_s: Predicted seconds of the longest pass that may run now.
         instruments: Must have `ENGINE_HANGS`.
+        hung_after_s: Seconds without progress before which no engine is hung.
     """
 
     METRICS = (ENGINE_HANGS,)
@@ -47,12 +48,14 @@ class EngineWatchdog:
         progress: Callable[[], Hashable],
         pass_s: Callable[[], float],
         instruments: Instruments,
+        hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
         self._role = role
         self._client = client
         self._progress = progress
         self._pass_s = pass_s
         self._instruments = instruments
+        self._hung_after_s = hung_after_s
         self._account = StallAccount()
         self._task: asyncio.Task[None] | None = None
 
@@ -71,7 +74,7 @@ class EngineWatchdog:
     async def _look(self) -> None:
         has_work = self._client.output_processor.has_unfinished_requests()
         stalled_s = self._account.look(self._progress(), has_work=has_work, now_s=time.monotonic())
-        limit_s = stall_limit_s(self._pass_s())
+        limit_s = stall_limit_s(self._pass_s(), self._hung_after_s)
         if stalled_s <= limit_s:
             return
         if await self._answers():  # it has nothing to do, whatever its client believes

@@ -11,21 +11,23 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-MIN_STALL_S: Final = 5.0
-"""No engine is hung before this."""
+HUNG_AFTER_S: Final = 5.0
+"""No engine is hung before this, if nothing else is configured."""
 STALL_PASSES: Final = 5.0
-"""Nor before so many times what the pass that runs, or would run next, is predicted to take."""
+"""Nor is one before so many times what the pass that runs, or would run next, is predicted to take."""
 MAX_LOOK_S: Final = 1.0
 """So much of the time since the last look counts at most: whoever was itself stopped has seen nothing."""
 
 
-def stall_limit_s(pass_s: float) -> float:
-    """Seconds without progress after which an engine is hung; `pass_s` is the predicted time of its pass.
+def stall_limit_s(pass_s: float, least_s: float = HUNG_AFTER_S) -> float:
+    """Seconds without progress after which an engine is hung, at least `least_s`.
 
-    A prediction that is no number sets no limit above the least.
+    Args:
+        pass_s: Predicted time of its pass; one that is no number sets no limit above the least.
+        least_s: Longer where a pass may have to compile a kernel, which nobody predicts.
     """
     limit_s = STALL_PASSES * pass_s
-    return limit_s if MIN_STALL_S < limit_s < math.inf else MIN_STALL_S
+    return limit_s if least_s < limit_s < math.inf else least_s
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from benchmarks.comparison.arms import (
     chunked,
     running,
 )
-from benchmarks.comparison.table import loads_table, summary, verdict
+from benchmarks.comparison.table import loads_table, paired, shared, summary, verdict
 from benchmarks.harness.cut_model import cut_model
 from benchmarks.report import RESULTS, commit, write
 
@@ -68,6 +68,8 @@ class Comparison:
         self._chosen: dict[str, str] = {}
         self._commits: dict[str, str] = {}
         """Of the rounds whose starts do not name theirs."""
+        self._superseded: Mapping[str, Any] = {}
+        """Runs that later ones replaced, and why."""
 
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Add to what `results` gave.
@@ -82,6 +84,7 @@ class Comparison:
         self._pilot, self._starts, self._chosen = before["pilot"], before["starts"], before["chosen"]
         self._runs = [load.ArmRun(**run) for run in before["runs"]]
         self._commits = before["settings"]["commits"]
+        self._superseded = before.get("superseded", {})
 
     def measure(self) -> None:
         """The capacity, the tuning, and all rounds of all arms, after those that there are."""
@@ -155,8 +158,9 @@ class Comparison:
         return run
 
     def results(self) -> dict[str, Any]:
-        """Everything so far, as JSON."""
-        rows = summary(self._runs)
+        """Everything so far, as JSON; the summary and the verdict are of the rounds that all arms served."""
+        same = shared(self._runs, self._options.arms)
+        rows = summary(same)
         return {
             "settings": {
                 **vars(self._options),
@@ -174,8 +178,11 @@ class Comparison:
             "starts": self._starts,
             "pilot": self._pilot,
             "runs": [asdict(run) for run in self._runs],
+            "superseded": self._superseded,
             "summary": rows,
+            "paired": paired(same),
             "verdict": verdict(rows),
+            "all_rounds": summary(self._runs),
         }
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from benchmarks.comparison.load import ArmRun
 
 OURS = "slackserve"
@@ -43,6 +45,63 @@ def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
     return found
 
 
+def shared(runs: Sequence[ArmRun], arms: Sequence[str]) -> list[ArmRun]:
+    """The runs of these arms in rounds that they all served at all loads: the same requests for each.
+
+    All their runs, where there is no such round.
+    """
+    some = [run for run in runs if run.arm in arms]
+    cases = {(run.arm, run.load) for run in some}
+    whole = {
+        number
+        for number in {run.round for run in some}
+        if {(run.arm, run.load) for run in some if run.round == number} == cases
+    }
+    return [run for run in some if run.round in whole] or some
+
+
+def paired(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
+    """At each load: ours less each other arm, request by request of the rounds that both served.
+
+    Points of attainment by kind, 95 % of a bootstrap, in which rounds and requests of each are drawn;
+    prompt tokens per second of all these rounds as a ratio.
+    """
+    found = []
+    for load in sorted({run.load for run in runs}):
+        here = [run for run in runs if run.load == load]
+        ours = {run.round: run for run in here if run.arm == OURS}
+        for arm in dict.fromkeys(run.arm for run in here if run.arm != OURS):
+            pairs = [(ours[run.round], run) for run in here if run.arm == arm and run.round in ours]
+            if pairs:
+                row: dict[str, Any] = {"load": load, "arm": arm, "rounds": len(pairs)}
+                row |= {kind: _difference(pairs, kind) for kind in KINDS}
+                mine, theirs = (_tokens_ps(side) for side in zip(*pairs, strict=True))
+                row["throughput_ratio"] = mine / theirs
+                found.append(row)
+    return found
+
+
+def _tokens_ps(runs: Sequence[ArmRun]) -> float:
+    return sum(run.prompt_tokens_ps * run.wall_s for run in runs) / sum(run.wall_s for run in runs)
+
+
+def _difference(pairs: Sequence[tuple[ArmRun, ArmRun]], kind: str) -> dict[str, float]:
+    differences = [np.subtract(a.met[kind], b.met[kind], dtype=float) for a, b in pairs]
+    low, high = np.percentile(_drawn(differences), (2.5, 97.5))
+    return {"points": float(np.concatenate(differences).mean()), "low": float(low), "high": float(high)}
+
+
+def _drawn(rounds: Sequence[npt.NDArray[np.float64]]) -> list[float]:
+    """Means of bootstraps: rounds are drawn, and of each drawn round its requests."""
+    rng = np.random.default_rng(1)
+    drawn = []
+    for _ in range(BOOTSTRAPS):
+        picked = [rounds[at] for at in rng.integers(len(rounds), size=len(rounds))]
+        again = [values[rng.integers(values.size, size=values.size)] for values in picked]
+        drawn.append(float(np.concatenate(again).mean()))
+    return drawn
+
+
 def _attained(runs: Sequence[ArmRun], kind: str | None) -> float:
     flags = [flag for run in runs for flag in run.flags(kind)]
     return statistics.fmean(flags) if flags else 1.0
@@ -57,11 +116,10 @@ def _quantiles(runs: Sequence[ArmRun], kind: str) -> dict[str, float]:
 
 
 def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float, float]:
-    """95 % of what is attained by a bootstrap: rounds are drawn, and of each drawn round its requests.
+    """95 % of what is attained, by a bootstrap over rounds and requests.
 
     Where all were in time, or none, there is nothing to draw from: Clopper and Pearson's bound is taken.
     """
-    rng = np.random.default_rng(1)
     rounds = [np.array(run.flags(kind), float) for run in runs]
     rounds = [flags for flags in rounds if flags.size]
     if not rounds:
@@ -70,12 +128,7 @@ def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float
     if every.min() == every.max():
         bound = 0.025 ** (1 / every.size)
         return (bound, 1.0) if every[0] else (0.0, 1 - bound)
-    drawn = []
-    for _ in range(BOOTSTRAPS):
-        picked = [rounds[at] for at in rng.integers(len(rounds), size=len(rounds))]
-        again = [flags[rng.integers(flags.size, size=flags.size)] for flags in picked]
-        drawn.append(np.concatenate(again).mean())
-    low, high = np.percentile(drawn, (2.5, 97.5))
+    low, high = np.percentile(_drawn(rounds), (2.5, 97.5))
     return float(low), float(high)
 
 

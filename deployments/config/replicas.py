@@ -7,9 +7,11 @@ from pydantic import Field, field_validator, model_validator
 from router.fleet.decode_replica import KvLink
 from slo.autoscaling.scaler import ScalingRules
 from slo.files.strict_yaml import Positive, Section
+from slo.liveness import HUNG_AFTER_S
 from slo.objectives import MAX_OBJECTIVE_MS
 
 LAST_PORT: Final = 65535
+CUDA_HUNG_AFTER_S: Final = 30.0
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 
 
@@ -28,6 +30,12 @@ class PoolConfig(Section):
     drain_s: Positive = Field(
         30.0, description="How long a replica that is shut down may take to finish what it has."
     )
+    hung_after_s: Positive | None = Field(
+        None,
+        description="An engine that has work has failed when it has made no progress for longer, and for "
+        f"five times what its pass should take; by default {CUDA_HUNG_AFTER_S:g} on cuda, where a kernel may be "
+        f"compiled at its first use, and {HUNG_AFTER_S:g} on cpu.",
+    )
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Ray node labels that a node must have to run these replicas."
     )
@@ -41,6 +49,12 @@ class PoolConfig(Section):
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Passed to vLLM's AsyncEngineArgs; ours cannot be overridden."
     )
+
+    def hung_after(self, accelerator: str) -> float:
+        """Seconds without progress before which no engine counts as hung."""
+        if self.hung_after_s is not None:
+            return self.hung_after_s
+        return HUNG_AFTER_S if accelerator == "cpu" else CUDA_HUNG_AFTER_S
 
     @property
     def fewest(self) -> int:

@@ -37,6 +37,7 @@ from prefill_node.replica.preemption_metrics import METRICS, PreemptionRecord
 from prefill_node.replica.report import ReportBuilder
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
 from sampling.carried import Prefilled, PrefillRequest
+from slo.liveness import HUNG_AFTER_S
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
@@ -79,6 +80,7 @@ class PrefillNodeConfig:
         tracing: Where spans go; None for nowhere.
         max_ongoing_requests: How many it has at once. Serve's own limit is out of the way: a replica that is
             full would not say that it is there, nor be told that a job is not wanted any more.
+        hung_after_s: Seconds without progress before which its engine does not count as hung.
     """
 
     predictor: PrefillPredictor | None
@@ -94,6 +96,7 @@ class PrefillNodeConfig:
     drain_s: float = 30.0
     tracing: TracingOptions | None = None
     max_ongoing_requests: int = 4096
+    hung_after_s: float = HUNG_AFTER_S
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -175,7 +178,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         if node.is_monitored:
             monitored.start(self._watch, self._instruments, llm_config.model_id)
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
-        self._watchdog = EngineWatchdog("prefill", client, self._progress, watch.pass_s, self._instruments)
+        self._watchdog = EngineWatchdog(
+            "prefill", client, self._progress, watch.pass_s, self._instruments, node.hung_after_s
+        )
         self._watchdog.start()
 
     async def prefill(

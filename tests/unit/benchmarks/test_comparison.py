@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.comparison import load
 from benchmarks.comparison.arms import Chunking, chunked
-from benchmarks.comparison.table import loads_table, summary, verdict
+from benchmarks.comparison.table import loads_table, paired, shared, summary, verdict
 
 MIX = load.mix(800, 20_000)
 
@@ -97,6 +97,28 @@ def test_what_is_attained_is_over_all_requests_with_an_interval_of_rounds():
     assert (row["rounds"], row["unserved"], row["requests"]["urgent"]) == (3, 3, 300)
     alike = summary([run("stock", number=number, urgent=0.3) for number in range(12)])[0]["urgent"]
     assert alike["high"] - alike["low"] < 0.08
+
+
+def test_arms_are_compared_in_the_rounds_that_all_served():
+    runs = [run("stock", load, number) for load in (0.7, 0.9) for number in (0, 1)]
+    runs += [run("slackserve", load, number) for load, number in ((0.7, 1), (0.9, 1), (0.7, 2))]
+    runs.append(run("left out", 0.7, 0))
+    same = shared(runs, ["stock", "slackserve"])
+    assert {(each.arm, each.round) for each in same} == {("stock", 1), ("slackserve", 1)}
+    apart = [run("stock", number=0), run("slackserve", number=1)]
+    assert shared(apart, ["stock", "slackserve"]) == apart
+
+
+def test_the_difference_is_taken_request_by_request():
+    runs = [run("stock", number=number, urgent=0.5, tokens_ps=500.0) for number in (0, 1, 2)]
+    runs += [run("slackserve", number=number, urgent=0.6) for number in (1, 2, 3)]
+    (row,) = paired(runs)
+    assert (row["load"], row["arm"], row["rounds"]) == (0.7, "stock", 2)
+    assert row["urgent"]["points"] == pytest.approx(0.1)
+    assert 0 < row["urgent"]["low"] < 0.1 < row["urgent"]["high"] < 0.17, "two arms apart have 0.2"
+    assert row["long"] == {"points": 0.0, "low": 0.0, "high": 0.0}
+    assert row["throughput_ratio"] == pytest.approx(0.8)
+    assert paired(runs[:3]) == []
 
 
 GOALS = {"urgent_ratio", "points", "throughput", "long_p99"}

@@ -108,14 +108,18 @@ def test_serve_gives_the_builder_typed_arguments(build):
 
 @pytest.fixture
 def options(monkeypatch):
-    """Serve's options of the prefill and the decode deployment that a configuration is turned into."""
+    """Serve's options of the prefill and the decode deployment that a configuration is turned into.
+
+    What else their replicas are told stands in `nodes` then.
+    """
     from deployments import app, replicas
 
-    found = {}
+    found, nodes = {}, {}
 
-    def note(llm_config, *, name_prefix, deployment_cls, **_):
+    def note(llm_config, *, name_prefix, deployment_cls, bind_kwargs):
         tier = name_prefix.rstrip(":").lower()
         found[tier] = llm_config, deployment_cls.get_deployment_options(llm_config)
+        nodes[tier] = bind_kwargs["node"]
 
     monkeypatch.setattr(replicas, "build_llm_deployment", note)
 
@@ -124,7 +128,14 @@ def options(monkeypatch):
             app.build(parse(values))
         return found
 
+    options_of.nodes = nodes
     return options_of
+
+
+@pytest.mark.slow
+def test_each_tier_is_told_when_its_engine_has_failed(options, tiny):
+    options({"model": tiny, "accelerator": "cuda", "decode": {"hung_after_s": 90}})
+    assert {tier: node.hung_after_s for tier, node in options.nodes.items()} == {"prefill": 30, "decode": 90}
 
 
 @pytest.mark.slow

@@ -20,6 +20,20 @@ def killed(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize(("stalled_s", "is_killed"), [(29.0, False), (31.0, True)])
+async def test_nothing_is_killed_before_the_limit_that_is_configured(killed, stalled_s, is_killed):
+    async def is_sleeping():
+        await asyncio.sleep(1)
+
+    processor = SimpleNamespace(has_unfinished_requests=lambda: True)
+    client = SimpleNamespace(is_sleeping=is_sleeping, output_processor=processor, errored=True)
+    instruments = SimpleNamespace(count=lambda *_, **__: None)
+    watchdog = EngineWatchdog("prefill", client, lambda: 0, lambda: 0.1, instruments, hung_after_s=30.0)
+    watchdog._account = SimpleNamespace(look=lambda *_, **__: stalled_s)
+    await watchdog._look()
+    assert bool(killed) == is_killed
+
+
 async def test_an_answer_that_came_while_the_loop_was_busy_counts(killed):
     answer = asyncio.get_running_loop().create_future()
 

@@ -25,6 +25,10 @@ def test_the_limit_is_five_seconds_or_five_passes(pass_s, limit_s):
     assert stall_limit_s(pass_s) == limit_s
 
 
+def test_a_longer_limit_can_be_given_and_five_passes_are_longer_still():
+    assert [stall_limit_s(pass_s, 30.0) for pass_s in (0.1, 5.9, 7.0, math.nan)] == [30, 30, 35, 30]
+
+
 def test_work_without_progress_is_a_stall():
     assert stalled([((1, 1), True)] * 13) == pytest.approx(6.0)
 

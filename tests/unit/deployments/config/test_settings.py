@@ -234,6 +234,12 @@ def test_every_limit_reaches_the_router():
     assert off.router.limits(off.degraded) == limits
 
 
+def test_an_engine_may_take_longer_where_it_compiles_kernels():
+    pool = parse({"prefill": {"hung_after_s": 120}}).prefill
+    assert [pool.hung_after(accelerator) for accelerator in ("cpu", "cuda")] == [120, 120]
+    assert [PoolConfig().hung_after(accelerator) for accelerator in ("cpu", "cuda")] == [5, 30]
+
+
 def test_prompts_that_decode_shall_compute_need_the_means():
     with pytest.raises(ConfigError, match=r"degraded\.local_prefill"):
         parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})
