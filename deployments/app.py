@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from ray import serve
-from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ConfigError
@@ -24,6 +23,7 @@ from deployments.http.routes import make_ingress
 from deployments.http.served_model import ModelConfig, WaysConfig
 from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.local.launcher import ROUTER_NAME
+from deployments.models.card import card_of
 from deployments.models.embedded import ModelStoreError
 from deployments.models.found import FoundModel
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
@@ -78,7 +78,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         llm_deployments={
             name: each for model, each in zip(models, decode, strict=True) for name in model.names
         },
-        model_cards={name: _model_card(name, model) for model in models for name in model.names},
+        model_cards={name: card_of(name, model) for model in models for name in model.names},
         config=IngressConfig(
             tuple(_told(model) for model in models),
             {name: model.name for model in models for name in model.names},
@@ -192,11 +192,3 @@ def _core_plans(configs: Sequence[SlackServeConfig]) -> list[CorePlan]:
         for config in configs
     ]
     return plan_cores(sorted(os.sched_getaffinity(0)), *workers)
-
-
-def _model_card(name: str, model: FoundModel) -> ModelCard:
-    """What is told of the model, or of an adapter of it."""
-    metadata = {"model_id": name, "max_request_context_length": model.longest}
-    if name != model.name:
-        metadata["parent"] = model.name
-    return ModelCard(id=name, object="model", owned_by="slackserve", permission=[], metadata=metadata)

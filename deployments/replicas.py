@@ -4,6 +4,7 @@ Owns what a replica is started with: its engine, its node, its number, hardware 
 """
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,6 @@ from deployments.local.cpu_plan import CorePlan
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.found import FoundModel
-from deployments.models.store import ResolvedModel
 from kv_transfer.connector import KVRole
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
@@ -124,7 +124,7 @@ def _llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
         model_loading_config={"model_id": found.model_id, "model_source": found.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
         engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,
-        runtime_env={"env_vars": _environment(config, found)},
+        runtime_env={"env_vars": _environment(model)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
@@ -186,14 +186,29 @@ def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
     }
 
 
-def _environment(config: SlackServeConfig, model: ResolvedModel) -> dict[str, str]:
+def _environment(model: FoundModel) -> dict[str, str]:
     """Environment of the replicas, and so of their engines."""
-    env = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
-    if Path(model.source).is_dir():
+    env = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        # The host that a redirect leads to is held against no list.
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+    }
+    if all(Path(place).is_dir() for place in _weights(model)):
         env["HF_HUB_OFFLINE"] = "1"
-    if config.accelerator == "cpu":
-        env |= cpu_environment(config.kv_cache_gib)
+    if model.config.accelerator == "cpu":
+        env |= cpu_environment(model.config.kv_cache_gib)
     return env
+
+
+def _weights(model: FoundModel) -> Iterator[str]:
+    """Directories or Hugging Face ids of all that the engines load."""
+    yield model.resolved.source
+    yield from (adapter.path for adapter in model.adapters.get("lora_modules", ()))
+    for pool in (model.config.prefill, model.config.decode):
+        draft = (pool.engine_kwargs.get("speculative_config") or {}).get("model")
+        if draft is not None:
+            yield draft
 
 
 def logging_of(config: SlackServeConfig) -> LoggingConfig:

@@ -33,8 +33,8 @@ class PoolConfig(Section):
     hung_after_s: Positive | None = Field(
         None,
         description="An engine that has work has failed when it has made no progress for longer, and for "
-        f"five times what its pass should take; by default {CUDA_HUNG_AFTER_S:g} on cuda, where a kernel may be "
-        f"compiled at its first use, and {HUNG_AFTER_S:g} on cpu.",
+        f"five times what its pass should take; by default {HUNG_AFTER_S:g} on cpu, and "
+        f"{CUDA_HUNG_AFTER_S:g} on cuda, where a kernel may be compiled at its first use.",
     )
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Ray node labels that a node must have to run these replicas."

@@ -126,6 +126,10 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         wording = ResponseWording(asked, f"resp_{request.state.request_id}", longest)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
+    async def models(self) -> Any:
+        """The models that are served, and their adapters."""
+        return {"object": "list", "data": [card.model_dump() for card in self._model_cards.values()]}
+
     async def model_data(self, model: str) -> Any:
         """Describe one model."""
         self._models.check(model)

@@ -73,6 +73,8 @@ class ConnectionLimits:
         self._app = app
         self._limits = limits
         self._in_flight_bytes = 0
+        self._arriving: dict[_Exchange, None] = {}
+        """Requests that are not whole yet, the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; part of ASGI."""
@@ -112,12 +114,24 @@ class ConnectionLimits:
         )
         await refusal.response()(scope, receive, send)
 
-    def takes(self, size: int) -> HTTPError | None:
-        """Count bytes that have arrived; the refusal when they are too many."""
+    def begins(self, exchange: _Exchange) -> None:
+        """A request comes that is not whole."""
+        self._arriving[exchange] = None
+
+    def is_whole(self, exchange: _Exchange) -> None:
+        """Nothing more of a request comes, or is waited for."""
+        self._arriving.pop(exchange, None)
+
+    def takes(self, size: int) -> None:
+        """Count bytes that have arrived; when they are too many, give up what has been on its way longest.
+
+        Whoever sends slowly, with or without a key, would otherwise keep all others from sending.
+        """
         self._in_flight_bytes += size
-        if self._in_flight_bytes > (limit := self._limits.max_bytes_in_flight):
-            return http_errors.too_much_in_flight(limit)
-        return None
+        for oldest in list(self._arriving):
+            if self._in_flight_bytes <= (limit := self._limits.max_bytes_in_flight):
+                return
+            oldest.give_up(http_errors.too_much_in_flight(limit))
 
     def gives_back(self, size: int) -> None:
         """Bytes are held no more."""
@@ -138,34 +152,50 @@ class _Exchange:
         self._send = send
         self._pieces: list[Message] = []
         self._size = 0
+        self._until: asyncio.Timeout | None = None
         self.started = False
         self.refusal: HTTPError | None = None
 
     async def arrived(self) -> bool:
         """Wait until the body is here; False when it is refused, or its client has gone."""
         limits = self._all.limits
+        self._all.begins(self)
         try:
-            async with asyncio.timeout(limits.body_timeout_s):
+            async with asyncio.timeout(limits.body_timeout_s) as self._until:
                 while self.refusal is None:
                     message = await self._receive()
                     if message["type"] != "http.request":
                         return False
-                    self._pieces.append(message)
-                    self._take(len(message.get("body", b"")))
+                    if self.refusal is None:  # it has not been given up meanwhile
+                        self._pieces.append(message)
+                        self._take(len(message.get("body", b"")))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            self.refusal = http_errors.too_slow(limits.body_timeout_s)
+            if self.refusal is None:
+                self.refusal = http_errors.too_slow(limits.body_timeout_s)
+        finally:
+            self._all.is_whole(self)
         if self.refusal is not None:
             self._pieces.clear()
             self.answered()
         return self.refusal is None
 
     def _take(self, size: int) -> None:
-        self._size += size
-        self.refusal = self._all.takes(size)
-        if self._size > (limit := self._all.limits.max_body_bytes):
+        if self._size + size > (limit := self._all.limits.max_body_bytes):
             self.refusal = http_errors.too_large(limit)
+        else:
+            self._size += size
+            self._all.takes(size)
+
+    def give_up(self, why: HTTPError) -> None:
+        """Refuse a request that is not whole; its bytes are held no more, and its task goes on soon."""
+        if self._size and self.refusal is None:
+            self.refusal = why
+            self._pieces.clear()
+            self.answered()
+            assert self._until is not None
+            self._until.reschedule(asyncio.get_running_loop().time())
 
     async def receive(self) -> Message:
         """The pieces of the body, and then whatever else the client does."""

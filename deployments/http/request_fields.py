@@ -185,7 +185,7 @@ def prompt_size(body: Any) -> PromptSize:
     """How large the prompt of a chat or text completion is; of a chat, after `materialise`."""
     if hasattr(body, "messages"):
         more = [getattr(body, name, None) for name in _RENDERED_FIELDS]
-        return PromptSize(None, _text_bytes(body.messages) + _text_bytes(_plain(more)))
+        return PromptSize(None, sum(map(_said_bytes, body.messages)) + _text_bytes(_plain(more)))
     prompt = body.prompt
     if isinstance(prompt, str):
         return PromptSize(None, len(prompt.encode()))
@@ -198,13 +198,24 @@ def prompt_size(body: Any) -> PromptSize:
     return PromptSize(sum(len(tokens) for tokens in prompt), 0)
 
 
+def _said_bytes(message: Mapping[str, Any]) -> int:
+    """Bytes of a message's text; the media among the parts of its content are no text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return _text_bytes(message)
+    parts = [
+        {name: item for name, item in part.items() if name not in _MEDIA} if isinstance(part, dict) else part
+        for part in content
+    ]
+    return _text_bytes({**message, "content": parts})
+
+
 def _text_bytes(value: Any) -> int:
-    """Bytes of all text inside, whatever its nesting, names of fields included; media are no text."""
+    """Bytes of all text inside, whatever its nesting, names of fields included."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
-        texts = [(name, item) for name, item in value.items() if name not in _MEDIA]
-        return sum(len(name.encode()) + _text_bytes(item) for name, item in texts)
+        return sum(len(name.encode()) + _text_bytes(item) for name, item in value.items())
     if isinstance(value, list | tuple):
         return sum(_text_bytes(item) for item in value)
     return 0

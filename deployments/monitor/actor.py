@@ -73,6 +73,10 @@ class SloMonitor:
             core = self._cores[report.model] = MonitorCore(report.settings or MonitorSettings(), now_s)
         return core.heard(report, now_s)
 
+    async def export_at(self, host: str, port: int) -> None:
+        """Export metrics there: whoever starts it anew after a change of configuration finds it running."""
+        self._exporter.move(host, port)
+
     async def demand(self, model: str) -> FleetDemand | None:
         """What there is to do for a model's replicas; None when nobody has said."""
         core = self._cores.get(model)
@@ -120,7 +124,7 @@ class SloMonitor:
 
 
 def start_monitor(options: MonitorOptions, application: str) -> Any:
-    """The handle of an application's monitor; started if there is none.
+    """The handle of an application's monitor; started if there is none, and told where to export metrics.
 
     It needs no CPU of its own, so that a full cluster still has one.
     """
@@ -135,7 +139,9 @@ def start_monitor(options: MonitorOptions, application: str) -> Any:
         num_cpus=0,
         resources=place,
     )
-    return actor.remote(options, name)
+    monitor = actor.remote(options, name)
+    monitor.export_at.remote(options.host, options.port)
+    return monitor
 
 
 def start_own_monitor(options: MonitorOptions) -> Any:

@@ -28,8 +28,9 @@ class Exporter:
     """Serves the latest series under `/metrics`; port 0 exports nothing."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._wanted_port = port
+        self._wanted = host, port
+        self._at = host, 0
+        self._server: Any = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._samples: tuple[Sample, ...] = ()
@@ -37,19 +38,34 @@ class Exporter:
         self.refused = ""
         """Why nothing is exported; empty when all is well."""
 
+    def move(self, host: str, port: int) -> None:
+        """Export there from the next `open` on, and no more where it is done now."""
+        self._wanted = host, port
+
     def open(self) -> None:
         """Listen if that is wanted and not done yet; the port may have been busy the last time."""
-        if self.port == self._wanted_port:
+        if self._at == self._wanted:
             return
-        try:
-            start_http_server(self._wanted_port, self._host, self._registry)
-        except OSError as error:
-            if str(error) != self.refused:
-                self.refused = str(error)
-                _LOGGER.warning("metrics_not_exported %s:%d %s", self._host, self._wanted_port, error)
-            return
-        self.port, self.refused = self._wanted_port, ""
-        _LOGGER.info("metrics_exported %s:%d", self._host, self.port)
+        self._close()
+        host, port = self._wanted
+        if port:
+            try:
+                self._server, _ = start_http_server(port, host, self._registry)
+            except OSError as error:
+                if str(error) != self.refused:
+                    self.refused = str(error)
+                    _LOGGER.warning("metrics_not_exported %s:%d %s", host, port, error)
+                return
+            _LOGGER.info("metrics_exported %s:%d", host, port)
+        self._at, self.port, self.refused = self._wanted, port, ""
+
+    def _close(self) -> None:
+        if self._server is not None:
+            _LOGGER.info("metrics_not_exported_any_more %s:%d", *self._at)
+            self._server.shutdown()
+            self._server.server_close()
+            self._server, self.port = None, 0
+            self._at = self._at[0], 0
 
     def show(self, cores: Mapping[str, MonitorCore], now_s: float) -> None:
         """Export this from now on, of each model."""

@@ -119,6 +119,16 @@ def test_a_prometheus_that_scrapes_it_has_its_metrics(session, tmp_path):
         assert {each["metric"]["met"] for each in judged} == {"no"}
 
 
+def test_a_configuration_with_another_port_holds_for_the_monitor_that_runs(session):
+    (line,) = session.until(lambda line: line["uptime_s"] is not None, 10)[-1:]
+    former, session.port = session.port, free_port()
+    session.command(f"move {session.port}")
+    assert_soon(lambda: "slackserve_slo_target" in session.scrape(), 10)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{former}/metrics", timeout=5)
+    assert session.until(lambda _: True, 5)[-1]["uptime_s"] > line["uptime_s"], "it is the same one"
+
+
 def test_without_the_monitor_the_last_policy_holds(session):
     session.until(lambda line: line["lost"] is False, 10)
     session.command("end")

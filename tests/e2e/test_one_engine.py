@@ -273,6 +273,7 @@ def test_each_adapter_says_something_of_its_own(ours):
 def test_adapters_are_models_of_their_own_name(ours):
     cards = {card.id: card for card in ours.client().models.list()}
     assert set(cards) == set(MODELS)
+    assert (cards["a"].parent, cards["a"].root, cards["tiny"].parent) == ("tiny", "tiny", None)
     assert cards["a"].metadata["parent"] == "tiny"
     assert ours.client().models.retrieve("b").id == "b"
     with pytest.raises(openai.NotFoundError):

@@ -3,8 +3,8 @@
 Beside it another application with a monitor, in which all is well.
 
 Run as a script: `monitor_session.py PORT DIRECTORY`. Writes a line of JSON about every quarter of a second.
-Reads commands from standard input, one a line: `kill` kills the monitor's process, `end` ends the monitor for
-good, and the end of the input ends everything.
+Reads commands from standard input, one a line: `kill` kills the monitor's process, `move PORT` starts it anew
+with another port, `end` ends the monitor for good, and the end of the input ends everything.
 """
 
 import asyncio
@@ -103,6 +103,8 @@ async def obey(handle):
     while command := (await reader.readline()).decode().strip():
         if command == "kill":
             ray.kill(handle, no_restart=False)
+        elif command.startswith("move "):
+            start_monitor(MonitorOptions({MODEL: SETTINGS}, port=int(command.split()[1])), APPLICATION)
         elif command == "end":
             stop_monitor(APPLICATION)
 

@@ -71,7 +71,9 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
         FieldError: as `request_body.read`, and for what only a server can do that keeps state or runs tools.
     """
     given = {name: value for name, value in request_body.values_of(raw, limits).items() if value is not None}
-    asked = request_body.as_model(given, ResponsesRequest, limits)
+    # vLLM knows OpenAI's service tiers only, and a deployment may have others.
+    others = {name: value for name, value in given.items() if name != "service_tier"}
+    asked = request_body.as_model(others, ResponsesRequest, limits)
     try:
         chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:

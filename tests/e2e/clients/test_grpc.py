@@ -92,6 +92,7 @@ def test_the_same_chat_has_the_same_text(deployment, stub):
 def test_models_are_the_same(deployment, stub):
     answer = stub.ListModels(pb.ListModelsRequest(), metadata=metadata())
     assert [model.id for model in answer.data] == ["tiny"]
+    assert answer.data[0].created == deployment.client().models.retrieve("tiny").created
 
 
 def test_a_request_is_counted_once_and_its_first_token_measured(deployment, stub):

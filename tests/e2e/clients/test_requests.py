@@ -1,7 +1,11 @@
 """What clients see: streaming and not, chat and text, headers, models, readiness."""
 
+import asyncio
+import time
+
 import httpx
 import pytest
+from vllm.benchmarks.serve import get_first_model_from_server
 from waiting import assert_soon
 
 from slo.predict.prefill_time import PrefillPredictor
@@ -159,7 +163,12 @@ def test_texts_become_tokens_and_texts_again(deployment):
 
 def test_models_and_health(deployment):
     assert [model.id for model in deployment.client().models.list()] == ["tiny"]
-    assert deployment.client().models.retrieve("tiny").id == "tiny"
+    card = deployment.client().models.retrieve("tiny")
+    assert card == deployment.client().models.list().data[0]
+    assert (card.id, card.root, card.parent, card.max_model_len) == ("tiny", "tiny", None, 4096)
+    assert abs(card.created - time.time()) < 3600
+    headers = {"Authorization": f"Bearer {deployment.client().api_key}"}
+    assert asyncio.run(get_first_model_from_server(deployment.url, headers)) == ("tiny", "tiny")
     assert httpx.get(f"{deployment.url}/health").json() == {"status": "ok"}
     ready = httpx.get(f"{deployment.url}/ready")
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"}), "no key, no details"

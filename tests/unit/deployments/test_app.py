@@ -133,6 +133,24 @@ def options(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "is_offline"),
+    [
+        ({}, True),
+        ({"lora": {"adapters": {"sql": "org/sql"}, "max_rank": 16}}, False),
+        ({"decode": {"engine_kwargs": {"speculative_config": {"model": "org/draft"}}}}, False),
+        ({"decode": {"engine_kwargs": {"speculative_config": {"method": "ngram"}}}}, True),
+    ],
+    ids=str,
+)
+def test_engines_ask_the_hub_for_what_is_not_here(options, tiny, values, is_offline):
+    for config, _ in options({"model": tiny, **values}).values():
+        environment = config.runtime_env["env_vars"]
+        assert ("HF_HUB_OFFLINE" in environment) is is_offline
+        assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.slow
 def test_each_tier_is_told_when_its_engine_has_failed(options, tiny):
     options({"model": tiny, "accelerator": "cuda", "decode": {"hung_after_s": 90}})
     assert {tier: node.hung_after_s for tier, node in options.nodes.items()} == {"prefill": 30, "decode": 90}

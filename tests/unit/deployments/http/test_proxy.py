@@ -34,6 +34,8 @@ class Proxy:
 
     def __init__(self):
         self.asked = self.streaming = self.left = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def __call__(self, scope, receive, send):
         self.asked += 1
@@ -42,6 +44,7 @@ class Proxy:
         if message["type"] == "http.disconnect":
             self.left += 1
             return
+        await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         events = EVENTS.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())
@@ -285,23 +288,39 @@ async def test_nobody_further_in_hears_of_a_request_before_it_is_whole(served):
 
 
 async def test_all_bodies_together_are_bounded(served):
-    _, port, app = served
-    writers = []
-    for _ in range(3):
-        _, writer = await connect(port)
-        writer.write(head(length=90_000) + b"x" * 80_000)
-        writers.append(writer)
+    proxy, port, app = served
+    proxy.may_answer.clear()
+    waiting = [asyncio.create_task(post(port, b"x" * 80_000)) for _ in range(3)]
     while app._in_flight_bytes < 240_000:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     refused = await post(port, b"x" * 50_000)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "bytes_in_flight"
     assert "limits.max_bytes_in_flight" in refused.json()["error"]["message"]
-    for writer in writers:
-        writer.close()
-    while app._in_flight_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    proxy.may_answer.set()
+    assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200] * 3
+    assert app._in_flight_bytes == 0
     assert (await post(port, b"x" * 50_000)).status_code == 200
+
+
+async def test_whoever_sends_slowly_keeps_nobody_else_from_sending(monkeypatch):
+    async with serving(monkeypatch, PATIENT) as (_, port, app):
+        slow = []
+        for held in (80_000, 160_000, 240_000):
+            slow.append(await connect(port))
+            slow[-1][1].write(head(length=90_000) + b"x" * 80_000)
+            while app._in_flight_bytes < held:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await post(port, b"x" * 50_000)).status_code == 200
+        refused = await asyncio.wait_for(slow[0][0].readuntil(b"}}"), 5)
+        assert b" 503 " in refused
+        assert b"bytes_in_flight" in refused
+        assert app._in_flight_bytes == 160_000, "no more was given up than it took"
+        for reader, writer in slow[1:]:
+            writer.write(b"x" * 10_000)
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 5)
+        for _, writer in slow:
+            writer.close()
 
 
 async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(served):

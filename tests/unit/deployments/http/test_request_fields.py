@@ -144,6 +144,21 @@ def test_an_image_is_no_text_of_its_size(part):
     assert request_fields.prompt_size(chat(messages=messages)).text_bytes < 200
 
 
+def test_what_is_not_said_in_a_message_is_text_whatever_its_name():
+    hidden = {"type": "object", "properties": {"image_url": {"description": "x" * 5000}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": hidden}}
+    assert request_fields.prompt_size(chat(tools=[tool])).text_bytes > 5000
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": "%s"}' % ("y" * 900)},
+    }
+    said = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    assert request_fields.prompt_size(chat(messages=said)).text_bytes > 900
+    with pytest.raises(FieldError, match="bytes of grammar"):
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": hidden}})
+
+
 DIGESTS = [b"of acme's key", b"of zenith's"]
 SECRET = server_secret(DIGESTS)
 ACME, ZENITH = (Tenant(name, cache_salt=cache_salt(SECRET, f"tenant {name}")) for name in ("acme", "zenith"))

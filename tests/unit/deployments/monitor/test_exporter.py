@@ -4,6 +4,7 @@ import logging
 import socket
 import urllib.request
 from dataclasses import replace
+from urllib.request import urlopen
 
 import pytest
 from ports import free_port
@@ -130,6 +131,24 @@ def test_a_busy_port_is_told_once_and_taken_when_it_is_free(core, caplog):
     exporter.open()
     assert shown(core.state(SETTLE_S), exporter)["metrics_port"] == port
     assert shown(core.state(SETTLE_S), exporter)["metrics_refused"] == ""
+
+
+def test_another_address_after_a_change_of_configuration(core):
+    first, second = free_port(), free_port()
+    exporter = Exporter("127.0.0.1", first)
+    exporter.open()
+    exporter.move("127.0.0.1", second)
+    exporter.open()
+    exporter.show({"m": core}, SETTLE_S)
+    with urlopen(f"http://127.0.0.1:{second}/metrics", timeout=5) as answer:
+        assert b"slackserve_slo_target" in answer.read()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"http://127.0.0.1:{first}/metrics", timeout=5)
+    exporter.move("127.0.0.1", 0)
+    exporter.open()
+    assert exporter.port == 0
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"http://127.0.0.1:{second}/metrics", timeout=5)
 
 
 def test_port_0_exports_nothing(core):

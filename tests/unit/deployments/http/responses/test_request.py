@@ -92,6 +92,10 @@ def test_what_is_asked_for_has_a_chats_names():
     assert chat.tools[0].function.parameters == SCHEMA
 
 
+def test_a_service_tier_may_be_the_deployments_own():
+    assert chat_of(service_tier="batch").service_tier == "batch"
+
+
 def test_what_is_not_asked_for_is_left_to_the_chats_defaults():
     named = {"messages", "model", "cache_salt", "request_id"}
     assert chat_of().model_fields_set <= named | {"tools", "tool_choice"}
