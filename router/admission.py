@@ -44,14 +44,17 @@ class Gate:
     ) -> Rejected | None:
         """Why a request is not admitted; None when it is.
 
-        `replicas` are the usable ones; without any, what each tenant may have is all that counts.
+        `replicas` are the usable ones; without any, nobody is refused for a share or a backlog of theirs.
         `cached_tokens` are those of the `tokens` that some replica need not compute.
         """
         if self.admission is None:
             return None
         new = tokens - cached_tokens
         work_s = min((one.predictor.prefill_s(new, cached_tokens) for one in replicas), default=0.0)
-        if replicas and (len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S):
+        if not replicas:
+            self._replicas = 0
+            self.admission.has_capacity(0.0)
+        elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
             self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s))
         tier, tenant = request.objective.tier, request.tenant

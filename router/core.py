@@ -221,6 +221,7 @@ class RouterCore:
         if not request.is_admitted and (is_full or self._has_too_many(decode)):
             self._gate.withdrawn(request.job_id, now_s)
             return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
+        self._gate.not_for_prefill(request.job_id)
         tokens = newcomer.tokens
         decode.placed(tokens, newcomer, now_s)
         decode.local_prefills += 1

@@ -253,7 +253,10 @@ class AdmissionController:
         return ended
 
     def has_capacity(self, replicas: float) -> None:
-        """The fleet can do so many seconds of prefill work in a second."""
+        """The fleet can do so many seconds of prefill work in a second.
+
+        At 0, as without a replica, nobody is refused for a share or a backlog.
+        """
         self._capacity = replicas
 
     def follow(self, shed: Mapping[Tier, float], reserved: float) -> None:
@@ -281,7 +284,11 @@ class AdmissionController:
             Work that arrives, what is refused included, in seconds per second of the fastest replica; and the
             predicted seconds of what waits in tiers with an objective for the first token.
         """
-        return self.load(now_s) * self._capacity, math.fsum(self._backlog_s[tier] for tier in self._due)
+        backlog_s = math.fsum(self._backlog_s[tier] for tier in self._due)
+        if self._capacity > 0:
+            return self.load(now_s) * self._capacity, backlog_s
+        tenants = self._demand.by_tenant(now_s).values()  # what came before the last replica was lost
+        return math.fsum(work for by_name in tenants for work in by_name.values()), backlog_s
 
     def backlog_s(self, tier: Tier) -> float:
         """Predicted prefill seconds of a class that were admitted and have not been served."""

@@ -18,6 +18,7 @@ from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
+from slo.replacement import FailureCause, ReplacementRequested
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier, TierPolicy
@@ -117,6 +118,63 @@ def test_who_is_refused_for_want_of_prefill_has_taken_nothing():
     assert refused.reason is RejectionReason.BACKLOG
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
     assert isinstance(router.place(request(3, 10, tenant="a", output_tokens=8000), 0.0), Placed)
+
+
+def with_a_backlog_of_the_lost(clock=21):
+    """A fleet whose only prefill replica is gone, with what it had to compute left to decode."""
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.0))
+    router = without_prefill(max_local=64, gate=gate)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
+    router.prefill_reported(report("prefill-0"), 0.0)
+    for second in range(clock):
+        assert isinstance(router.place(request(second, 1000, PREMIUM), float(second)), Placed)
+    router.view.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    for number in range(clock):
+        lost = ReplacementRequested(
+            JobId(f"job-{number}"),
+            PREMIUM,
+            ttft_budget_s=None,
+            explicit_deadline=False,
+            tokens=1000,
+            decode_replica=ReplicaId("decode-0"),
+            failed_replicas=(ReplicaId("prefill-0"),),
+            cause=FailureCause.REPLICA_DIED,
+        )
+        assert router.place(PlacementRequested.again(lost), float(clock)).prefill_replica is None
+    return router, gate.admission
+
+
+def test_without_a_prefill_replica_nobody_waits_for_what_that_had_to_do():
+    router, admission = with_a_backlog_of_the_lost()
+    placed = router.place(request(100, 1000, PREMIUM), 21.5)
+    assert isinstance(placed, Placed)
+    assert placed.prefill_replica is None
+    assert admission.backlog_s(PREMIUM) == 0
+    assert isinstance(router.place(request(101, 1000, BACKGROUND), 21.5), Placed)
+
+
+def test_what_decode_has_computed_is_no_work_of_the_prefill_replica_that_comes_back():
+    router, admission = with_a_backlog_of_the_lost()
+    assert isinstance(router.place(request(100, 1000, PREMIUM), 30.0), Placed)
+    router.prefill_reported(report("prefill-1"), 60.0)
+    placed = router.place(request(101, 1000, PREMIUM), 60.0)
+    assert placed.prefill_replica == "prefill-1"
+    assert admission.backlog_s(PREMIUM) == pytest.approx(1.0), "its own"
+    assert admission.demand(60.0)[1] == pytest.approx(1.0)
+
+
+def test_what_arrived_before_the_loss_is_still_told_to_whoever_sizes_the_fleet():
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.0))
+    router = without_prefill(max_local=64, gate=gate)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
+    router.prefill_reported(report("prefill-0"), 0.0)
+    for second in range(10):
+        router.place(request(second, 1000, PREMIUM), float(second))
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-{second}"),)), second + 1.0)
+    before, _ = gate.admission.demand(10.0)
+    router.view.replica_gone(ReplicaGone(ReplicaId("prefill-0")))
+    assert isinstance(router.place(request(100, 1000, PREMIUM), 10.5), Placed)
+    assert gate.admission.demand(11.0) == (pytest.approx(before, rel=0.1), 0.0)
 
 
 def test_one_that_is_placed_again_in_vain_is_still_its_tenants():
