@@ -182,6 +182,9 @@ class MonitorCore:
             if steered.policy is not self.policy:
                 self.policy, self._changed_s = steered.policy, now_s
                 self.steered[steered.reason] += 1
+        else:
+            self.policy = self.policy.revised(shed={}, reserved=0.0)
+            self.reason = SteerReason.NOTHING_TO_DO
         return self.reason
 
     def state(self, now_s: float) -> MonitorState:
@@ -320,8 +323,12 @@ class MonitorCore:
         self.policy = self.policy.revised(shed=shed)
 
     def _correct(self) -> None:
-        """Follow the measured passes: a factor for each replica, and a margin that covers what is left."""
+        """Follow the measured passes: a factor for each replica, and a margin that covers what is left.
+
+        Without corrections what each replica has configured holds.
+        """
         if not self.settings.corrects:
+            self.policy = self.policy.revised(corrections={}, preemption=None, margin=None)
             return
         corrections = {
             replica: known for replica, known in self.policy.corrections.items() if replica in self._residuals

@@ -88,6 +88,34 @@ def test_a_monitor_that_does_not_steer_sheds_nothing():
     assert core.state(101.0).tiers[PREMIUM].at_risk
 
 
+def test_a_monitor_that_is_told_to_steer_no_more_takes_back_what_it_shed(core):
+    core.heard(ingress(*[LATE] * 50), 100.0)
+    core.look(101.0)
+    version = core.policy.version
+    assert core.policy.shed[BACKGROUND] > 0
+    assert core.policy.reserved > 0
+    core.heard(ingress(settings=replace(SETTINGS, steers=False)), 102.0)
+    assert core.look(103.0) is SteerReason.NOTHING_TO_DO
+    assert (dict(core.policy.shed), core.policy.reserved) == ({}, 0.0)
+    assert core.policy.version == version + 1
+    core.look(104.0)
+    assert core.policy.version == version + 1
+
+
+def test_a_monitor_that_is_told_to_correct_no_more_takes_back_its_corrections(core):
+    erratic = [measured for times in (1.0, 1.0, 1.0, 3.5) for measured in slow(times, passes=12)]
+    core.heard(prefill(*erratic), SETTLE_S)
+    core.heard(prefill(*slow(3.0, passes=20), replica=ReplicaId("slow")), SETTLE_S)
+    core.look(SETTLE_S)
+    version = core.policy.version
+    assert core.policy.corrections
+    assert core.policy.margin > SETTINGS.margin
+    core.heard(ingress(settings=replace(SETTINGS, corrects=False)), SETTLE_S)
+    for second in (1, 2):
+        core.look(SETTLE_S + second)
+        assert core.policy == ClusterPolicy(version + 1), "what each replica has configured holds"
+
+
 def test_a_replica_that_is_slower_than_it_says_is_corrected(core):
     core.heard(prefill(*slow(3.0, passes=10)), SETTLE_S)
     core.look(SETTLE_S)
