@@ -101,7 +101,7 @@ class ModelRouter:
         route = config.models[model]
         self._model = model
         self._admission = AdmissionController(config.tiers, config.admission, tenants, draw)
-        self._tier_names = config.tiers.names
+        self._tiers = config.tiers
         self._core = RouterCore(
             config.tiers,
             POLICIES[config.placement](random.Random().randrange),  # noqa: S311 - no secret
@@ -119,6 +119,9 @@ class ModelRouter:
     def place(self, request: PlacementRequested) -> PlacementDecision:
         """See `SlackRouter.place`."""
         started_s = time.monotonic()
+        if request.objective.tier not in self._tiers:  # its ingress is of another configuration
+            lowest = replace(request.objective, tier=self._tiers.lowest)
+            request = replace(request, objective=lowest)
         if request.lost_replica is not None:
             self._core.view.replica_gone(ReplicaGone(request.lost_replica))
         decision = self._core.place(request, started_s)
@@ -178,7 +181,7 @@ class ModelRouter:
                     )
             case DecodeReported():
                 self._core.view.decode_reported(report, time.monotonic())
-                self._show_load(self._tier_names, time.monotonic())  # also of a model that nobody asks for
+                self._show_load(self._tiers.names, time.monotonic())  # also of a model that nobody asks for
             case ReplicaGone():
                 self._core.view.replica_gone(report)
             case _:
@@ -211,7 +214,7 @@ class ModelRouter:
             "ready": self._core.is_ready(now_s),
             "serves": self._core.serves(now_s),
             "monitored": self._monitor is not None,
-            "tiers": list(self._tier_names),
+            "tiers": list(self._tiers.names),
             "bytes_per_token": self._core.view.prompt_length.bytes_per_token,
             "prompt_length_error": self._core.view.prompt_length.error,
             "prefill": [_prefill_state(replica, now_s) for replica in self._core.view.prefill.values()],

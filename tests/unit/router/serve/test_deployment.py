@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from router.fleet.view import RouterLimits
-from router.messages import JobEnded, LiveJobs, Placed, PlacementRequested
+from router.messages import Answered, JobEnded, LiveJobs, Placed, PlacementRequested
 from router.serve import model_router
 from router.serve.deployment import SlackRouter
 from router.serve.model_router import Route, RouterConfig
@@ -18,7 +18,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, Replaced, ReplacementRequested
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import DEFAULT_TIERS, STANDARD
+from slo.tiers import DEFAULT_TIERS, STANDARD, Tier
 
 A, B, D = (ReplicaId(name) for name in "abd")
 PREDICTOR = PrefillPredictor(1e-4, 1e-3)
@@ -61,6 +61,31 @@ async def test_a_tenants_limit_holds_over_all_models():
     assert refused.reason is RejectionReason.CONCURRENCY
     await router.job_ended(JobEnded(JobId("large")), model="large")
     assert isinstance(await router.place(request("fourth", limit), model="small"), Placed)
+
+
+async def test_a_tier_that_only_the_ingress_knows_counts_as_the_lowest():
+    router = await two_models()
+    of_another = Objective(Tier("gold"), 9.0, None)
+    with_prefix = replace(request("new"), objective=of_another, prefix_hashes=(1,), hash_block=128)
+    placed = await router.place(with_prefix, model="small")
+    assert isinstance(placed, Placed)
+    assert placed.ttft_budget_s == 9.0, "what it was promised holds"
+    again = replace(request("again"), objective=of_another, is_admitted=True)
+    assert isinstance(await router.place(again, model="small"), Placed)
+    await router.job_ended(
+        JobEnded(JobId("new"), 0.1, answered=Answered(Tier("gold"), "acme", 5)), model="small"
+    )
+    lost = ReplacementRequested(
+        JobId("again"),
+        Tier("gold"),
+        5.0,
+        explicit_deadline=False,
+        tokens=100,
+        decode_replica=D,
+        failed_replicas=(A,),
+        cause=FailureCause.SILENT,
+    )
+    assert isinstance(await router.replace(lost, model="small"), Replaced)
 
 
 async def test_requests_that_nobody_speaks_for_are_forgotten_though_their_model_is_quiet(monkeypatch):
