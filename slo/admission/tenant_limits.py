@@ -93,6 +93,11 @@ class TokenBucket:
         self._level = size
         self._at_s: float | None = None
 
+    def takes_over(self, other: TokenBucket) -> None:
+        """What has been taken out of another one, and has not flowed in again, is missing here."""
+        self._level = min(self._size, self._size - (other._size - other._level))
+        self._at_s = other._at_s
+
     def wait_s(self, amount: float, now_s: float) -> float:
         """Seconds until `amount` can be taken; 0 for now."""
         self._fill(now_s)
@@ -115,12 +120,17 @@ class TenantGate:
     def __init__(self, limit: TenantLimit) -> None:
         self._running = 0
         self._mean_s = _FIRST_GUESS_S
+        self._buckets: list[tuple[TokenBucket, RejectionReason]] = []
         self.holds(limit)
 
     def holds(self, limit: TenantLimit) -> None:
-        """Hold the tenant to `limit` from now on; what is under way still counts, buckets are full."""
+        """Hold the tenant to `limit` from now on; what is under way, and what was taken, still counts.
+
+        Ingresses whose files of keys differ in age ask with one limit and with another in turn.
+        """
         self.limit = limit
-        self._buckets: list[tuple[TokenBucket, RejectionReason]] = []
+        before = {reason: bucket for bucket, reason in self._buckets}
+        self._buckets = []
         if (rate := limit.requests_per_s) is not None:
             size = max(1.0, rate if limit.burst_requests is None else limit.burst_requests)
             self._buckets.append((TokenBucket(rate, size), RejectionReason.REQUEST_RATE))
@@ -130,6 +140,9 @@ class TenantGate:
         ):
             if rate is not None:
                 self._buckets.append((TokenBucket(rate, 10 * rate if burst is None else burst), reason))
+        for bucket, reason in self._buckets:
+            if (known := before.get(reason)) is not None:
+                bucket.takes_over(known)
 
     def refusal(self, asked: Usage, now_s: float) -> tuple[RejectionReason, float] | None:
         """Why a request that may take `asked` must wait, and for how long; None when it need not.

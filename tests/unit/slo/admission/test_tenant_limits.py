@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.admission.tenant_limits import NO_USAGE, TenantGate, TenantGates, TenantLimit, TokenBucket, Usage
+from slo.admission.tenant_limits import (
+    NO_USAGE,
+    KeyLimit,
+    TenantGate,
+    TenantGates,
+    TenantLimit,
+    TokenBucket,
+    Usage,
+)
 from slo.errors import RejectionReason
 
 
@@ -121,3 +129,37 @@ def test_a_limit_that_changes_holds_from_the_next_request_on():
     assert gates.of("a", TenantLimit(max_concurrent=1)).refusal(Usage(1), 0.0) is not None
     assert gates.of("a", TenantLimit(max_concurrent=2)).refusal(Usage(1), 0.0) is None
     assert gates.of("a", TenantLimit(max_concurrent=1)).refusal(Usage(1), 0.0) is not None, "it still runs"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        (TenantLimit(requests_per_s=1), TenantLimit(requests_per_s=1, weight=2)),
+        (TenantLimit(requests_per_s=1), TenantLimit(requests_per_s=2)),
+        (TenantLimit(tokens_per_s=1, burst_tokens=10), TenantLimit(tokens_per_s=1, burst_tokens=20)),
+        (TenantLimit(output_tokens_per_s=1), TenantLimit(output_tokens_per_s=1, max_concurrent=1000)),
+    ],
+)
+@pytest.mark.parametrize("of_key", [False, True])
+def test_ingresses_with_key_files_of_different_age_do_not_let_more_pass_than_either_alone(limits, of_key):
+    gates, asked, passed = TenantGates({}), Usage(10, 10), 0
+    for number in range(100):
+        limit = limits[number % 2]
+        gate = gates.of_key("a", KeyLimit("k", limit)) if of_key else gates.of("a", limit)
+        if gate.refusal(asked, 0.0) is None:
+            gate.began(asked, 0.0)
+            passed += 1
+    assert 1 <= passed <= 2
+
+
+def test_a_limit_that_is_raised_holds_at_once_and_what_was_taken_stays_taken():
+    gates = TenantGates({})
+    gates.of("a", TenantLimit(tokens_per_s=1, burst_tokens=10)).began(Usage(10), 0.0)
+    gate = gates.of("a", TenantLimit(tokens_per_s=10, burst_tokens=100))
+    assert gate.refusal(Usage(90), 0.0) is None
+    assert gate.refusal(Usage(100), 0.0) == (RejectionReason.TOKEN_RATE, pytest.approx(1.0))
+    gate.began(Usage(90), 0.0)
+    gate.ended(1.0, Usage(90), Usage(30), 1.0)
+    gate = gates.of("a", TenantLimit(tokens_per_s=10, burst_tokens=40))
+    assert gate.refusal(Usage(10), 1.0) is None
+    assert gate.refusal(Usage(40), 1.0) is not None
