@@ -330,7 +330,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.kv_usage,
             self._ongoing,
             tap.kv_tokens,
-            tap.tpot_s,
+            tap.newest_tpot_s(),
             draining=is_draining(),
             local_prefills=self._local.outstanding,
             # An engine without requests takes no steps, and so says nothing any more.

@@ -75,7 +75,7 @@ class DecodeReported(Message):
         kv_usage: Fraction of its KV blocks in use.
         running: Requests that it has, those whose prefill still runs included.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
-        tpot_s: Recent time per output token; None when nothing decodes.
+        tpot_s: Recent time per output token; None when no token came since the last report.
         link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         local_prefills: Prompts that it is to compute itself and has not computed yet.

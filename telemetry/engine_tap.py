@@ -45,6 +45,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.steps = 0
         self.load: DecodeLoad | None = None
         self._calm_steps = _CALM_STEPS
+        self._is_timed = False
+        """Whether a token was timed since the pace was told."""
         self._role = role
         self._instruments = instruments
 
@@ -67,6 +69,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         """Whether a pass may compute the prompt of a request anew whose KV memory was taken."""
         return self._calm_steps < _CALM_STEPS
 
+    def newest_tpot_s(self) -> float | None:
+        """The pace, to be told once: None when no token was timed since this was asked last."""
+        is_timed, self._is_timed = self._is_timed, False
+        return self.tpot_s if is_timed else None
+
     def record(
         self,
         scheduler_stats: Any,
@@ -81,6 +88,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         for seconds in getattr(iteration_stats, "inter_token_latencies_iter", None) or ():
             before_s = seconds if self.tpot_s is None else self.tpot_s
             self.tpot_s = before_s + _NEWEST * (seconds - before_s)
+            self._is_timed = True
         if scheduler_stats is None:
             return
         self._calm_steps = 0 if self.recomputes and scheduler_stats.num_waiting_reqs else self._calm_steps + 1

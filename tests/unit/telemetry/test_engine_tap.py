@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from telemetry.engine_tap import EngineTap
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
@@ -79,3 +80,15 @@ def test_what_lost_its_memory_is_recomputed_until_nothing_has_waited_for_a_while
         step(tap)
         calm += 1
     assert 32 < calm < 128
+
+
+def test_the_pace_is_told_once_for_the_tokens_that_it_is_of():
+    tap = EngineTap("decode", Nothing())
+    assert tap.newest_tpot_s() is None
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02, 0.02]))
+    assert tap.newest_tpot_s() == pytest.approx(0.02)
+    step(tap)
+    assert tap.newest_tpot_s() is None, "nothing has decoded since"
+    assert tap.tpot_s == pytest.approx(0.02), "what a step takes is known nevertheless"
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02]))
+    assert tap.newest_tpot_s() == pytest.approx(0.02)
