@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from slo.decode.output_length import OutputLengths
 from slo.decode.reserve import TopTierReserve
-from slo.decode.restore import restore_order
+from slo.decode.restore import STARVES_AFTER_S, restore_order
 from slo.decode.victims import Stream
 from slo.queue.ageing import Ageing
 from slo.tiers import TierSet
@@ -81,8 +81,13 @@ class Admission:
                 break
             computes = not parked.is_newcomer and not self._comes_back(request)
             fits = is_kept_for or pool.fit(holdings, newcomer, 0.0 if is_top else reserve).fits
+            if not fits and not is_top and now_s - parked.since_s > STARVES_AFTER_S:
+                top_tokens = self.reserve(now_s) * pool.tokens
+                ahead_tokens = view.blocks_ahead * view.block_tokens
+                fits = pool.fits_at_last(holdings, newcomer, top_tokens, ahead_tokens)
             may_start = fits and not (restores and computes)
-            if not may_start or not (is_top or self._pace.admits(request, parked.since_s, now_s)):
+            others = (*held_by, *shown)
+            if not may_start or not (is_top or self._pace.admits(request, others, parked.since_s, now_s)):
                 if is_top:
                     break
                 is_held = True  # nobody passes it but those for whom memory is kept

@@ -6,6 +6,7 @@ much. Owns who was left out last, and how much of a sequence a step computes bes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from slo.decode.composition import MARGIN, Composer
@@ -65,11 +66,14 @@ class Pace:
             return self.most_tokens
         return int(max(_LEAST_CHUNK, min(self.most_tokens, _STALL * min(objectives) / token_s)))
 
-    def admits(self, request: Request, since_s: float, now_s: float) -> bool:
-        """Whether the others bear a request that waits since then, or it has waited for long enough."""
+    def admits(self, request: Request, others: Iterable[Request], since_s: float, now_s: float) -> bool:
+        """Whether the others bear a request that waits since then, or it has waited for long enough.
+
+        `others` run, or are going to: their KV is on its way, or they start with the next step.
+        """
         if not self._book.paced or now_s - since_s > STARVES_AFTER_S:
             return True
-        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in self._view.running]
+        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
         tpot_s = self._book.accounts[request.request_id].tpot_s
         return self._composer.admits(paced, request.num_tokens, tpot_s)
 

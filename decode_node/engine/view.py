@@ -170,9 +170,13 @@ class StreamView:
         )
 
     def paced(self, request: Request, token_s: float, now_s: float) -> Paced:
-        """A running request as far as its pace is concerned; it has got its latest token at `token_s`."""
+        """A request as far as its pace is concerned; it has got its latest token at `token_s`.
+
+        One that has not begun counts with all of its sequence.
+        """
         account = self._accounts[request.request_id]
         if account.left_out_s is not None:
             token_s = account.left_out_s
         credit_s = account.credit_s(request.num_output_tokens, now_s)
-        return Paced(request.request_id, request.num_computed_tokens, account.tpot_s, credit_s, token_s)
+        context = request.num_computed_tokens or request.num_tokens
+        return Paced(request.request_id, context, account.tpot_s, credit_s, token_s)

@@ -112,6 +112,24 @@ class Pool:
             return PoolFit(FitReason.PEAK, peak)
         return PoolFit(FitReason.ROOM, peak)
 
+    def fits_at_last(
+        self, held: Sequence[Holding], newcomer: Holding, kept_tokens: float, ahead_tokens: int
+    ) -> bool:
+        """Whether one starts that has waited for long, and would never fit beside what others are kept.
+
+        Only tiers above its own may have memory beside it; when that runs short, it yields to them.
+
+        Args:
+            held: Those that are there.
+            newcomer: Its sequence so far, and what it will emit.
+            kept_tokens: What is kept for tiers above it, what they hold of that included.
+            ahead_tokens: What it needs beyond its sequence to begin.
+        """
+        if newcomer.tokens + newcomer.remaining <= USABLE * self.tokens - kept_tokens:
+            return False
+        fits = newcomer.tokens + min(newcomer.remaining, ahead_tokens) <= self.free_tokens
+        return fits and all(one.rank > newcomer.rank for one in held)
+
 
 def not_below(rank: int, streams: Sequence[Holding]) -> Sequence[Holding]:
     """Those of a tier and of the tiers above it."""

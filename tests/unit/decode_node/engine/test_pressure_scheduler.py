@@ -15,6 +15,7 @@ from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import NixlConnector
 from slo.decode.predicted_peak import Pool
+from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape
 from slo.decode.victims import IMMUNE_AFTER, VictimReason
 from slo.request import JOB_XARG
@@ -270,6 +271,27 @@ def test_one_below_that_lost_its_memory_twice_keeps_nobody_from_what_is_kept_for
     engine.finish()
 
 
+def test_one_below_the_top_tier_that_needs_nearly_all_memory_starts_under_a_trickle_of_the_top_tier(stepped):
+    engine = stepped(100)
+    expects(engine, 30)
+    engine.add("top0", 16, 30, tier=TOP)
+    engine.step()
+    engine.add("big", 1450, 10, tier=MIDDLE)
+    engine.add("small", 16, 10, tier=MIDDLE)
+    engine.scheduler._book.accounts["big"].arrived_s -= 60
+    for number in range(1, 15):
+        for _ in range(20):
+            engine.step()
+        engine.add(f"top{number}", 16, 30, tier=TOP)
+        assert f"top{number}" in engine.step().num_scheduled_tokens, "it is within what is kept for it"
+        assert f"top{number - 1}" not in engine.finished
+    assert engine.finished[:1] == ["top0"]
+    assert "big" in engine.finished
+    assert "small" in engine.finished
+    assert not [name for name in engine.preempted if name.startswith("top")]
+    engine.finish()
+
+
 def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped):
     engine = stepped(24)
     expects(engine, 1)
@@ -312,6 +334,51 @@ def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped)
         assert max(gaps) <= 4 + 8, "nobody is left out for long"
     assert engine.scheduler._report.figures.skipped > 0
     account.first_s = 1e9
+    engine.finish()
+
+
+def bear_with_an_urgent_one(engine):
+    """How many of the lowest tier start at once beside a stream whose objective steps of 45 ms keep."""
+    knows_steps(engine, fixed_s=0.001, stream_s=0.01)
+    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
+    engine.step()
+
+
+def test_newcomers_that_wait_together_start_as_far_as_the_others_bear_them(stepped):
+    engine = stepped(2000)
+    bear_with_an_urgent_one(engine)
+    for number in range(40):
+        engine.add(f"low{number}", 20, 60, tier=LOW)
+    for _ in range(3):
+        engine.step()
+    started = [request.request_id for request in engine.scheduler.running]
+    assert started == ["urgent", *[f"low{number}" for number in range(17)]], "34 ms with a fifth of each"
+    for number in range(17, 40):
+        engine.scheduler._book.accounts[f"low{number}"].arrived_s -= STARVES_AFTER_S + 1
+    engine.step()
+    assert len(engine.scheduler.running) == 41, "nobody waits for the pace for longer"
+    engine.finish()
+
+
+def test_newcomers_whose_kv_is_on_its_way_count_among_those_who_bear_the_next(stepped):
+    engine = stepped(2000)
+    bear_with_an_urgent_one(engine)
+    scheduler = engine.scheduler
+    for number in range(10):
+        request = engine.add(f"pulled{number}", 20, 60, tier=LOW)
+        scheduler.kv_cache_manager.allocate_slots(request, 20, delay_cache_blocks=True)
+        scheduler.waiting.remove_request(request)
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        scheduler.skipped_waiting.add_request(request)
+    for number in range(40):
+        engine.add(f"low{number}", 20, 60, tier=LOW)
+    engine.step()
+    assert len(scheduler.running) == 1 + 7
+    for number in range(10):
+        scheduler.finished_recving_kv_req_ids.add(f"pulled{number}")
+        scheduler.finish_requests(f"pulled{number}", RequestStatus.FINISHED_ABORTED)
+    engine.step()
+    assert len(scheduler.running) == 1 + 17
     engine.finish()
 
 

@@ -58,3 +58,13 @@ def test_what_is_shared_counts_once():
 
 def test_whoever_is_alone_is_admitted_whatever_it_takes():
     assert Pool(100, 10).fit([], Holding(90, 5000)).reason is FitReason.ALONE
+
+
+def test_one_that_would_never_fit_starts_at_last_beside_those_who_go_before_it_alone():
+    long, above, same = Holding(850, 50, 1), Holding(60, 30, 2), Holding(60, 30, 1)
+    pool = Pool(1000, 940)
+    assert pool.fit([above], long, reserve_tokens=40).reason is FitReason.PEAK
+    assert pool.fits_at_last([above], long, 100, 32)
+    assert not pool.fits_at_last([same], long, 100, 32), "that one ends, and it is alone"
+    assert not Pool(1000, 860).fits_at_last([above], long, 100, 32), "there is no room to begin"
+    assert not pool.fits_at_last([above], Holding(800, 40, 1), 100, 32), "it will fit some time"
