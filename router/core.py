@@ -362,7 +362,7 @@ class RouterCore:
         if not replica.jobs and wait_s == 0 and not request.is_admitted:
             path.placed(request.job_id, without_s)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
-        if request.prefix_hashes:
+        if request.prefix_hashes and request.answers_per_prompt == 1:  # of several, decode computes it
             block_tokens = self.view.block_tokens(request)
             self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
         handoff_s = replica.predictor.handoff_s

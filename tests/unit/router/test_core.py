@@ -232,6 +232,14 @@ def test_a_router_that_has_just_started_does_not_leave_prompts_to_decode():
     assert isinstance(router.place(request(1, 10), 5.0), Placed)
 
 
+def test_what_decode_computes_for_its_several_answers_is_in_no_prefix_cache_of_prefill():
+    router, prompt = core(prefill=1), {"prefix_hashes": (1, 2, 3), "hash_block": 128}
+    router.place(request(1, 400, answers_per_prompt=2, **prompt), 0.0)
+    router.not_for_prefill(JobId("job-1"))
+    assert router.place(request(2, 400, **prompt), 0.0).cached_tokens == 0
+    assert router.place(request(3, 400, **prompt), 0.0).cached_tokens == 384
+
+
 def test_a_replica_that_failed_the_request_is_not_used_for_it_again():
     router = core(decode=2)
     failed = (ReplicaId("decode-0"),)
