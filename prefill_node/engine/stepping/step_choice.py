@@ -130,9 +130,10 @@ def choose(
     suspended step does not go on before the job that it was preempted for is served, unless a member has been
     suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
     One that does not fit waits for suspended steps to finish if its slack allows, and takes the memory of
-    those of no more weight than itself, the least valuable first, if not. One that nothing may stop, as its
-    class would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
-    `in_order` of the same, by who has it already.
+    those of no more weight than itself, the least valuable first, if not; of those that would run
+    before it, it takes only that of lesser weight. One that nothing may stop, as its class would starve, may
+    take anybody's, and as long as it does not fit nothing else starts. `ordered` is `in_order` of the same,
+    by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -177,7 +178,8 @@ def _first_that_fits(
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
             continue
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
-        if (start := _take_memory(item, may_take, short_blocks, queue, suspended)) is not None:
+        ahead = frozenset([prefill.job_id for prefill in ordered[:position]])
+        if (start := _take_memory(item, ahead, may_take, short_blocks, queue, suspended)) is not None:
             return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens(item, 1, rules))
         if may_take == math.inf:
             return None
@@ -216,17 +218,26 @@ def _most_tokens(first: Queued, requests: int, rules: ChoiceRules) -> float:
 
 def _take_memory(
     first: Queued,
+    ahead: frozenset[JobId],
     may_take: float,
     short_blocks: int,
     queue: Sequence[Queued],
     suspended: Sequence[Suspended],
 ) -> Start | None:
-    """Drop holders of memory with a weight up to `may_take` until `first` fits; None if it does not."""
+    """Drop holders of memory with a weight up to `may_take` until `first` fits; None if it does not.
+
+    Those that would run before it, `ahead`, are dropped only if they weigh less.
+    """
     holders: list[Queued | Suspended] = [
         *(item for item in suspended if not item.overdue),
         *(item for item in queue if item.held_blocks and item is not first),
     ]
-    holders = [item for item in holders if item.prefill.weight <= may_take]
+    holders = [
+        item
+        for item in holders
+        if item.prefill.weight < may_take
+        or (item.prefill.weight == may_take and item.prefill.job_id not in ahead)
+    ]
     holders.sort(key=lambda item: (item.prefill.weight, -item.prefill.deadline_s, -item.prefill.remaining_s))
     dropped: list[Queued | Suspended] = []
     for item in holders:

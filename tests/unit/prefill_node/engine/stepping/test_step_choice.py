@@ -249,6 +249,15 @@ def test_memory_is_taken_from_a_prompt_between_two_chunks():
     assert chosen([URGENT, chunked], free=1) == (["urgent"], ["chunked"])
 
 
+def test_nobody_takes_the_memory_of_an_equal_that_would_run_before_it():
+    ahead = queued("ahead", deadline_s=5, missing=9, held=4)
+    assert chosen([ahead, queued("behind", deadline_s=60, missing=3)], free=1) is None
+    dearer = queued("behind", deadline_s=60, missing=3, weight=2.0)
+    assert chosen([ahead, dearer], free=1) == (["behind"], ["ahead"])
+    behind = queued("behind", deadline_s=60, missing=3, held=9)
+    assert chosen([ahead, behind], free=1) == (["ahead"], ["behind"])
+
+
 def test_nothing_is_given_up_in_vain():
     """The work of all that may be given up would not be enough."""
     stopped = [suspended(1, weight=3, held=20), suspended(2, held=8)]
