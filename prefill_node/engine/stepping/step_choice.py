@@ -53,8 +53,8 @@ class Start(msgspec.Struct, frozen=True):
 
     Attributes:
         boost: The right by which the first of them runs; None for its deadline.
-        most_tokens: What the step takes of them at most, for it to be stopped soon enough; infinite for what
-            the engine takes.
+        most_tokens: What the step takes of them at most, for it to be stopped soon enough and for none to
+            wait for what another was not expected to compute; infinite for what the engine takes.
     """
 
     requests: tuple[str, ...]
@@ -172,7 +172,7 @@ def _first_that_fits(
         if item.new_blocks <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
             requests = _joined(behind, free_blocks, now_s, rules)
-            return Start(requests, boost=boost, most_tokens=_most_tokens(item, len(requests), rules))
+            return Start(requests, boost=boost, most_tokens=_most_tokens(behind[: len(requests)], rules))
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
         if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
@@ -180,7 +180,7 @@ def _first_that_fits(
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
         ahead = frozenset([prefill.job_id for prefill in ordered[:position]])
         if (start := _take_memory(item, ahead, may_take, short_blocks, queue, suspended)) is not None:
-            return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens(item, 1, rules))
+            return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens([item], rules))
         if may_take == math.inf:
             return None
     return None
@@ -208,12 +208,25 @@ def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: Choi
     return tuple([item.request for item in fitting[: step.size]])
 
 
-def _most_tokens(first: Queued, requests: int, rules: ChoiceRules) -> float:
-    """Of a step of so many requests; several share one only if the step can be stopped soon enough whole."""
-    if rules.stop is None or requests > 1 or first.tokens <= 0:
+_ROUNDED_TOKENS: Final = 128
+"""So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
+
+
+def _most_tokens(members: Sequence[Queued], rules: ChoiceRules) -> float:
+    """Of a step of these; several share one only if the step can be stopped soon enough whole.
+
+    One of several that finds clearly less in the prefix cache than was expected goes on in its next chunk:
+    nobody has foreseen that the others would wait for all of it.
+    """
+    tokens = sum([item.tokens for item in members])
+    if rules.stop is None or tokens <= 0:
         return math.inf
-    context_tokens = max(0.0, first.pairs / first.tokens - first.tokens / 2)
-    return rules.stop.chunk_tokens(context_tokens, rules.predictor)
+    pairs = sum([item.pairs for item in members])
+    context_tokens = max(0.0, pairs / tokens - tokens / 2)
+    chunk_tokens = rules.stop.chunk_tokens(context_tokens, rules.predictor)
+    if len(members) == 1:
+        return chunk_tokens
+    return max(tokens, min(chunk_tokens, rules.join_tokens, tokens + _ROUNDED_TOKENS * len(members)))
 
 
 def _take_memory(

@@ -113,9 +113,9 @@ def test_a_victim_waits_for_whom_it_made_way_for_but_not_for_ever(flags, expecte
 # How much of it
 
 
-def bounded(*tokens, join_tokens=2048):
+def bounded(*tokens, join_tokens=2048, within_s=0.0257):
     """The choice among prompts of these lengths, when a step of more than 256 takes too long to stop."""
-    bound = StopBound(0.0257, (PassPart(0.1, 0.0),))
+    bound = StopBound(within_s, (PassPart(0.1, 0.0),))
     waiting = [queued(f"{number}", each) for number, each in enumerate(tokens)]
     return choose(waiting, [], PLENTY, 0.0, replace(rules(join_tokens), stop=bound))
 
@@ -125,7 +125,16 @@ def test_a_step_takes_no_more_of_a_prompt_than_can_be_stopped_in_time():
 
 
 def test_prompts_that_share_a_step_can_be_stopped_in_time_together():
-    assert bounded(100, 100, 100) == Start(("0", "1"), most_tokens=math.inf)
+    assert bounded(100, 100, 100).requests == ("0", "1")
+
+
+def test_who_shares_a_step_with_one_whose_cached_prefix_is_gone_does_not_wait_for_all_of_that():
+    """What it was not expected to compute is left to its next chunk, but for what whole blocks round."""
+    assert bounded(100, 100, 100) == Start(("0", "1"), most_tokens=256), "it can still be stopped in time"
+    assert bounded(10, 10, 10, join_tokens=200) == Start(("0", "1", "2"), most_tokens=200)
+    assert bounded(10, 20, within_s=1.0) == Start(("0", "1"), most_tokens=30 + 2 * 128)
+    waiting = [queued("a"), queued("b")]
+    assert choose(waiting, [], PLENTY, 0.0, rules(join_tokens=2048)).most_tokens == math.inf, "no bound"
 
 
 def test_without_a_bound_a_step_takes_what_the_engine_takes():
