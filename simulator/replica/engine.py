@@ -22,6 +22,7 @@ from simulator.cost.passes import CostModel, PassTimes
 from simulator.findings import State
 from simulator.replica.job import Job
 from simulator.replica.prefix_cache import PrefixCache
+from slo.predict.prefill_time import attention_pairs
 from slo.preemption.types import Limits
 from slo.queue.batching import STEP_TOKENS
 from slo.queue.fairness import FairnessRule
@@ -261,7 +262,8 @@ class VirtualEngine:
             if (step := self._suspensions.step_of(job.request_id)) is not None:
                 times = self._times[step.step_id]
                 job.wasted_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
-                self._suspensions.forget(job.request_id, now_s)
+                pairs = attention_pairs(step.members[job.request_id], job.num_computed_tokens)
+                self._suspensions.forget(job.request_id, now_s, pairs)
             self._free_blocks += job.blocks
             job.blocks = job.num_computed_tokens = 0
             job.started = False

@@ -81,13 +81,17 @@ class Suspensions:
         self.resume(step, now_s)
         self.discard(step.step_id)
 
-    def forget(self, request: str, now_s: float) -> None:
-        """A request is gone or has lost its KV blocks; steps without members are dropped."""
+    def forget(self, request: str, now_s: float, pairs: float = 0.0) -> None:
+        """A request is gone or has lost its KV blocks; steps without members are dropped.
+
+        `pairs` are its own of those of its step.
+        """
         for step in list(self.steps):
             if request not in step.members:
                 continue
             self._charge(request, step, now_s)
             del step.members[request]
+            step.pairs -= pairs
             if not step.members:
                 self.drop(step, now_s)
 

@@ -88,6 +88,16 @@ def test_a_step_lives_until_its_last_member_is_gone():
     )
 
 
+def test_the_attention_of_who_has_left_is_not_computed_when_the_others_go_on():
+    stopped = step(1, "a", "b")
+    stopped.pairs = 30.0
+    all_ = suspensions(stopped)
+    all_.forget("a", 2.0, 20.0)
+    assert (stopped.tokens, stopped.pairs) == (100, 10.0)
+    all_.forget("c", 2.0, 5.0)
+    assert stopped.pairs == 10.0
+
+
 def test_forgetting_somebody_who_is_not_suspended_changes_nothing():
     all_ = suspensions(step(1, "a"))
     all_.forget("b", 1.0)
