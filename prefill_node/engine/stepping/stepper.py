@@ -153,9 +153,11 @@ class Stepper:
 
     def started_over(self, item: Queued) -> None:
         """A request has lost its KV blocks, and waits as if it had never started."""
-        if self._queue.pop(item.prefill.job_id, None) is None:
+        job_id = item.prefill.job_id
+        if job_id not in self._queue:  # but a suspended step may stand in the order under its name
+            self._ordered = [prefill for prefill in self._ordered if prefill.job_id != job_id]
             self._ordered.append(item.prefill)
-        self._queue[item.prefill.job_id] = item
+        self._queue[job_id] = item
 
     def job_done(self, job: str, now_s: float) -> None:
         """The prefill of a job is complete."""
@@ -166,12 +168,13 @@ class Stepper:
     def step_issued(
         self, command: Start | Resume | Wait, members: Sequence[Member], now_s: float
     ) -> StepView:
-        """The step that was chosen runs, with these members."""
+        """The step that was chosen runs, with these members, whose suspension ends now if it is resumed."""
         self.step_id += 1
         from_boundary, boost = 0, None if isinstance(command, Wait) else command.boost
         if isinstance(command, Resume):
             from_boundary = command.step.boundary
             self.suspensions.resume(command.step, now_s)
+            members = [self._charged(member, now_s) for member in members]
         step_tokens, pairs, behind_tokens = 0, 0.0, 0
         tokens: dict[Tier, int] = {}
         for _, prefill, new, new_pairs, behind in members:
@@ -192,6 +195,10 @@ class Stepper:
         names = frozenset([member.request for member in members])
         self._issued.append(_Issued(view, names, tokens, boost))
         return view
+
+    def _charged(self, member: Member, now_s: float) -> Member:
+        suspended_s = self.suspensions.suspended_s(member.request, now_s)
+        return member._replace(prefill=msgspec.structs.replace(member.prefill, suspended_s=suspended_s))
 
     def step_ended(self, now_s: float) -> None:
         """The running step has ended or stopped: charge it to the classes of its members."""
@@ -216,22 +223,38 @@ class Stepper:
     # Commands
 
     def next_step(
-        self, queue: Sequence[Queued], suspended: Sequence[Suspended], free_blocks: int, now_s: float
+        self,
+        queue: Sequence[Queued],
+        suspended: Sequence[Suspended],
+        free_blocks: int,
+        now_s: float,
+        *,
+        refused: bool = False,
     ) -> Command:
-        """What to do now."""
+        """What to do now.
+
+        What was chosen last may have been `refused`: it looked as if it would fit, and did not. Then nobody
+        finds room but in what others give up, and if nobody does, who has started goes on.
+        """
         if self._issued and not self._may_issue_ahead():
             return Wait()
         if suspended and (excess := in_excess(suspended, now_s, self._limits)):
             return StartOver(tuple(request for step in excess for request in step.members))
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
-        command = choose(queue, suspended, free_blocks, now_s, self.rules, self._ordered)
-        self._short = ()
+        room = 0 if refused else free_blocks
+        command = choose(queue, suspended, room, now_s, self.rules, self._ordered)
+        short: list[JobId] = []
+        if refused and not suspended and isinstance(command, Wait):
+            started = [item for item in queue if item.held_blocks]
+            command = choose(started, (), free_blocks, now_s, self.rules)
+            if isinstance(command, Start):
+                short = [item.prefill.job_id for item in queue if not item.held_blocks]
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]
             if resumed.blocked and not resumed.overdue:
-                short = [item.prefill.job_id for item in queue if item.new_blocks > free_blocks]
-                self._short = tuple(short[:_SHORT_OF_MEMORY])
+                short = [item.prefill.job_id for item in queue if item.new_blocks > room]
+        self._short = tuple(short[:_SHORT_OF_MEMORY])
         return command
 
     def _may_issue_ahead(self) -> bool:

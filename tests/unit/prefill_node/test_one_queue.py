@@ -108,6 +108,16 @@ def test_all_agree_on_order_work_and_suspension_under_starvation(replica):
     assert [step.jobs for step in view.suspended] == [(str(CHUNKED),)]
 
 
+def test_a_step_that_goes_on_is_published_with_the_suspension_that_has_ended():
+    replica = Replica()
+    replica.accept(CHUNKED, 0.0, 2000, None, STANDARD)
+    replica.engine.issue(0.0)
+    replica.engine.stop(1.0, 9, "", keep=True)
+    replica.engine.issue(9.0)
+    (running,) = replica.engine.view().step.members
+    assert (running.preemptions, running.suspended_s) == (1, 8.0)
+
+
 def test_what_is_published_stands_in_the_order_in_which_it_would_run(replica):
     at_publication = [item.prefill.job_id for item in replica.engine.view().queue]
     assert at_publication == [str(name) for name in (LATE, PREFERRED, OLD)]

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from prefill_node.board.messages import Queued
@@ -112,6 +113,45 @@ def test_too_many_late_steps_start_over_before_anything_is_chosen(stepper):
     over = queued("a", due_s=0.4)
     stepper.started_over(over)
     assert over in stepper.view([]).queue
+
+
+def test_who_loses_the_memory_of_a_suspended_step_stands_in_the_queue_once(stepper):
+    """The step stood in it, under the name of a member."""
+    stepper.step_issued(stepper.next_step([queued("a")], [], PLENTY, 0.0), [member("a")], 0.0)
+    step = preempt(stepper, "a", 0.5)
+    held = Suspended(step, prefill("a", 9.0), 8)
+    urgent = Queued(prefill("urgent", 1.0, work_s=0.5), 100, 0.0, 9, request="engine-urgent")
+    command = stepper.next_step([urgent, queued("b", due_s=99.0)], [held], 1, 0.5)
+    assert command == Start(("engine-urgent",), drop_steps=(step,))
+    stepper.suspensions.forget("engine-a", 0.5)
+    stepper.started_over(queued("a", due_s=9.0))
+    assert [item.prefill.job_id for item in stepper.view([]).queue].count("a") == 1
+
+
+def test_the_suspension_that_has_ended_counts_for_the_members_of_the_step(stepper):
+    stepper.step_issued(stepper.next_step([queued("a")], [], PLENTY, 0.0), [member("a")], 0.0)
+    step = preempt(stepper, "a", 0.5)
+    view = stepper.step_issued(Resume(step), [member("a")], 4.0)
+    assert [each.suspended_s for each in view.members] == [3.5]
+
+
+def test_who_has_started_goes_on_when_nobody_else_finds_room(stepper):
+    """Who looked as if it would fit was refused: it stays in the queue, and nothing is stopped for it."""
+    ahead = queued("ahead", due_s=3.0)
+    holds = Queued(prefill("holds", 9.0), 100, 0.0, 1, 4, "engine-holds")
+    dear = msgspec.structs.replace(holds, prefill=msgspec.structs.replace(holds.prefill, weight=4.0))
+    assert stepper.next_step([dear, ahead], [], PLENTY, 0.0) == Start(("engine-ahead",))
+    command = stepper.next_step([dear, ahead], [], PLENTY, 0.0, refused=True)
+    assert command == Start(("engine-holds",))
+    stepper.step_issued(command, [member("holds")], 0.0)
+    published = stepper.view([])
+    assert [item.prefill.job_id for item in published.queue] == ["ahead"]
+    assert published.short == ("ahead",)
+    stepper.step_ended(0.1)
+    assert stepper.next_step([holds, ahead], [], PLENTY, 0.1, refused=True) == Start(
+        ("engine-ahead",), drop_requests=("engine-holds",)
+    ), "it takes the memory of who weighs no more"
+    assert stepper.next_step([ahead], [], PLENTY, 0.1, refused=True) == Wait()
 
 
 def test_a_step_is_charged_once_to_the_classes_of_its_members(stepper):
