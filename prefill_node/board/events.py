@@ -12,7 +12,7 @@ import msgspec
 
 
 class DropReason(enum.StrEnum):
-    """Why what a suspended step had computed was wasted; the values label metrics."""
+    """Why what had been computed of a job was wasted; the values label metrics."""
 
     MEMORY = "memory"
     ABANDONED = "abandoned"
@@ -81,12 +81,12 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """What a suspended step had computed was wasted.
+    """What a suspended step, or a prompt between two chunks, had computed was wasted.
 
     Attributes:
         reason: A value of `DropReason`.
-        done: The fraction of the step's forward pass that it had computed and kept.
-        tokens: Prompt tokens of those jobs in the step.
+        done: The fraction of the step's forward pass that it had computed and kept; 1 of chunks.
+        tokens: Prompt tokens of those jobs in the step, or in the chunks.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         dropped_s: When; those that are still wanted wait from then on to start over.
     """

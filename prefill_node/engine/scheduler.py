@@ -67,6 +67,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
         self._memory_refused = False
+        self._hit_tokens: dict[str, int] = {}
+        """What the prefix cache held of each request when it started."""
         self._holds_slots = bool(self.vllm_config.use_v2_model_runner)
         """Whether the model runner keeps a place for each request that has started until it ends."""
 
@@ -156,11 +158,18 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super()._free_blocks(request)
         job = argument(request, JOB_XARG) or ""
         self._stepper.job_left(job, request.request_id)
+        self._hit_tokens.pop(request.request_id, None)
         self._bulletin.forget(job)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Take a request's KV blocks as vLLM does; what was suspended of it has been computed in vain."""
-        self._leave_suspended_step(request, DropReason.MEMORY)
+        """Take a request's KV blocks as vLLM does; what they held has been computed in vain."""
+        if self._suspensions.step_of(request.request_id) is not None:
+            self._leave_suspended_step(request, DropReason.MEMORY)
+        elif request.num_computed_tokens:
+            hit_tokens = self._hit_tokens.get(request.request_id, 0)
+            tokens = request.num_computed_tokens - hit_tokens
+            pairs = attention_pairs(tokens, hit_tokens)
+            self._notice_dropped(request, DropReason.MEMORY, 1.0, tokens, pairs, time.monotonic())
         super()._preempt_request(request, *args, **kwargs)
         self._stepper.started_over(self._queue.item(request))
 
@@ -172,16 +181,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if (step := self._suspensions.step_of(request.request_id)) is None:
             return
         tokens, now_s = step.members[request.request_id], time.monotonic()
-        dropped = Dropped(
-            jobs=self._jobs_of([request.request_id]),
-            reason=reason,
-            done=step.done,
-            tokens=tokens,
-            pairs=attention_pairs(tokens, request.num_computed_tokens),
-            dropped_s=now_s,
-        )
-        self._suspensions.forget(request.request_id, now_s)
-        self._bulletin.notice(dropped)
+        pairs = attention_pairs(tokens, request.num_computed_tokens)
+        self._suspensions.forget(request.request_id, now_s, pairs)
+        self._notice_dropped(request, reason, step.done, tokens, pairs, now_s)
+
+    def _notice_dropped(
+        self, request: Request, reason: DropReason, done: float, tokens: int, pairs: float, now_s: float
+    ) -> None:
+        jobs = self._jobs_of([request.request_id])
+        self._bulletin.notice(Dropped(jobs, reason, done, tokens, pairs, now_s))
 
     def _end_lease(self, engine_id: str) -> bool:
         """Whether the request was finished and waiting to be pulled; if so its lease ends now."""
@@ -203,11 +211,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             return Wait()
         may_start = self.pause_state == PauseState.UNPAUSED
         while True:
-            # What looked as if it would fit and did not: only what holds its memory already can run.
-            free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-            free_blocks = 0 if self._memory_refused else free
+            free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
             queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
-            command = self._stepper.next_step(queue, suspended, free_blocks, now_s)
+            refused = self._memory_refused
+            command = self._stepper.next_step(queue, suspended, free_blocks, now_s, refused=refused)
             if not isinstance(command, StartOver):
                 return command
             self._start_over(command.requests, now_s)
@@ -267,9 +274,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         # Those that start over; the second model runner is sent them as new ones.
         started += output.scheduled_cached_reqs.resumed_req_ids
         for request_id in started:
+            request = self.requests[request_id]
+            cached_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            self._hit_tokens[request_id] = cached_tokens
             if job := self._queue.job_of(request_id):
-                request = self.requests[request_id]
-                cached_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
                 is_first = not request.num_preemptions
                 self._bulletin.notice(Started(job, cached_tokens, now_s, is_first))
 

@@ -13,9 +13,11 @@ from waiting import assert_soon
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from prefill_node.engine_setup import EngineSetup
 from slo.predict.pass_shape import PassPart
+from slo.predict.prefill_time import attention_pairs
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.chunks import StopBound
+from slo.request import CACHED_XARG
 
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)
@@ -88,6 +90,19 @@ def test_steps_are_as_short_as_they_must_be_to_stop_in_time(running):
     running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
 
 
+def test_nobody_waits_for_what_was_expected_to_be_cached_of_another_and_is_not(running):
+    """One shares a step for its last 60 tokens, and has all of 700 to compute."""
+    expected = alone(running, long=LONG, short=SHORT)
+    running.add("short", SHORT, deadline_s=60, stop_bound=chunks_of(256))
+    running.add("long", LONG, extra_args={CACHED_XARG: 640})
+    assert [running.step() for _ in range(3)] == [["short"], [], ["long"]]
+    running.step()
+    passed = [notice.tokens for notice in running.notices() if isinstance(notice, Passed)]
+    assert passed[-3:] == [256, 256, 252]
+    assert_same_output(running, expected)
+    running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
+
+
 def test_where_vllm_cuts_no_prompts_a_long_one_runs_whole(models):
     """However soon it must be able to stop."""
     with engine(models("llama"), enable_chunked_prefill=False) as running:
@@ -127,6 +142,23 @@ def test_a_runner_that_keeps_a_place_for_each_request_is_not_sent_more_than_it_h
         running.add("short", SHORT, deadline_s=60)
         ended = [name for _ in range(8) for name in running.step()]
         assert ended == ["short", "long"]
+    finally:
+        scheduler._holds_slots, scheduler.max_num_running_reqs = False, slots
+
+
+def test_one_that_finds_no_place_does_not_keep_the_one_that_has_it_from_going_on(running):
+    """Nor may it take the place, as it weighs less."""
+    scheduler = running.scheduler
+    expected = alone(running, dear=LONG, cheap=SHORT)
+    scheduler._holds_slots, scheduler.max_num_running_reqs, slots = True, 1, scheduler.max_num_running_reqs
+    try:
+        running.add("dear", LONG, deadline_s=60, weight=4.0, stop_bound=chunks_of(128))
+        assert running.step() == []
+        running.add("cheap", SHORT, deadline_s=30)
+        ended = [name for _ in range(12) for name in running.step()]
+        assert ended == ["dear", "cheap"]
+        assert_same_output(running, expected)
+        running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
     finally:
         scheduler._holds_slots, scheduler.max_num_running_reqs = False, slots
 
@@ -232,7 +264,10 @@ def test_the_others_of_a_suspended_step_go_on_when_one_is_aborted(running):
     running.add("other", MIDDLE)
     running.stop_at(2)
     assert running.step() == []
+    (suspended,) = running.scheduler._suspensions.steps
+    assert suspended.pairs == attention_pairs(len(SHORT), 0) + attention_pairs(len(MIDDLE), 0)
     running.abort("short")
+    assert suspended.pairs == attention_pairs(len(MIDDLE), 0)
     running.stop_at()
     assert running.step() == ["other"]
     assert running.answers["other"].tokens == expected["other"].tokens
@@ -349,6 +384,25 @@ def test_an_urgent_request_takes_the_memory_of_a_suspended_one(small):
     assert [
         (each.jobs, each.reason) if isinstance(each, Dropped) else (each.job, each.is_first) for each in said
     ] == [("long", True), (("long",), "memory"), ("urgent", True), ("long", False)]
+
+
+def test_a_prompt_between_two_chunks_that_loses_its_memory_is_reported(small):
+    """What it had computed is done again."""
+    urgent = random_prompt(900, seed=4)
+    expected = alone(small, long=LONG, urgent=urgent)
+    small.prefill("before", LONG[:200])
+    small.add("long", LONG, deadline_s=60, stop_bound=chunks_of(512))
+    assert small.step() == []
+    small.add("urgent", urgent, deadline_s=10, weight=2.0, stop_bound=StopBound(math.inf, ()))
+    assert small.step() == ["urgent"]
+    small.finish()
+    assert_same_output(small, expected)
+    said = [each for each in small.notices() if isinstance(each, Started | Dropped)]
+    assert [type(each) for each in said] == [Started, Started, Dropped, Started, Started]
+    _, started, dropped, *_ = said
+    assert (started.job, started.cached_tokens) == ("long", 128)
+    assert (dropped.jobs, dropped.reason, dropped.done) == (("long",), "memory", 1.0)
+    assert (dropped.tokens, dropped.pairs) == (512, attention_pairs(512, 128))
 
 
 def test_a_less_valuable_request_waits_for_the_memory_of_a_suspended_one(small):
