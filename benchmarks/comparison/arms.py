@@ -24,6 +24,7 @@ from benchmarks.harness.local_server import (
     start_until,
 )
 from deployments.local.ending import kill_after
+from kv_transfer.engine_processes import named_shared_memory
 from slo.tiers import PREMIUM, STANDARD, Tier
 
 PORT = 18441
@@ -149,7 +150,8 @@ class RunningServer:
 
 @contextmanager
 def running(arm: ServerArm, directory: Path, model: Path | None = None) -> Iterator[RunningServer]:
-    """Start an arm's server of the embedded model or of another, and leave no process behind."""
+    """Start an arm's server of the embedded model or of another, and leave nothing of it behind."""
+    before = named_shared_memory()
     log = directory / f"{arm.name}-{time.time():.0f}.log"
     started_s = time.monotonic()
     try:
@@ -165,6 +167,8 @@ def running(arm: ServerArm, directory: Path, model: Path | None = None) -> Itera
         yield RunningServer(log, time.monotonic() - started_s)
     finally:
         _end_children()
+        for left in named_shared_memory() - before:  # stock engines that were killed leave theirs
+            left.unlink(missing_ok=True)
 
 
 def _end_children() -> None:

@@ -87,19 +87,20 @@ def _tokens_ps(runs: Sequence[ArmRun]) -> float:
 
 def _difference(pairs: Sequence[tuple[ArmRun, ArmRun]], kind: str) -> dict[str, float]:
     differences = [np.subtract(a.met[kind], b.met[kind], dtype=float) for a, b in pairs]
-    low, high = np.percentile(_drawn(differences), (2.5, 97.5))
-    return {"points": float(np.concatenate(differences).mean()), "low": float(low), "high": float(high)}
+    low, high = _interval(differences)
+    return {"points": float(np.concatenate(differences).mean()), "low": low, "high": high}
 
 
-def _drawn(rounds: Sequence[npt.NDArray[np.float64]]) -> list[float]:
-    """Means of bootstraps: rounds are drawn, and of each drawn round its requests."""
+def _interval(rounds: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
+    """95 % of the mean, by a bootstrap: rounds are drawn, and of each drawn round its requests."""
     rng = np.random.default_rng(1)
     drawn = []
     for _ in range(BOOTSTRAPS):
         picked = [rounds[at] for at in rng.integers(len(rounds), size=len(rounds))]
         again = [values[rng.integers(values.size, size=values.size)] for values in picked]
-        drawn.append(float(np.concatenate(again).mean()))
-    return drawn
+        drawn.append(np.concatenate(again).mean())
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return float(low), float(high)
 
 
 def _attained(runs: Sequence[ArmRun], kind: str | None) -> float:
@@ -128,8 +129,7 @@ def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float
     if every.min() == every.max():
         bound = 0.025 ** (1 / every.size)
         return (bound, 1.0) if every[0] else (0.0, 1 - bound)
-    low, high = np.percentile(_drawn(rounds), (2.5, 97.5))
-    return float(low), float(high)
+    return _interval(rounds)
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

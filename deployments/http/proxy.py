@@ -128,10 +128,13 @@ class ConnectionLimits:
         Whoever sends slowly, with or without a key, would otherwise keep all others from sending.
         """
         self._in_flight_bytes += size
-        for oldest in list(self._arriving):
-            if self._in_flight_bytes <= (limit := self._limits.max_bytes_in_flight):
-                return
+        limit = self._limits.max_bytes_in_flight
+        if self._in_flight_bytes <= limit:
+            return
+        for oldest in self._arriving:  # none leaves before its task goes on
             oldest.give_up(http_errors.too_much_in_flight(limit))
+            if self._in_flight_bytes <= limit:
+                return
 
     def gives_back(self, size: int) -> None:
         """Bytes are held no more."""

@@ -34,9 +34,13 @@ class Exporter:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._samples: tuple[Sample, ...] = ()
-        self.port = 0
         self.refused = ""
         """Why nothing is exported; empty when all is well."""
+
+    @property
+    def port(self) -> int:
+        """Where it is listened now; 0 for nowhere."""
+        return self._at[1]
 
     def move(self, host: str, port: int) -> None:
         """Export there from the next `open` on, and no more where it is done now."""
@@ -57,15 +61,14 @@ class Exporter:
                     _LOGGER.warning("metrics_not_exported %s:%d %s", host, port, error)
                 return
             _LOGGER.info("metrics_exported %s:%d", host, port)
-        self._at, self.port, self.refused = self._wanted, port, ""
+        self._at, self.refused = self._wanted, ""
 
     def _close(self) -> None:
         if self._server is not None:
             _LOGGER.info("metrics_not_exported_any_more %s:%d", *self._at)
             self._server.shutdown()
             self._server.server_close()
-            self._server, self.port = None, 0
-            self._at = self._at[0], 0
+            self._server, self._at = None, (self._at[0], 0)
 
     def show(self, cores: Mapping[str, MonitorCore], now_s: float) -> None:
         """Export this from now on, of each model."""
