@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.comparison.table import KINDS, LONGEST, spread
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS
@@ -340,14 +341,14 @@ def comparison() -> str:
                 _server(row["arm"], found),
                 str(row["rounds"]),
                 *(_attained(row[kind]) for kind in ("urgent", "long")),
-                *(_first_tokens(ttft[kind]) for kind in ("urgent", "long")),
+                *(_first_tokens(ttft[kind], end) for kind, end in zip(KINDS, LONGEST, strict=True)),
                 f"{row['prompt_tokens_ps']:.0f}",
                 f"{row['preemptions']:,}" if row["preemptions"] else "",
                 f"{row['unserved']}" if row["unserved"] else "",
             ]
         )
-    columns = ["Load", "", "Rounds", "Urgent in time", "Long in time", "Urgent TTFT p50 / p99", "Long"]
-    return markdown([*columns, "Tokens/s", "Stops", "Not served"], rows)
+    columns = ["Load", "", "Rounds", "Urgent in time", "Long in time", "Urgent TTFT p50 / p99"]
+    return markdown([*columns, "Long p50 / longest", "Tokens/s", "Stops", "Not served"], rows)
 
 
 def comparison_in_short() -> str:
@@ -380,9 +381,15 @@ def comparison_paired() -> str:
     return markdown(["Load", "SlackServe and", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
 
 
-def _points(cell: Mapping[str, float]) -> str:
-    points, low, high = (100 * cell[name] for name in ("points", "low", "high"))
-    return f"{points:+.0f} points ({low:+.0f} to {high:+.0f})"
+def _points(cell: Mapping[str, Any]) -> str:
+    return f"{100 * cell['points']:+.0f} points ({spread(_in_points(cell), '{:+.0f}')})"
+
+
+def _in_points(cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [100 * each for each in value] if name == "by_round" else 100 * value
+        for name, value in cell.items()
+    }
 
 
 def _server(arm: str, found: Mapping[str, Any]) -> str:
@@ -393,12 +400,12 @@ def _server(arm: str, found: Mapping[str, Any]) -> str:
     return _SERVERS[arm].format(chunks=chunks)
 
 
-def _attained(cell: Mapping[str, float]) -> str:
-    return f"{cell['attained']:.0%} ({cell['low']:.0%} to {cell['high']:.0%})"
+def _attained(cell: Mapping[str, Any]) -> str:
+    return f"{cell['attained']:.0%} ({spread({**cell}, '{:.0%}')})"
 
 
-def _first_tokens(cell: Mapping[str, float]) -> str:
-    return f"{cell['p50'] / 1e3:.2f} / {cell['p99'] / 1e3:.1f} s" if cell else ""
+def _first_tokens(cell: Mapping[str, float], end: str) -> str:
+    return f"{cell['p50'] / 1e3:.2f} / {cell[end] / 1e3:.1f} s" if cell else ""
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {

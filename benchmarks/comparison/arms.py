@@ -123,8 +123,8 @@ FIXED = {
 }
 TUNED = {
     "stock-chunked": ("256", "512", "1024", "2048"),
-    "stock-priority": ("256/64", "256/128", "512/128", "512/384"),
-    "slackserve-chunked": ("256", "512", "1024", "2048"),
+    "stock-priority": ("128/64", "256/64", "256/128", "512/128", "512/384"),
+    "slackserve-chunked": ("128", "256", "512", "1024", "2048"),
 }
 """Arms whose chunks are tuned before they are measured, and what is tried for them."""
 

@@ -18,6 +18,8 @@ OURS = "slackserve"
 STOCK = "stock"
 KINDS = ("urgent", "long")
 BOOTSTRAPS = 4000
+ROUNDS_OF_AN_INTERVAL = 5
+"""Of fewer rounds there is no interval: a bootstrap of two gives back little more than the two."""
 GOAL_RATIO = 1.15
 GOAL_POINTS = 0.02
 GOAL_THROUGHPUT = 0.03
@@ -34,11 +36,14 @@ def summary(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
             if same:
                 row: dict[str, Any] = {"load": load, "arm": arm, "rounds": len(same)}
                 for kind in (*KINDS, None):
-                    low, high = attainment_interval(same, kind)
-                    row[kind or "all"] = {"attained": _attained(same, kind), "low": low, "high": high}
+                    row[kind or "all"] = {
+                        "attained": _attained(same, kind),
+                        "by_round": [run.attained(kind) for run in sorted(same, key=_round)],
+                        **_ends(attainment_interval(same, kind)),
+                    }
                 row["requests"] = {kind: sum(len(run.met.get(kind, ())) for run in same) for kind in KINDS}
                 row["ttft_ms"] = {kind: _quantiles(same, kind) for kind in KINDS}
-                row["prompt_tokens_ps"] = statistics.fmean(run.prompt_tokens_ps for run in same)
+                row["prompt_tokens_ps"] = _tokens_ps(same)
                 row["preemptions"] = sum(run.preemptions for run in same)
                 row["unserved"] = sum(run.unserved for run in same)
                 found.append(row)
@@ -63,20 +68,20 @@ def shared(runs: Sequence[ArmRun], arms: Sequence[str]) -> list[ArmRun]:
 def paired(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
     """At each load: ours less each other arm, request by request of the rounds that both served.
 
-    Points of attainment by kind, 95 % of a bootstrap, in which rounds and requests of each are drawn;
-    prompt tokens per second of all these rounds as a ratio.
+    Points of attainment by kind, of all, of each round, and 95 % of a bootstrap, in which rounds and requests
+    of each are drawn; prompt tokens per second of all these rounds as a ratio.
     """
     found = []
     for load in sorted({run.load for run in runs}):
         here = [run for run in runs if run.load == load]
         ours = {run.round: run for run in here if run.arm == OURS}
         for arm in dict.fromkeys(run.arm for run in here if run.arm != OURS):
-            pairs = [(ours[run.round], run) for run in here if run.arm == arm and run.round in ours]
+            theirs = sorted((run for run in here if run.arm == arm and run.round in ours), key=_round)
+            pairs = [(ours[run.round], run) for run in theirs]
             if pairs:
                 row: dict[str, Any] = {"load": load, "arm": arm, "rounds": len(pairs)}
                 row |= {kind: _difference(pairs, kind) for kind in KINDS}
-                mine, theirs = (_tokens_ps(side) for side in zip(*pairs, strict=True))
-                row["throughput_ratio"] = mine / theirs
+                row["throughput_ratio"] = _tokens_ps([mine for mine, _ in pairs]) / _tokens_ps(theirs)
                 found.append(row)
     return found
 
@@ -85,14 +90,30 @@ def _tokens_ps(runs: Sequence[ArmRun]) -> float:
     return sum(run.prompt_tokens_ps * run.wall_s for run in runs) / sum(run.wall_s for run in runs)
 
 
-def _difference(pairs: Sequence[tuple[ArmRun, ArmRun]], kind: str) -> dict[str, float]:
+def _round(run: ArmRun) -> int:
+    return run.round
+
+
+def _difference(pairs: Sequence[tuple[ArmRun, ArmRun]], kind: str) -> dict[str, Any]:
     differences = [np.subtract(a.met[kind], b.met[kind], dtype=float) for a, b in pairs]
-    low, high = _interval(differences)
-    return {"points": float(np.concatenate(differences).mean()), "low": low, "high": high}
+    return {
+        "points": float(np.concatenate(differences).mean()),
+        "by_round": [float(some.mean()) for some in differences],
+        **_ends(_interval(differences)),
+    }
 
 
-def _interval(rounds: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
-    """95 % of the mean, by a bootstrap: rounds are drawn, and of each drawn round its requests."""
+def _ends(interval: tuple[float, float] | None) -> dict[str, float]:
+    return {} if interval is None else {"low": interval[0], "high": interval[1]}
+
+
+def _interval(rounds: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float] | None:
+    """95 % of the mean, by a bootstrap: rounds are drawn, and of each drawn round its requests.
+
+    None of fewer rounds than `ROUNDS_OF_AN_INTERVAL`.
+    """
+    if len(rounds) < ROUNDS_OF_AN_INTERVAL:
+        return None
     rng = np.random.default_rng(1)
     drawn = []
     for _ in range(BOOTSTRAPS):
@@ -113,18 +134,19 @@ def _quantiles(runs: Sequence[ArmRun], kind: str) -> dict[str, float]:
     if not times:
         return {}
     found = np.percentile(times, (50, 90, 99))
-    return {f"p{point}": float(value) for point, value in zip((50, 90, 99), found, strict=True)}
+    quantiles = {f"p{point}": float(value) for point, value in zip((50, 90, 99), found, strict=True)}
+    return quantiles | {"longest": max(times)}
 
 
-def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float, float]:
-    """95 % of what is attained, by a bootstrap over rounds and requests.
+def attainment_interval(runs: Sequence[ArmRun], kind: str | None) -> tuple[float, float] | None:
+    """95 % of what is attained, by a bootstrap over rounds and requests; None of few rounds.
 
     Where all were in time, or none, there is nothing to draw from: Clopper and Pearson's bound is taken.
     """
     rounds = [np.array(run.flags(kind), float) for run in runs]
     rounds = [flags for flags in rounds if flags.size]
-    if not rounds:
-        return 0.0, 1.0
+    if len(rounds) < ROUNDS_OF_AN_INTERVAL:
+        return None
     every = np.concatenate(rounds)
     if every.min() == every.max():
         bound = 0.025 ** (1 / every.size)
@@ -169,13 +191,22 @@ def _ratio(ours: dict[str, float], best: dict[str, float]) -> float | None:
     return ours["p99"] / best["p99"] if "p99" in ours and "p99" in best else None
 
 
+def spread(cell: dict[str, Any], shown: str, to: str = " to ") -> str:
+    """The interval of a share or a difference, or what each round had."""
+    if "low" in cell:
+        return to.join(shown.format(cell[end]) for end in ("low", "high"))
+    return ", ".join(shown.format(value) for value in cell["by_round"])
+
+
+LONGEST = ("p99", "longest")
+"""What is shown of each kind's longest times: of a few dozen long prompts a p99 lies beside the longest."""
 _COLUMNS = (
     "urgent\nin time",
-    "(95 %)",
+    "(95 % or\nby round)",
     "long\nin time",
-    "(95 %)",
+    "(95 % or\nby round)",
     "urgent TTFT\np50/p99, ms",
-    "long TTFT\np50/p99, ms",
+    "long TTFT\np50/longest, ms",
     "tokens\n/s",
     "stops",
     "unserved",
@@ -194,9 +225,10 @@ def loads_table(rows: Sequence[dict[str, Any]]) -> Table:
         before = row["load"]
         cells = []
         for kind in KINDS:
-            cells += [f"{row[kind]['attained']:.0%}", f"{row[kind]['low']:.0%}-{row[kind]['high']:.0%}"]
-        times = row["ttft_ms"]
-        cells += [f"{times[kind].get('p50', 0):.0f}/{times[kind].get('p99', 0):.0f}" for kind in KINDS]
+            cells += [f"{row[kind]['attained']:.0%}", spread(row[kind], "{:.0%}", "-")]
+        for kind, end in zip(KINDS, LONGEST, strict=True):
+            times = row["ttft_ms"][kind]
+            cells.append(f"{times.get('p50', 0):.0f}/{times.get(end, 0):.0f}")
         cells += [f"{row['prompt_tokens_ps']:.0f}", str(row["preemptions"]), str(row["unserved"])]
         table.add_row(f"{row['load']:g}", row["arm"], *cells)
     return table

@@ -1,10 +1,12 @@
 """What the comparison of servers offers, and what it makes of its runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.comparison import load
 from benchmarks.comparison.arms import Chunking, chunked
-from benchmarks.comparison.table import loads_table, paired, shared, summary, verdict
+from benchmarks.comparison.table import loads_table, paired, shared, spread, summary, verdict
 
 MIX = load.mix(800, 20_000)
 
@@ -87,16 +89,38 @@ async def test_a_tier_with_a_pool_of_its_own_is_asked_there():
 
 
 def test_what_is_attained_is_over_all_requests_with_an_interval_of_rounds():
-    (row,) = summary(
-        [run("stock", number=number, urgent=value) for number, value in enumerate((0.1, 0.2, 0.6))]
-    )
+    values = (0.1, 0.2, 0.6, 0.1, 0.5)
+    (row,) = summary([run("stock", number=number, urgent=value) for number, value in enumerate(values)])
     assert row["urgent"]["attained"] == pytest.approx(0.3)
+    assert row["urgent"]["by_round"] == pytest.approx(values)
     assert row["urgent"]["low"] < 0.2, "rounds differ by more than their requests"
-    assert row["urgent"]["high"] > 0.5
-    assert row["long"] == {"attained": 1.0, "low": pytest.approx(0.952, abs=0.001), "high": 1.0}
-    assert (row["rounds"], row["unserved"], row["requests"]["urgent"]) == (3, 3, 300)
+    assert row["urgent"]["high"] > 0.4
+    assert row["long"]["attained"] == row["long"]["high"] == 1.0
+    assert row["long"]["low"] == pytest.approx(0.971, abs=0.001)
+    assert (row["rounds"], row["unserved"], row["requests"]["urgent"]) == (5, 5, 500)
     alike = summary([run("stock", number=number, urgent=0.3) for number in range(12)])[0]["urgent"]
     assert alike["high"] - alike["low"] < 0.08
+
+
+def test_of_few_rounds_each_is_shown_and_no_interval():
+    """A bootstrap of two rounds gives back the two, and looks like 95 %."""
+    runs = [
+        run(arm, number=number, urgent=0.5 + number / 2)
+        for arm in ("stock", "slackserve")
+        for number in (1, 0)
+    ]
+    for cell in (summary(runs)[0]["urgent"], paired(runs)[0]["urgent"]):
+        assert not {"low", "high"} & set(cell)
+    assert spread(summary(runs)[0]["urgent"], "{:.0%}") == "50%, 100%"
+    assert spread({"low": -0.1, "high": 0.2}, "{:+.1f}") == "-0.1 to +0.2"
+
+
+def test_throughput_is_tokens_over_time_of_all_rounds():
+    runs = [replace(run("stock", tokens_ps=100.0), wall_s=200.0), run("stock", number=1, tokens_ps=400.0)]
+    runs += [run("slackserve", number=number, tokens_ps=400.0) for number in (0, 1)]
+    stock, ours = summary(runs)
+    assert stock["prompt_tokens_ps"] == pytest.approx(200.0)
+    assert ours["prompt_tokens_ps"] / stock["prompt_tokens_ps"] == paired(runs)[0]["throughput_ratio"]
 
 
 def test_arms_are_compared_in_the_rounds_that_all_served():
@@ -110,15 +134,15 @@ def test_arms_are_compared_in_the_rounds_that_all_served():
 
 
 def test_the_difference_is_taken_request_by_request():
-    runs = [run("stock", number=number, urgent=0.5, tokens_ps=500.0) for number in (0, 1, 2)]
-    runs += [run("slackserve", number=number, urgent=0.6) for number in (1, 2, 3)]
+    runs = [run("stock", number=number, urgent=0.5, tokens_ps=500.0) for number in range(6)]
+    runs += [run("slackserve", number=number, urgent=0.6) for number in range(1, 7)]
     (row,) = paired(runs)
-    assert (row["load"], row["arm"], row["rounds"]) == (0.7, "stock", 2)
+    assert (row["load"], row["arm"], row["rounds"]) == (0.7, "stock", 5)
     assert row["urgent"]["points"] == pytest.approx(0.1)
     assert 0 < row["urgent"]["low"] < 0.1 < row["urgent"]["high"] < 0.17, "two arms apart have 0.2"
-    assert row["long"] == {"points": 0.0, "low": 0.0, "high": 0.0}
+    assert row["long"] == {"points": 0.0, "by_round": [0.0] * 5, "low": 0.0, "high": 0.0}
     assert row["throughput_ratio"] == pytest.approx(0.8)
-    assert paired(runs[:3]) == []
+    assert paired(runs[:6]) == []
 
 
 GOALS = {"urgent_ratio", "points", "throughput", "long_p99"}
