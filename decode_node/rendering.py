@@ -61,7 +61,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
-    except (ValueError, VLLMClientError) as error:
+    except (ValueError, TypeError, OverflowError, VLLMClientError) as error:  # what vLLM answers with 400
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)
@@ -94,12 +94,20 @@ def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
         return LocalReason.SEVERAL_PROMPTS
     if (request.n or 1) > 1 or getattr(request, "use_beam_search", False):
         return LocalReason.SEVERAL_SEQUENCES
-    wants_prompt_logprobs = getattr(request, "prompt_logprobs", None) is not None
-    if wants_prompt_logprobs or (getattr(request, "echo", False) and request.logprobs is not None):
+    if _prompt_logprobs(request) is not None:
         return LocalReason.PROMPT_LOGPROBS
     if inputs[0].get("type", "token") != "token" or "prompt_token_ids" not in inputs[0]:
         return LocalReason.NOT_TEXT
     return None
+
+
+def _prompt_logprobs(request: Any) -> int | None:
+    """How many log-probabilities vLLM will give of each prompt token; an echo has those of the answer."""
+    if request.prompt_logprobs is not None or not request.echo:
+        given: int | None = request.prompt_logprobs
+    else:
+        given = request.top_logprobs if hasattr(request, "messages") else request.logprobs
+    return given
 
 
 def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResponse | None:

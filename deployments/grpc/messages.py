@@ -20,14 +20,17 @@ _EXACT_BELOW: Final = 2**53
 def request_body(request: Message, *, stream: bool) -> bytes:
     """The body of a chat or text completion, as an HTTP client would send it.
 
-    A field that is given both by itself and in `extra` is there twice, and refused for that as in any body.
+    `extra_json` goes into it as it is written. A field that is given both by itself and in `extra` is there
+    twice, and refused for that as in any body.
     """
     try:
         values = _with_integers(MessageToDict(request, preserving_proto_field_name=True))
     except SerializeToJsonError:
         return b"NaN"  # a number that JSON does not have is refused as it is over HTTP
     values.pop("objective", None)
-    extra = values.pop("extra", {})
+    extra, written = values.pop("extra", {}), values.pop("extra_json", "").strip()
+    if written and not (written.startswith("{") and written.endswith("}")):
+        return str(written).encode()  # is refused as a body that is no object
     if "seed" in values:
         values["seed"] = int(values["seed"])  # JSON's form of 64 bits is text
     if "prompt_token_ids" in values:
@@ -36,9 +39,10 @@ def request_body(request: Message, *, stream: bool) -> bytes:
         if "content_parts" in message:
             message["content"] = message.pop("content_parts").get("parts", [])
     fields = [*values.items(), ("stream", stream), *extra.items()]
-    return (
-        "{" + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields) + "}"
-    ).encode()
+    texts = [f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields]
+    if inside := written[1:-1].strip():
+        texts.append(inside)
+    return ("{" + ",".join(texts) + "}").encode()
 
 
 def _with_integers(value: Any) -> Any:

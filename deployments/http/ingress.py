@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
 
+_CLIENTS_ERRORS: Final = (ValueError, TypeError, OverflowError)
+"""What a tokenizer raises for input that it does not take."""
+_CONVERTED: Final = {"tokenize": "prompt", "detokenize": "tokens"}
 _OPERATIONS: Final = {"chat": "chat", "completions": "text_completion"}
 """The names of our methods in OpenTelemetry's conventions for generative AI."""
 
@@ -154,6 +157,9 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         except (asyncio.CancelledError, TaskCancelledError):
             raise
         except Exception as error:
+            cause = getattr(error, "cause", error)
+            if isinstance(cause, _CLIENTS_ERRORS):
+                raise http_errors.bad_body(str(cause), _CONVERTED[method]) from error
             logs.event("request_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
             raise http_errors.internal_error(request_id) from error
         if (refused := error_in(answer)) is not None:

@@ -267,6 +267,7 @@ def _bound_connections(limits: LimitsConfig) -> None:
     for protocol in (HttpToolsProtocol, H11Protocol):
         _bound_headers(protocol, limits.header_timeout_s)
         _bound_idle(protocol)
+    _one_at_a_time(HttpToolsProtocol)  # h11 has the one alone
 
 
 def _bound_idle(protocol: Any) -> None:
@@ -326,6 +327,36 @@ def _bound_heads(protocol: Any, limits: LimitsConfig) -> None:
     protocol.data_received = data_received
     protocol.on_headers_complete = going_on(protocol.on_headers_complete)
     protocol.on_body = going_on(protocol.on_body)
+
+
+def _one_at_a_time(protocol: Any) -> None:
+    """Have uvicorn close a connection once it has answered, if another request came before that.
+
+    It would keep the other, read no further, and tell the newest alone that the client has gone: the one that
+    is being answered would be generated to its end for nobody.
+    """
+    began, received = protocol.on_headers_complete, protocol.data_received
+
+    def on_headers_complete(connection: Any) -> None:
+        if _waits(connection):
+            began(connection)
+        elif not connection._slackserve_ends:  # noqa: SLF001 - ours
+            logs.event("pipelined_request_left")
+            connection._slackserve_ends = True  # noqa: SLF001
+            connection.cycle.keep_alive = False
+
+    def unless_it_ends(callback: Callable[..., None]) -> Callable[..., None]:
+        def called(connection: Any, *given: bytes) -> None:
+            if not connection._slackserve_ends:  # noqa: SLF001
+                callback(connection, *given)
+
+        return called
+
+    protocol._slackserve_ends = False  # noqa: SLF001
+    protocol.on_headers_complete = on_headers_complete
+    protocol.data_received = unless_it_ends(received)
+    protocol.on_body = unless_it_ends(protocol.on_body)
+    protocol.on_message_complete = unless_it_ends(protocol.on_message_complete)
 
 
 def _written_out(refusal: HTTPError) -> bytes:

@@ -36,6 +36,12 @@ CHATS = {
     "greedy": {"temperature": 0, "max_tokens": 12},
     "seeded": {"seed": 7, "max_tokens": 12},
     "log-probabilities": {"temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 3},
+    "an echo": {"temperature": 0, "max_tokens": 5, "extra_body": {"echo": True}},
+    "an echo, log-probabilities null": {
+        "temperature": 0,
+        "max_tokens": 5,
+        "extra_body": {"echo": True, "logprobs": None},
+    },
     "several answers": {"seed": 7, "n": 2, "max_tokens": 8},
     "stop string": {"seed": 3, "max_tokens": 40, "stop": ["a", "e"]},
     "a tool that must be called": {"tools": [TOOL], "tool_choice": "required", "temperature": 0},

@@ -100,6 +100,8 @@ def test_headers(deployment, headers, param, message):
         ({"prompt": []}, "prompt"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": {"text": "hi"}}, "prompt"),
+        ({"prompt": [5_000_000_000]}, None),
+        ({"prompt": [5_000_000_000], "echo": True}, None),
         ({"stream_options": {"include_usage": True}}, "stream"),
         ({"structured_outputs": "abc"}, None),
         ({"logprobs": 1000}, "logprobs"),

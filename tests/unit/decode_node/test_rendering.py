@@ -2,6 +2,7 @@
 
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from decode_node import rendering
 from decode_node.rendering import LocalReason, Rendered
@@ -59,6 +60,44 @@ async def test_what_decode_computes_itself_is_rendered_once_too():
     rendering.stand_before(layer, lambda request: rendered.prompt if request is rendered.request else None)
     assert await layer.render_chat_request(rendered.request) is rendered.prompt
     assert len(layer.rendered) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "is_local"),
+    [
+        (CHAT, {"echo": True}, True),
+        (CHAT, {"echo": True, "logprobs": None}, True),
+        (CHAT, {"echo": True, "logprobs": True, "top_logprobs": 2}, True),
+        (CHAT, {"echo": True, "top_logprobs": None}, False),
+        (CHAT, {"prompt_logprobs": 0}, True),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, False),
+        (TEXT, {"echo": True}, False),
+        (TEXT, {"echo": True, "logprobs": 0}, True),
+        (TEXT, {"prompt_logprobs": 1}, True),
+        (TEXT, {"logprobs": 2}, False),
+    ],
+)
+async def test_log_probabilities_of_the_prompt_are_computed_where_the_prompt_is(asked, changes, is_local):
+    """An engine that has pulled the prompt's KV has none, and vLLM gives memory that was never written to."""
+    is_chat, asked = asked is CHAT, asked.model_copy(update=changes)
+    rendered = await rendering.render(Layer(), asked, is_chat=is_chat, max_model_len=64)
+    assert (rendered.local is LocalReason.PROMPT_LOGPROBS) == is_local
+    params = asked.to_sampling_params(9, {})
+    assert (params.prompt_logprobs is not None) == is_local
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("can't convert"), TypeError("not a number"), ValueError("no")]
+)
+async def test_what_a_renderer_does_not_take_is_the_clients_error(error):
+    class Refusing(Layer):
+        async def render_completion_request(self, request):
+            raise error
+
+        create_error_response = staticmethod(create_error_response)
+
+    answer = await rendering.render(Refusing(), TEXT, is_chat=False, max_model_len=64)
+    assert answer.error.code == rendering.BAD_REQUEST
 
 
 async def test_a_prompt_without_room_for_an_answer_is_refused():

@@ -107,6 +107,42 @@ def test_what_is_given_twice_is_refused_as_in_any_body(extra):
         parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
 
 
+ORDERED = (
+    '{"type": "object", "properties": {"reasoning": {}, "answer": {}, "a": {"maximum": 9007199254740993}}}'
+)
+
+
+def test_a_schema_that_is_written_as_text_keeps_its_order_and_its_numbers():
+    """A Struct has neither: the properties of an answer are generated in the order of its schema."""
+    request = pb.ChatRequest(model="m", extra_json=f' {{"tools":[{ORDERED}], "top_k": 5}}\n')
+    request.extra.update({"min_p": 0.5})
+    expected = '{"model":"m","stream":false,"min_p":0.5,"tools":[' + ORDERED + '], "top_k": 5}'
+    assert request_body(request, stream=False).decode() == expected
+    assert request_body(pb.CompleteRequest(extra_json=" {} "), stream=True) == b'{"stream":true}'
+
+
+@pytest.mark.parametrize("text", ["[1]", "5", '"a"', "{", '{"a": 1}, {"b": 2}', "{} x", "}{"])
+def test_text_that_is_no_object_is_refused_as_such_a_body(text):
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    from deployments.http.errors import HTTPError
+
+    request = pb.CompleteRequest(model="tiny", prompt="here", extra_json=text)
+    with pytest.raises(HTTPError) as refused:
+        parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "there"}', '{"stream": true}', '{"top_k": 5}'])
+def test_what_is_given_in_the_text_too_is_refused(text):
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    request = pb.CompleteRequest(model="tiny", prompt="here", extra_json=text)
+    request.extra.update({"top_k": 5})
+    with pytest.raises(FieldError, match="is given more than once"):
+        parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
+
+
 def test_a_number_that_json_does_not_have_is_refused_as_in_any_body():
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
@@ -166,6 +202,7 @@ def test_an_answer_with_what_the_api_does_not_type():
     [
         ({"extra": {"temprature": 1}}, "temprature"),
         ({"extra": {"chat_template": "{{ 1 }}"}}, "chat_template"),
+        ({"extra_json": '{"chat_template": "{{ 1 }}"}'}, "chat_template"),
         ({"extra": {"structured_outputs": {"regex": "a" * 20_000}}}, "structured_outputs"),
         ({"response_format": {"type": "json_schema", "a": "a" * 20_000}}, "response_format"),
         ({"n": 17}, "n"),

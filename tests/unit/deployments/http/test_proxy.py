@@ -23,7 +23,14 @@ LIMITS = LimitsConfig(
     write_timeout_s=0.5,
 )
 PATIENT = LIMITS.model_copy(update={"body_timeout_s": 20.0, "header_timeout_s": 20.0})
-PATCHED = "connection_made", "data_received", "on_headers_complete", "on_body", "timeout_keep_alive_handler"
+PATCHED = (
+    "connection_made",
+    "data_received",
+    "on_headers_complete",
+    "on_body",
+    "on_message_complete",
+    "timeout_keep_alive_handler",
+)
 ESTABLISHED = 1
 EVENTS = {"/long": 3000, "/longer-than-buffers": 500, "/in-all-buffers": 80, "/in-the-buffers": 30}
 EVENT = b"data: " + b"x" * 2000 + b"\n\n"
@@ -141,6 +148,30 @@ async def test_the_second_request_of_a_connection_is_held_to_it_as_well(served):
     assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
     writer.write(b"POST / HTTP/1.1\r\nx-slow:")
     assert await closed_after_s(reader) < 2
+    writer.close()
+
+
+async def test_a_client_that_sends_another_request_before_the_answer_and_leaves_is_noticed(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head("/long"))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(head("/long") + head("/long", length=3) + b"abc")
+    await asyncio.sleep(0.1)
+    writer.transport.abort()
+    async with asyncio.timeout(10):
+        while proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
+            await asyncio.sleep(0.01)
+    assert (proxy.asked, proxy.left) == (1, 1)
+
+
+async def test_a_connection_ends_with_the_answer_that_another_request_did_not_wait_for(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head(length=2) + b"{}" + head(length=2) + b"{}")
+    answer = await reader.read()
+    assert answer.count(b"200 OK") == answer.count(EVENT) == proxy.asked == 1
+    assert b"connection: close\r\n" in answer
     writer.close()
 
 
