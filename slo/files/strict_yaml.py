@@ -18,18 +18,40 @@ from slo.tiers import Tier, check_tier_name
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
 SECRET = "key"  # noqa: S105 - the key of a file
 """The key of a file whose value is nobody's business."""
+_MERGE = "tag:yaml.org,2002:merge"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _KeyGivenTwiceError(ValueError):
+    """A key is there twice under one head; the message names both lines."""
 
 
 class _Loader(yaml.SafeLoader):
     """YAML's safe types, whatever a library makes of them in the loader that a process shares.
 
-    lm-format-enforcer, which an engine may import for a grammar, has dates read as text there.
+    lm-format-enforcer, which an engine may import for a grammar, has dates read as text there. A key that is
+    there twice is refused; YAML's own loader drops the first.
     """
 
     yaml_constructors: ClassVar[dict[str | None, Any]] = yaml.SafeLoader.yaml_constructors | {
         "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
     }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Keys and values as they are written: before `<<` is resolved, whose keys may be there again."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                raise _KeyGivenTwiceError(
+                    f"line {line}: the key {key.value!r} is given twice, first in line {lines[name]}; "
+                    "leave out one"
+                )
+            lines[name] = line
+        return node
 
 
 class FleetConfigError(Exception):
@@ -107,10 +129,12 @@ def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
     """What a text holds; no keys when it is empty.
 
     Raises:
-        refusal: when it is not YAML.
+        refusal: when it is not YAML, or a key is given twice.
     """
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+    except _KeyGivenTwiceError as error:
+        raise refusal(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2026-06-31 is a ValueError
         raise refusal(f"{source}: is not YAML: {error}") from None
     return {} if values is None else values

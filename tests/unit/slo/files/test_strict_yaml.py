@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+from slo.files.strict_yaml import parse_yaml
+
 LIBRARY = "import lmformatenforcer.external.jsonschemaobjectutil"
 OURS = "from slo.files.strict_yaml import parse_yaml"
 
@@ -13,3 +15,40 @@ def test_a_library_that_has_its_process_read_dates_as_text_changes_no_file_of_ou
     command = [sys.executable, "-c", "\n".join(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'expires': datetime.date(2026, 6, 30)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port: 1\nhost: a\nport: 2\n", "line 3: the key 'port' is given twice, first in line 1"),
+        ("a: {b: 1, 'b': 2}\n", "line 1: the key 'b' is given twice, first in line 1"),
+        ("- {}\n- c:\n  - d: 1\n    e: 1\n    d: 1\n", "line 5: the key 'd' is given twice, first in line 3"),
+        ("models:\n  1: a\n  1: b\n", "line 3: the key '1' is given twice, first in line 2"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, message):
+    with pytest.raises(LookupError, match=f"^a file: {message}; leave out one$"):
+        parse_yaml(text, "a file", LookupError)
+
+
+def test_what_a_merge_key_brings_along_may_be_given_again():
+    text = """
+base: &base {a: 1, b: 2}
+more: &more
+  <<: *base
+  a: 3
+once: {<<: *more, b: 4}
+both: {<<: [*base, *more], c: 5}
+twice:
+  <<: *base
+  <<: *more
+again: {<<: *more, a: 6}
+"""
+    assert parse_yaml(text, "a file", ValueError) == {
+        "base": {"a": 1, "b": 2},
+        "more": {"a": 3, "b": 2},
+        "once": {"a": 3, "b": 4},
+        "both": {"a": 1, "b": 2, "c": 5},
+        "twice": {"a": 3, "b": 2},
+        "again": {"a": 6, "b": 2},
+    }
