@@ -165,7 +165,8 @@ class SlackServeConfig(Section):
         if len(set(self.warmup_tokens)) < 2:  # noqa: PLR2004 - a line needs two points
             msg = "warmup_tokens needs at least two different lengths"
             raise ValueError(msg)
-        if self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
+        is_named = "warmup_tokens" in self.model_fields_set  # a replica cuts the default's to its model
+        if is_named and self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
             msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
             raise ValueError(msg)
         for problem in (in_the_open(self.api_keys), unknown_tier(self.api_keys, self.tiers.tier_set())):
@@ -257,12 +258,12 @@ class SlackServeConfig(Section):
             ValueError: One of them cannot work.
         """
         mine: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
-        mine["models"] = {}
+        named = {key: mine[key] for key in self.model_fields_set if key != "models"}
         found = {"": self}
         for place, (name, section) in enumerate(self.models.items(), 1):
             own = section.instead_of(mine, place) | {"model_name": name}
             try:
-                found[f"models.{name}."] = type(self).model_validate(mine | own)
+                found[f"models.{name}."] = type(self).model_validate(named | own)
             except ValidationError as error:
                 raise ValueError(explain(error, f"models.{name}")) from None
         return found

@@ -85,7 +85,11 @@ def test_defaults_are_the_documented_tiers():
         ),
         ({"kv_transfer": {"buffer_device": "cuda"}}, "kv_transfer.buffer_device", "needs accelerator: cuda"),
         ({"warmup_tokens": [64, 64]}, "warmup_tokens", "two different lengths"),
-        ({"max_model_len": 1024}, "warmup_tokens", "below max_model_len (1024)"),
+        (
+            {"max_model_len": 1024, "warmup_tokens": [32, 1024]},
+            "warmup_tokens",
+            "below max_model_len (1024)",
+        ),
         (
             {"prefill": {"engine_kwargs": {"scheduler_cls": "x"}}},
             "prefill.engine_kwargs",
@@ -118,6 +122,28 @@ def test_what_cannot_work_is_refused_by_name(values, key, hint):
     message = refusal(values)
     assert key in message
     assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("values", "complains"),
+    [
+        ({"max_model_len": 64}, None),
+        ({"models": {"b": {"model": "b", "max_model_len": 512}}}, None),
+        (
+            {"models": {"b": {"model": "b", "max_model_len": 512, "warmup_tokens": [32, 512]}}},
+            "models.b: top level: warmup_tokens must stay below",
+        ),
+        (
+            {"warmup_tokens": [32, 512], "models": {"b": {"model": "b", "max_model_len": 512}}},
+            "models.b: top level: warmup_tokens must stay below",
+        ),
+    ],
+)
+def test_only_warm_up_lengths_that_were_named_are_held_against_the_longest(values, complains):
+    if complains is None:
+        assert parse(values).of_each_model()[-1].warmup_tokens == (32, 256, 1024)
+    else:
+        assert complains in refusal(values)
 
 
 def test_all_complaints_come_at_once():
