@@ -33,6 +33,7 @@ from deployments.grpc import SERVICERS
 from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import kill_after
+from deployments.local.machine import check_gpus, cpus_needed
 
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
@@ -148,12 +149,13 @@ class LocalDeployment:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, _cpus_needed(self._config)),
+            num_cpus=max(os.cpu_count() or 1, cpus_needed(self._config)),
             include_dashboard=False,
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
         )
         check_ray_is_closed(psutil.Process().children(recursive=True))
+        check_gpus(self._config, ray.cluster_resources())
         for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
             signal.signal(number, handler)
         given = self._config.grpc
@@ -322,9 +324,3 @@ def _some_port() -> int:
     """A port of 127.0.0.1 that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def _cpus_needed(config: SlackServeConfig) -> int:
-    """Ray CPUs: one for each worker, one for each engine's replica process, one for all the others."""
-    pools = [pool for each in config.of_each_model() for pool in (each.prefill, each.decode)]
-    return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + 1

@@ -1,0 +1,58 @@
+"""What a deployment takes of the machine that `slackserve serve` runs it on: Ray's CPUs and GPUs.
+
+Ray waits for ever, and without a word, for what a machine has not got. Of a cluster nothing is asked: whether
+more nodes will come is known there alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from deployments.config import ConfigError
+
+if TYPE_CHECKING:
+    from deployments.config.settings import SlackServeConfig
+
+_TYPE: Final = "accelerator_type:"
+"""What Ray's name of the resource that stands for a kind of GPU begins with."""
+
+
+def cpus_needed(config: SlackServeConfig) -> int:
+    """Ray CPUs: one for each worker and each engine's replica process, one for all the others."""
+    pools = [pool for each in config.of_each_model() for pool in (each.prefill, each.decode)]
+    return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + 1
+
+
+def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None:
+    """Make sure that no replica waits for a GPU that this machine has not got.
+
+    Args:
+        config: Of tiers that follow the load the fewest replicas count.
+        resources: What Ray has found on this machine, by its names.
+
+    Raises:
+        ConfigError: naming the key, what is needed and what is here.
+    """
+    if config.accelerator != "cuda":
+        return
+    models = config.by_section()
+    pools = [pool for each in models.values() for pool in (each.prefill, each.decode)]
+    needed = sum(pool.fewest * pool.tensor_parallel_size * pool.gpus_per_worker for pool in pools)
+    found = resources.get("GPU", 0.0)
+    if round(needed, 3) > found:
+        msg = (
+            f"accelerator: the replicas need {needed:g} GPUs (replicas * tensor_parallel_size * "
+            f"gpus_per_worker, both tiers of each model), and Ray finds {found:g} on this machine; ask for "
+            "fewer replicas, or let workers share a GPU, such as with gpus_per_worker: 0.5 in both tiers"
+        )
+        raise ConfigError(msg)
+    kinds = sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))
+    for where, each in models.items():
+        for tier, pool in (("prefill", each.prefill), ("decode", each.decode)):
+            kind = pool.accelerator_type or each.accelerator_type
+            if kind is not None and kind not in kinds:
+                key = f"{tier}.accelerator_type" if pool.accelerator_type else "accelerator_type"
+                here = " or ".join(kinds) or "of no kind that Ray knows"
+                msg = f"{where}{key}: the GPUs of this machine are {here}, not {kind}; leave it out"
+                raise ConfigError(msg)

@@ -1,0 +1,66 @@
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import deployments
+from deployments.config import ConfigError
+from deployments.config.settings import load, parse
+from deployments.local.machine import check_gpus
+
+TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, None),
+        ({"accelerator_type": "A100", "decode": {"accelerator_type": "A100"}}, None),
+        (
+            {"prefill": {"replicas": 2}},
+            "accelerator: the replicas need 3 GPUs .* Ray finds 2 on this machine",
+        ),
+        ({"prefill": {"tensor_parallel_size": 2}}, "accelerator: the replicas need 3 GPUs"),
+        ({"models": {"b": {"model": "b"}}}, "accelerator: the replicas need 4 GPUs .*gpus_per_worker: 0.5"),
+        (
+            {
+                "prefill": {"gpus_per_worker": 0.5},
+                "decode": {"gpus_per_worker": 0.5},
+                "models": {"b": {"model": "b"}},
+            },
+            None,
+        ),
+        ({"prefill": {"replicas": 3, "gpus_per_worker": 0.4}, "decode": {"gpus_per_worker": 0.8}}, None),
+        ({"decode": {"replicas": 3, "min_replicas": 1, "max_replicas": 8}}, None),
+        ({"decode": {"replicas": 3, "min_replicas": 2, "max_replicas": 8}}, "the replicas need 3 GPUs"),
+        ({"accelerator_type": "H100"}, "accelerator_type: the GPUs of this machine are A100, not H100"),
+        ({"prefill": {"accelerator_type": "L4"}}, "prefill.accelerator_type: the GPUs .* are A100, not L4"),
+        (
+            {
+                "decode": {"gpus_per_worker": 0.5},
+                "prefill": {"gpus_per_worker": 0.5},
+                "models": {"b": {"model": "b", "decode": {"accelerator_type": "L4"}}},
+            },
+            r"models\.b\.decode\.accelerator_type: the GPUs",
+        ),
+    ],
+    ids=str,
+)
+def test_what_waits_for_a_gpu_that_is_not_there_is_refused(values, message):
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=f"^.*{message}"):
+        check_gpus(parse({"accelerator": "cuda"} | values), TWO_GPUS)
+
+
+def test_a_machine_without_gpus_and_one_whose_kind_is_unknown():
+    check_gpus(parse({}), {"CPU": 8.0})
+    with pytest.raises(ConfigError, match=r"need 2 GPUs .* Ray finds 0 on"):
+        check_gpus(parse({"accelerator": "cuda"}), {"CPU": 8.0})
+    with pytest.raises(ConfigError, match="are of no kind that Ray knows, not H100"):
+        check_gpus(parse({"accelerator": "cuda", "accelerator_type": "H100"}), {"GPU": 2.0})
+
+
+def test_the_example_for_gpus_needs_three():
+    config = load(Path(deployments.__file__).parent / "configs" / "h100.yaml")
+    with pytest.raises(ConfigError, match="need 3 GPUs"):
+        check_gpus(config, {"GPU": 2.0, "accelerator_type:H100": 1.0})
+    check_gpus(config, {"GPU": 3.0, "accelerator_type:H100": 1.0})
