@@ -23,6 +23,7 @@ from deployments.http.routes import make_ingress
 from deployments.http.served_model import ModelConfig, WaysConfig
 from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.local.launcher import ROUTER_NAME
+from deployments.local.machine import SMALL_CPUS
 from deployments.models.card import card_of
 from deployments.models.embedded import ModelStoreError
 from deployments.models.found import FoundModel
@@ -34,7 +35,6 @@ from router.serve.model_router import Route, RouterConfig
 from telemetry.reporting.of_model import in_names
 
 INGRESS_NAME = "Ingress"
-_SMALL_CPUS = 0.1
 _UNKNOWN_LENGTH = 32_768
 """Tokens that a model takes which vLLM has yet to fetch, for what a request without `max_tokens` reserves."""
 
@@ -165,7 +165,7 @@ def _router(
 def _small_actor(config: SlackServeConfig) -> dict[str, Any]:
     """What an actor without an engine takes, and where it runs."""
     where = {"label_selector": config.node_labels} if config.node_labels else {}
-    return {"num_cpus": _SMALL_CPUS, **where}
+    return {"num_cpus": SMALL_CPUS, **where}
 
 
 def _link(model: FoundModel) -> KvLink | None:

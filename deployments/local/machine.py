@@ -7,6 +7,7 @@ more nodes will come is known there alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from deployments.config import ConfigError
@@ -14,14 +15,17 @@ from deployments.config import ConfigError
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
 
+SMALL_CPUS: Final = 0.1
+"""Ray CPUs that the router and each ingress take."""
 _TYPE: Final = "accelerator_type:"
 """What Ray's name of the resource that stands for a kind of GPU begins with."""
 
 
 def cpus_needed(config: SlackServeConfig) -> int:
-    """Ray CPUs: one for each worker and each engine's replica process, one for all the others."""
+    """Ray CPUs: one for each worker and each engine's replica process, and those of router and ingresses."""
     pools = [pool for each in config.of_each_model() for pool in (each.prefill, each.decode)]
-    return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + 1
+    small = round(SMALL_CPUS * (config.ingress_replicas + 1), 3)
+    return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + ceil(small)
 
 
 def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None:

@@ -6,7 +6,24 @@ import pytest
 import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
-from deployments.local.machine import check_gpus
+from deployments.local.machine import check_gpus, cpus_needed
+
+
+@pytest.mark.parametrize(
+    ("values", "cpus"),
+    [
+        ({}, 5),
+        ({"ingress_replicas": 9}, 5),
+        ({"ingress_replicas": 10}, 6),
+        ({"ingress_replicas": 100}, 15),
+        ({"prefill": {"replicas": 2, "max_replicas": 3, "tensor_parallel_size": 2}}, 12),
+        ({"models": {"b": {"model": "b"}}}, 9),
+    ],
+    ids=str,
+)
+def test_all_that_is_started_finds_a_cpu_of_rays(values, cpus):
+    assert cpus_needed(parse(values)) == cpus
+
 
 TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
 
