@@ -42,5 +42,6 @@ class ExponentialDecay:
         return math.exp((now_s - since_s) / self.memory_s)
 
     def kept(self, now_s: float) -> float:
-        """What everything filed is multiplied by to be read."""
-        return 1.0 / self.grown(now_s)
+        """What everything filed is multiplied by to be read; 0 after a long silence."""
+        since_s = now_s if self._since_s is None else self._since_s
+        return math.exp((since_s - now_s) / self.memory_s)

@@ -37,6 +37,16 @@ def test_the_account_goes_on_for_ever():
     assert "gone" not in seen
 
 
+def test_what_arrived_long_before_a_long_silence_is_forgotten():
+    demand = RecentDemand(memory_s=20.0)
+    demand.arrived(PREMIUM, "a", 1.0, 0.0)
+    assert demand.by_tenant(1e6)[PREMIUM]["a"] == 0.0
+    demand.withdrawn(PREMIUM, "a", 1.0, 0.0)
+    demand.arrived(PREMIUM, "a", 1.0, 1e6)
+    demand.withdrawn(PREMIUM, "a", 1.0, 0.0)
+    assert demand.by_tenant(1e6)[PREMIUM]["a"] == pytest.approx(0.05)
+
+
 KEYS = "abcdef"
 DEMANDS = st.dictionaries(st.sampled_from(KEYS), st.floats(0, 10), min_size=1)
 WEIGHTS = st.fixed_dictionaries({key: st.floats(0.01, 5) for key in KEYS})
