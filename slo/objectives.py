@@ -64,15 +64,20 @@ class Objective:
         """Whether it says when the first token is due."""
         return self.ttft_s is not None or self.ttft_scale is not None
 
-    def missed_ttft_s(self, budget_s: float | None) -> float | None:
-        """The budget that a refusal has missed; None for no promise, or for one that nobody has worked out.
+    def judged_ttft_s(self, worked_out_s: float | None) -> float | None:
+        """The promise that a request's first token is judged by, seconds.
+
+        None for no promise, infinite for a multiple of its prefill time that nobody has worked out: no token
+        is held against that, but who is refused has missed it.
 
         Args:
-            budget_s: With which the refusal reckoned; None when that was not looked at.
+            worked_out_s: With which the router reckoned; None when it did not.
         """
         if not self.promises_ttft:
             return None
-        return self.ttft_s if budget_s is None else budget_s
+        if worked_out_s is not None:
+            return worked_out_s
+        return math.inf if self.ttft_s is None else self.ttft_s
 
     @property
     def known_ttft_budget_s(self) -> float | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from slo.errors import RejectionReason
 from slo.tiers import Tier
@@ -28,6 +28,10 @@ class Outcome(enum.StrEnum):
     EVICTED = "evicted"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+_LOST: Final = frozenset({Outcome.SHED, Outcome.FAILED, Outcome.EVICTED})
+"""What was promised to such a request was not kept."""
 
 
 class ObjectiveName(enum.StrEnum):
@@ -72,7 +76,8 @@ class RequestEnded:
         e2e_s: From arrival to end.
         streamed: Whether its tokens could be timed.
         ttft_s: Time to its first token; None when there was none to time.
-        ttft_budget_s: The TTFT that it was promised; None for none.
+        ttft_budget_s: The TTFT that it was promised; None for none, infinite for one that nobody has worked
+            out.
         predicted_ttft_s: The router's prediction when it placed it; None when it was not asked.
         tpot_s: Its mean time per output token after the first; None when there were too few to time.
         tpot_budget_s: The TPOT that it was promised; None for none.
@@ -98,23 +103,18 @@ class RequestEnded:
 
         Not judged are objectives that were not promised or could not be timed, all those of a request that
         was rejected, and, when the client left, those that had not been missed by then. A request that was
-        shed, evicted, or failed has missed all that it was promised.
+        shed, evicted, or failed has missed all that it was promised and that could have been timed.
         """
-        promised = {
-            name: (took_s, budget_s)
-            for name, took_s, budget_s in (
-                (ObjectiveName.TTFT, self.ttft_s, self.ttft_budget_s),
-                (ObjectiveName.TPOT, self.tpot_s, self.tpot_budget_s),
-                (ObjectiveName.E2E, self.e2e_s, self.e2e_budget_s),
-            )
-            if budget_s is not None
-        }
+        promised = self._promised
         if self.outcome is Outcome.REJECTED:
             return {}
-        if self.outcome in {Outcome.SHED, Outcome.FAILED, Outcome.EVICTED}:
-            return dict.fromkeys(promised, False)
+        if self.outcome in _LOST:
+            timed = promised if self.streamed else promised.keys() & {ObjectiveName.E2E}
+            return dict.fromkeys(timed, False)
         met = {
-            name: took_s <= budget_s for name, (took_s, budget_s) in promised.items() if took_s is not None
+            name: took_s <= budget_s
+            for name, (took_s, budget_s) in promised.items()
+            if took_s is not None and math.isfinite(budget_s)
         }
         if self.outcome is not Outcome.CANCELLED:
             return met
@@ -125,9 +125,18 @@ class RequestEnded:
 
     @property
     def attained(self) -> bool | None:
-        """Whether it met all that it was promised; None when it is not judged."""
+        """Whether it met what it was promised; None when it is not judged.
+
+        One that finished has met it if nothing that could be timed was missed, even if nothing could; one
+        that was shed, evicted, or failed has not, whatever could be timed. Otherwise those that stream no
+        tokens would count only when they fail.
+        """
+        if not self._promised:
+            return None
+        if self.outcome in _LOST:
+            return False
         judged = self.judged
-        return all(judged.values()) if judged else None
+        return all(judged.values()) if judged or self.outcome is Outcome.FINISHED else None
 
     @property
     def budget_used(self) -> float | None:
@@ -138,5 +147,23 @@ class RequestEnded:
             (self.e2e_s if self.outcome is Outcome.FINISHED else None, self.e2e_budget_s),
         )
         return max(
-            (took_s / budget_s for took_s, budget_s in pairs if took_s is not None and budget_s), default=None
+            (
+                took_s / budget_s
+                for took_s, budget_s in pairs
+                if took_s is not None and budget_s and math.isfinite(budget_s)
+            ),
+            default=None,
         )
+
+    @property
+    def _promised(self) -> dict[ObjectiveName, tuple[float | None, float]]:
+        """What each objective that it was promised took and may take, seconds."""
+        return {
+            name: (took_s, budget_s)
+            for name, took_s, budget_s in (
+                (ObjectiveName.TTFT, self.ttft_s, self.ttft_budget_s),
+                (ObjectiveName.TPOT, self.tpot_s, self.tpot_budget_s),
+                (ObjectiveName.E2E, self.e2e_s, self.e2e_budget_s),
+            )
+            if budget_s is not None
+        }

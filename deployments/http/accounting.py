@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ class RequestRecord:
     ) -> None:
         """Take the first token's budget, its prediction if there is one, and the promise that is judged.
 
-        `decode_wait_s` is the part of the prediction in which decode has no memory for it.
+        The promise is that of `Objective.judged_ttft_s`. `decode_wait_s` is the part of the prediction in
+        which decode has no memory for it.
         """
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
@@ -191,7 +193,8 @@ class RequestRecord:
                 "slackserve.predicted_ttft_s": ended.predicted_ttft_s,
                 "slackserve.tpot_s": ended.tpot_s,
             }
-            self.span.set_attributes({name: value for name, value in known.items() if value is not None})
+            known = {name: value for name, value in known.items() if value not in {None, math.inf}}
+            self.span.set_attributes(known)
             if ended.outcome is Outcome.FAILED:
                 self.span.set_attribute("error.type", ended.outcome.value)
                 self.span.set_status(trace.StatusCode.ERROR)

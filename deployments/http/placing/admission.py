@@ -59,12 +59,12 @@ async def admit(
     record.meter = TokenMeter(asked.body, admitted, shows_all=shows_usage)
     context = _context(record, asked.placement, decision)
     if decision is None:
-        record.placed(context.ttft_budget_s, None, objective.ttft_s)
+        record.placed(context.ttft_budget_s, None, objective.judged_ttft_s(None))
     else:
         record.placed(
             context.ttft_budget_s,
             decision.predicted_ttft_s,
-            decision.promised_ttft_s,
+            objective.judged_ttft_s(decision.promised_ttft_s),
             decision.decode_wait_s,
         )
     record.local_prefill = context.local_prefill
@@ -91,7 +91,7 @@ def response_headers(objective: Objective, record: RequestRecord) -> dict[str, s
 
 def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) -> HTTPError:
     """What a request is answered with that the router refuses; its record knows of it from then on."""
-    promised_s = objective.missed_ttft_s(decision.ttft_budget_s)
+    promised_s = objective.judged_ttft_s(decision.ttft_budget_s)
     record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
     record.refused(outcome_of(decision.reason))
     return record.traced(http_errors.rejected(decision, response_headers(objective, record)))

@@ -222,8 +222,17 @@ def test_nobody_is_served_above_their_cap(asked, highest):
         (Objective(STANDARD, 0.5, None), None, 0.5),
         (Objective(STANDARD, None, None, e2e_s=9.0), 3.0, None),
         (Objective(STANDARD, None, 0.05), None, None),
+        (Objective(STANDARD, None, None, ttft_scale=4.0), 0.4, 0.4),
+        (Objective(STANDARD, None, None, ttft_scale=4.0), None, math.inf),
     ],
-    ids=["as it was placed", "nobody looked", "promised is the end", "nothing is promised"],
+    ids=[
+        "as it was placed",
+        "nobody looked",
+        "promised is the end",
+        "nothing is promised",
+        "a multiple that was worked out",
+        "a multiple that nobody has worked out",
+    ],
 )
-def test_what_a_refusal_misses(objective, budget_s, missed_s):
-    assert objective.missed_ttft_s(budget_s) == missed_s
+def test_what_a_first_token_is_judged_by(objective, budget_s, missed_s):
+    assert objective.judged_ttft_s(budget_s) == missed_s

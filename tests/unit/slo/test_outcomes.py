@@ -1,5 +1,6 @@
 """Which request counts as met, missed or not judged."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,9 @@ OK = RequestEnded(
 )
 LATE = replace(OK, ttft_s=0.3)
 LEFT = replace(OK, outcome=Outcome.CANCELLED)
+WHOLE = replace(OK, ttft_s=None, tpot_s=None, streamed=False)
+OWED = replace(OK, ttft_budget_s=math.inf, tpot_s=None, tpot_budget_s=None)
+"""It was promised a first token, and nobody has worked out by when."""
 
 JUDGED = {
     "in time": (OK, True),
@@ -28,7 +32,7 @@ JUDGED = {
     "tokens too slow": (replace(OK, tpot_s=0.04), False),
     "only its pace is promised": (replace(LATE, ttft_budget_s=None), True),
     "nothing is promised": (replace(LATE, ttft_budget_s=None, tpot_budget_s=None), None),
-    "nothing could be timed": (replace(OK, ttft_s=None, tpot_s=None), None),
+    "nothing could be timed": (replace(OK, ttft_s=None, tpot_s=None), True),
     "refused for want of capacity": (replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None), False),
     "failed after a timely first token": (replace(OK, outcome=Outcome.FAILED), False),
     "malformed": (replace(OK, outcome=Outcome.REJECTED, ttft_s=None, tpot_s=None), None),
@@ -44,6 +48,21 @@ JUDGED = {
         replace(LEFT, ttft_s=None, tpot_s=None, e2e_s=0.3, streamed=False),
         None,
     ),
+    "answered as a whole": (WHOLE, True),
+    "answered as a whole, in time": (replace(WHOLE, e2e_budget_s=1.0), True),
+    "answered as a whole, late": (replace(WHOLE, e2e_budget_s=0.9), False),
+    "answered as a whole, nothing promised": (replace(WHOLE, ttft_budget_s=None, tpot_budget_s=None), None),
+    "refused before it was answered as a whole": (replace(WHOLE, outcome=Outcome.SHED), False),
+    "failed instead of an answer as a whole": (replace(WHOLE, outcome=Outcome.FAILED), False),
+    "malformed, to be answered as a whole": (replace(WHOLE, outcome=Outcome.REJECTED), None),
+    "left an answer as a whole that was overdue": (
+        replace(WHOLE, outcome=Outcome.CANCELLED, e2e_budget_s=0.9),
+        False,
+    ),
+    "in time by nobody's budget": (OWED, True),
+    "refused before a budget was worked out": (replace(OWED, outcome=Outcome.SHED, ttft_s=None), False),
+    "failed with a budget of nobody's": (replace(OWED, outcome=Outcome.FAILED), False),
+    "left with a budget of nobody's": (replace(OWED, outcome=Outcome.CANCELLED, ttft_s=None), None),
 }
 
 
@@ -69,6 +88,16 @@ TTFT, TPOT, E2E = ObjectiveName
         "the end by itself": (replace(LATE, e2e_budget_s=1.0), {TTFT: False, TPOT: True, E2E: True}),
         "what a client that left had missed": (replace(LEFT, tpot_s=0.04), {TPOT: False}),
         "a malformed request none": (replace(OK, outcome=Outcome.REJECTED), {}),
+        "of an answer as a whole its end alone": (replace(WHOLE, e2e_budget_s=1.0), {E2E: True}),
+        "tokens that nobody would have timed are not missed": (
+            replace(WHOLE, outcome=Outcome.FAILED, e2e_budget_s=1.0),
+            {E2E: False},
+        ),
+        "no first token met a budget of nobody's": (OWED, {}),
+        "a refusal misses what nobody has worked out": (
+            replace(OWED, outcome=Outcome.SHED, ttft_s=None),
+            {TTFT: False},
+        ),
     }.values(),
 )
 def test_which_objectives_are_judged(ended, judged):
@@ -84,6 +113,7 @@ def test_which_objectives_are_judged(ended, judged):
             replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, e2e_budget_s=1.0),
             None,
         ),
+        "nobody knows of how much": (OWED, None),
     }.values(),
 )
 def test_how_much_of_what_was_promised_was_used(ended, used):

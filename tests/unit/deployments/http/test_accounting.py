@@ -1,5 +1,6 @@
 """What an ingress tells the monitor of each request."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -173,6 +174,16 @@ def test_a_client_that_leaves_before_the_first_token_is_told_as_that(record, clo
     record.end(Outcome.CANCELLED)
     (told,) = record.told
     assert (told.outcome, told.ttft_s, told.attained) == (Outcome.CANCELLED, None, False)
+
+
+def test_the_span_names_no_budget_that_nobody_has_worked_out(record):
+    exporter = recorded()
+    record.span = TRACER.start_span("ingress", continued(SAMPLED))
+    record.placed(None, None, math.inf)
+    record.end(Outcome.FAILED)
+    (span,) = exporter.get_finished_spans()
+    assert "slackserve.ttft_budget_s" not in span.attributes
+    assert span.attributes["slackserve.attained"] is False
 
 
 @pytest.mark.parametrize(

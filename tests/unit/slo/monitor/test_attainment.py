@@ -42,6 +42,16 @@ def test_a_tier_that_misses_as_much_as_it_may_burns_at_one():
     assert windows.burn(STANDARD, 0.99, windows.short_s, 1000.0).rate == 0.0
 
 
+def test_answers_whose_tokens_cannot_be_timed_count_whether_they_finish_or_fail():
+    whole = replace(OK, streamed=False, ttft_s=None, tpot_s=None)
+    failed = replace(whole, outcome=Outcome.FAILED)
+    windows = filled(*[whole] * 297, *[failed] * 3)
+    burn = windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0)
+    assert (burn.missed, burn.judged) == (3, 300)
+    assert burn.rate == pytest.approx(1.0)
+    assert windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0, of_ttft=True).judged == 0
+
+
 def test_the_short_window_forgets_before_the_long_one_does():
     windows = filled(LATE)
 

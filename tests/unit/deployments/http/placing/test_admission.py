@@ -18,7 +18,7 @@ from slo.admission.tenant_limits import TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import TTFT_HEADER, Objective
-from slo.outcomes import Outcome
+from slo.outcomes import ObjectiveName, Outcome
 from slo.request import JobId, ReplicaId
 from slo.tiers import PREMIUM, STANDARD
 
@@ -45,14 +45,14 @@ class Instruments:
 class Admission:
     """One request, from what the router answers on; it is the router as well."""
 
-    def __init__(self, decision, *, limit=None, **body):
+    def __init__(self, decision, *, limit=None, objective=OBJECTIVE, **body):
         self.decision = decision
         self.told, self.ended = [], []
         arrived_s = time.monotonic() - 0.25
         self.record = RequestRecord(
             Instruments(),
             Identity(JobId("j"), "r", ANONYMOUS.name, "tiny", streams=True),
-            OBJECTIVE,
+            objective,
             arrived_s,
             ended=self.ended.append,
             tell=self.told.append,
@@ -60,7 +60,7 @@ class Admission:
         self.body = CompletionRequest(model="tiny", prompt=[1, 2, 3], **{"stream": True, **body})
         tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
         state = State({"headers": [(TTFT_HEADER, "3000")], "tenant": tenant})
-        self.asked = Asked.of(self.body, state, OBJECTIVE, JobId("j"), arrived_s, output_tokens=40)
+        self.asked = Asked.of(self.body, state, objective, JobId("j"), arrived_s, output_tokens=40)
 
     async def place(self, placement):
         assert placement is self.asked.placement
@@ -139,6 +139,31 @@ async def test_a_refusal_tells_what_it_reckoned_with_and_is_no_job_of_the_router
     (told,) = admission.told
     assert (told.outcome, told.ttft_budget_s) == (Outcome.SHED, 2.0)
     assert admission.ended == []
+
+
+SCALED = Objective(STANDARD, None, None, ttft_scale=4.0)
+
+
+async def test_a_refusal_misses_a_multiple_of_the_prefill_that_nobody_has_worked_out():
+    admission = Admission(Rejected(RejectionReason.OVER_SHARE, 1.0), objective=SCALED)
+    with pytest.raises(HTTPError):
+        await admission.context()
+    assert admission.told[0].judged == {ObjectiveName.TTFT: False}
+    assert admission.headers["x-slo-ttft-budget-ms"] == "none"
+
+
+@pytest.mark.parametrize("placed", [None, replace(NO_PREFILL, ttft_budget_s=None, promised_ttft_s=None)])
+@pytest.mark.parametrize(
+    ("outcome", "is_met"), [(Outcome.FAILED, False), (Outcome.FINISHED, True), (Outcome.CANCELLED, None)]
+)
+async def test_a_promise_that_nobody_has_worked_out_is_missed_by_a_failure_alone(placed, outcome, is_met):
+    admission = Admission(placed, objective=SCALED)
+    assert (await admission.context()).ttft_budget_s is None
+    admission.record.event("data: [DONE]")
+    admission.record.end(outcome)
+    (told,) = admission.told
+    assert (told.attained, told.budget_used) == (is_met, None)
+    assert told.judged == ({ObjectiveName.TTFT: False} if is_met is False else {})
 
 
 @pytest.mark.parametrize("gone", [asyncio.CancelledError(), TaskCancelledError()], ids=repr)
