@@ -17,11 +17,14 @@ from slo.autoscaling.need import FleetDemand, Need, decode_need, prefill_need
 from slo.autoscaling.scaler import Scaler, ScalingRules
 from telemetry import logs
 from telemetry.reporting.monitor_client import find_monitor
+from telemetry.reporting.search import Search
 
 _ASK_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _HOLDS_S: Final = 10.0
 """An answer that is older says nothing any more."""
+_WARN_AFTER_S: Final = 60.0
+"""Without an answer; an application that starts has no monitor at first."""
 
 
 class TierAutoscaler:
@@ -30,14 +33,19 @@ class TierAutoscaler:
     Args:
         role: Which.
         model: Whose replicas they are.
+        code: `running_code` of the application's processes; Serve's controller may run older code.
         rules: The fields of `ScalingRules`.
     """
 
-    def __init__(self, role: Literal["prefill", "decode"], model: str, **rules: Any) -> None:
+    def __init__(self, role: Literal["prefill", "decode"], model: str, code: str, **rules: Any) -> None:
         self._role = role
         self._model = model
+        self._code = code
         self._scaler = Scaler(ScalingRules(**rules))
+        self._search: Search | None = None
         self._monitor: Any = None
+        self._silent_since_s: float | None = None
+        self._has_warned = False
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = -_ASK_S
         self._demand: FleetDemand | None = None
@@ -91,12 +99,31 @@ class TierAutoscaler:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 if self._monitor is None:
-                    self._monitor = await asyncio.to_thread(find_monitor, application)
+                    if self._search is None:
+                        self._search = Search(partial(find_monitor, application, self._code))
+                    self._monitor = await self._search.found()
                 self._demand = await self._monitor.demand.remote(self._model)
-                self._heard_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 - the edge of a task; without an answer nothing changes
             self._monitor = None
-            logs.event("demand_unknown", level=logging.DEBUG, error=repr(error)[:300])
+            self._tell(error)
+        else:
+            self._heard_s = time.monotonic()
+            self._silent_since_s, self._has_warned = None, False
+
+    def _tell(self, error: Exception) -> None:
+        """Log why there is no answer, as a warning once it has lasted."""
+        now_s = time.monotonic()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        warns = not self._has_warned and now_s - self._silent_since_s >= _WARN_AFTER_S
+        self._has_warned = self._has_warned or warns
+        logs.event(
+            "demand_unknown",
+            level=logging.WARNING if warns else logging.DEBUG,
+            tier=self._role,
+            model=self._model,
+            error=repr(error)[:300],
+        )
 
 
 def _without_waiting(demand: FleetDemand, _: float) -> Need:

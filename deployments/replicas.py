@@ -30,6 +30,7 @@ from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.predict.measured_on import UNKNOWN
 from slo.replacement import ReplacementRules
+from telemetry.reporting.monitor_client import running_code
 
 NO_LIMIT: Final = 100_000
 """Of calls that Serve lets a replica have at once."""
@@ -158,6 +159,7 @@ def _size(model: FoundModel, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
         "policy_kwargs": {
             "role": "prefill" if role is KVRole.PREFILL else "decode",
             "model": model.name,
+            "code": running_code(),
             **dataclasses.asdict(rules),
         },
     }

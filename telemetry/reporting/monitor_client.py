@@ -29,6 +29,7 @@ from slo.monitor.settings import MonitorSettings
 from telemetry import logs
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED, Metric
 from telemetry.instruments import Instruments
+from telemetry.reporting.search import Search
 
 NAMESPACE: Final = "slackserve"
 METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
@@ -53,16 +54,21 @@ def monitor_name(application: str) -> str:
     Two applications of one cluster have a monitor each, and those that run new code do not report to the
     monitor of the old, which ends when nobody reports to it any more.
     """
-    return monitor_prefix(application) + _code()
+    return monitor_prefix(application) + running_code()
 
 
-def find_monitor(application: str) -> Any:
+def find_monitor(application: str, code: str | None = None) -> Any:
     """The handle of an application's monitor.
 
+    Args:
+        application: The name of the Serve application.
+        code: What that runs, as its own processes' `running_code` says; by default the code of this process.
+
     Raises:
-        ValueError: when there is none that runs the code of this process.
+        ValueError: when there is none that runs that code.
     """
-    return ray.get_actor(monitor_name(application), namespace=NAMESPACE)
+    name = monitor_prefix(application) + (code or running_code())
+    return ray.get_actor(name, namespace=NAMESPACE)
 
 
 def find_own_monitor() -> Any:
@@ -75,7 +81,8 @@ def find_own_monitor() -> Any:
 
 
 @functools.cache
-def _code() -> str:
+def running_code() -> str:
+    """A hash of the code of this process, as far as a monitor runs it."""
     root = Path(slo.__file__).parents[1]
     digest = hashlib.sha256()
     for source in _SOURCES:
@@ -124,7 +131,7 @@ class MonitorClient:
         self.policy = UNSTEERED
         self._participant = participant
         self._instruments = instruments
-        self._find = find
+        self._search = Search(find)
         self._interval_s = interval_s
         self._events: deque[Any] = deque(maxlen=MOST_EVENTS)
         self._dropped = 0
@@ -154,21 +161,28 @@ class MonitorClient:
             await asyncio.sleep(self._interval_s)
 
     async def _once(self) -> None:
-        events = tuple(self._events)
+        try:
+            if self._monitor is None:
+                async with asyncio.timeout(_TIMEOUT_S):  # `wait_for` may swallow a cancellation
+                    self._monitor = await self._search.found()
+        except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on with the last policy
+            self._tell(error)
+            return
+        events, dropped = tuple(self._events), self._dropped
         self._events.clear()
         try:
-            async with asyncio.timeout(_TIMEOUT_S):  # `wait_for` may swallow a cancellation
-                if self._monitor is None:
-                    self._monitor = await asyncio.to_thread(self._find)
-                answer = await self._monitor.report.remote(self._report(events))
+            report = self._report(events)
+            async with asyncio.timeout(_TIMEOUT_S):
+                answer = await self._monitor.report.remote(report)
         except TimeoutError as error:  # it may have heard; nothing is told twice
+            self._dropped += len(events)
             self._tell(error)
-        except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on with the last policy
+        except Exception as error:  # noqa: BLE001 - as above
             self._monitor = None
             self._put_back(events)
             self._tell(error)
         else:
-            self._dropped = 0
+            self._dropped -= dropped
             self._tell(None)
             self._take(answer)
 

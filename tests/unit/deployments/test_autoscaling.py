@@ -1,6 +1,7 @@
 """Serve's policy: what it makes of answers, silence and errors."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from deployments.config import ConfigError
 from deployments.config.settings import parse
 from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 
-RULES = {"min_replicas": 1, "max_replicas": 4, "start_s": 60.0, "keep_s": 300.0, "busy": 0.8}
+RULES = {"code": "new", "min_replicas": 1, "max_replicas": 4, "start_s": 60.0, "keep_s": 300.0, "busy": 0.8}
 BUSY = FleetDemand(PrefillDemand(2.0, 0.0), DecodeDemand(1.2, 30))
 
 
@@ -31,8 +32,8 @@ def monitor(monkeypatch):
             raise known.demand
         return known.demand
 
-    def find(application):
-        assert application == "app"
+    def find(application, code):
+        assert (application, code) == ("app", "new")
         return SimpleNamespace(demand=SimpleNamespace(remote=demand))
 
     monkeypatch.setattr(autoscaling, "find_monitor", find)
@@ -65,6 +66,47 @@ async def test_it_asks_once_a_second_at_most(monitor):
 async def test_without_an_answer_nothing_changes(monitor, answer):
     monitor.demand = answer
     assert await settled(TierAutoscaler("prefill", "tiny", **RULES), running=3, target=3) == 3
+
+
+async def test_that_nobody_answers_is_a_warning_once(monitor, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "ray.serve")
+    monkeypatch.setattr(autoscaling, "_ASK_S", 0.0)
+    monkeypatch.setattr(autoscaling, "_WARN_AFTER_S", 0.05)
+    policy = TierAutoscaler("prefill", "tiny", **RULES)
+
+    async def warned():
+        for _ in range(3):
+            await settled(policy)
+            await asyncio.sleep(0.04)
+        warnings = [record.message for record in caplog.records if "demand_unknown" in record.message]
+        caplog.clear()
+        return len(warnings)
+
+    monitor.demand = RuntimeError("the monitor has died")
+    assert await warned() == 1
+    assert await warned() == 0
+    monitor.demand = BUSY
+    assert await warned() == 0
+    monitor.demand = RuntimeError("the monitor has died again")
+    assert await warned() == 1
+
+
+@pytest.mark.slow
+async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
+    """Serve's controller runs for long, and imports the code of its node."""
+    from deployments import replicas
+    from kv_transfer.connector import KVRole
+
+    config = parse({"prefill": {"max_replicas": 2}})
+    monkeypatch.setattr(replicas, "running_code", lambda: "of the builder")
+    size = replicas._size(SimpleNamespace(name="tiny", config=config), config.prefill, KVRole.PREFILL)
+    kwargs = size["autoscaling_config"]["policy"]["policy_kwargs"]
+    asked = []
+    monkeypatch.setattr(autoscaling, "find_monitor", lambda *of: asked.append(of))
+    policy = TierAutoscaler(**kwargs)
+    policy(context())
+    await policy._asking
+    assert asked == [("app", "of the builder")]
 
 
 async def test_what_fails_in_it_does_not_reach_serve():

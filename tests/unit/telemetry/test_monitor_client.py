@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import threading
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -168,6 +170,49 @@ async def test_a_monitor_that_hangs_holds_nobody_up(client, monitor, monkeypatch
     monitor.hangs = False
     await until(lambda: lost(client) == 0.0)
     assert monitor.told == [], "it may have been heard; nothing is told twice"
+    assert sum(report.dropped for report in monitor.heard) == 1, "but it is told that it may be missing"
+
+
+async def test_what_was_not_sent_waits_while_the_search_for_the_monitor_blocks(monitor, monkeypatch):
+    """As Ray's does while its head is away."""
+    monkeypatch.setattr(monitor_client, "_TIMEOUT_S", 0.02)
+    is_back, looking = threading.Event(), []
+
+    def find():
+        looking.append(threading.current_thread())
+        is_back.wait(10)
+        return monitor
+
+    client = MonitorClient(Participant("me", Role.INGRESS, IngressSeen), Instruments(), find, 0.01)
+    client.note("a")
+    client.start()
+    await until(lambda: lost(client) == 1.0)
+    client.note("b")
+    await asyncio.sleep(0.2)
+    assert len(looking) == 1, "one thread at most is blocked"
+    is_back.set()
+    await until(lambda: lost(client) == 0.0)
+    client.stop()
+    assert monitor.told == ["a", "b"]
+    assert sum(report.dropped for report in monitor.heard) == 0
+
+
+async def test_what_is_left_out_while_a_report_is_under_way_is_told_with_the_next(
+    client, monitor, monkeypatch
+):
+    monkeypatch.setattr(monitor_client, "MOST_EVENTS", 2)
+    client._events = deque(maxlen=2)
+    hear = monitor._report
+
+    async def report(report):
+        for number in range(3 if not monitor.heard else 0):
+            client.note(number)
+        return await hear(report)
+
+    monitor.report.remote = report
+    client.start()
+    await until(lambda: monitor.told)
+    assert (monitor.told, sum(report.dropped for report in monitor.heard)) == ([1, 2], 1)
 
 
 async def test_what_does_not_fit_is_left_out_oldest_first_and_that_is_told(client, monitor, monkeypatch):
@@ -271,6 +316,6 @@ async def test_a_monitor_that_is_away_for_ten_minutes(client, monitor, monkeypat
 
 def test_two_applications_and_two_versions_have_a_monitor_each(monkeypatch):
     names = {monitor_client.monitor_name("one"), monitor_client.monitor_name("two")}
-    monkeypatch.setattr(monitor_client, "_code", lambda: "newer")
+    monkeypatch.setattr(monitor_client, "running_code", lambda: "newer")
     names.add(monitor_client.monitor_name("one"))
     assert len(names) == 3
