@@ -23,10 +23,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import xgrammar
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMServerError, VLLMValidationError
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import (
     choice_as_grammar,
@@ -39,6 +39,7 @@ from telemetry import logs
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+_Value = TypeVar("_Value")
 _CHILD: Final = Path(__file__).with_name("grammar_child.py")
 _START_S: Final = 60.0
 _STARTS: Final = 3
@@ -48,6 +49,8 @@ _END_S: Final = 5.0
 _WALL: Final = 20.0
 """A child that computes for its limit may take so many times as long on a busy machine."""
 _MAX_VERDICTS: Final = 4096
+_MAX_SILENCES: Final = 3
+"""A grammar that so many children in a row say nothing of is refused: it may be what ends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class GrammarLimits:
 
 
 DEFAULT_LIMITS: Final = GrammarLimits()
+
+
+class GrammarNotCheckedError(VLLMServerError):  # type: ignore[misc] # vLLM ships no types for it
+    """The child has died or said nothing; the request may be good, and is another replica's."""
 
 
 class GrammarCheck:
@@ -75,6 +82,7 @@ class GrammarCheck:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
+        self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
         self._wanted: Counter[bytes] = Counter()  # how many wait for a verdict, by digest
         self._child: _Child | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -99,6 +107,7 @@ class GrammarCheck:
 
         Raises:
             VLLMValidationError: when that takes too much.
+            GrammarNotCheckedError: when nobody knows.
         """
         key = _key(params)
         if key is None:
@@ -125,7 +134,11 @@ class GrammarCheck:
             raise VLLMValidationError(message, parameter="structured_outputs")
 
     async def _judge(self, key: tuple[str, str]) -> bool:
-        """Whether a grammar compiles within the limits; not when the child dies, which it does not keep."""
+        """Whether a grammar compiles within the limits, or not when children keep dying of it.
+
+        Raises:
+            GrammarNotCheckedError: when the child has died, or says nothing.
+        """
         known = _digest(key)
         async with self._one_at_a_time:
             if known in self._verdicts:
@@ -138,13 +151,15 @@ class GrammarCheck:
             answer = await child.ask(key, self._limits.timeout_s * _WALL)
             if answer != "ok":
                 logs.event("grammar_refused", kind=key[0], bytes=len(key[1]), answer=answer or "none")
+            silences = self._silences.pop(known, 0)
             if answer == "":
                 await self.close()
-                return False
-            self._verdicts[known] = answer == "ok"
-            if len(self._verdicts) > _MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
-            return self._verdicts[known]
+                if (silences := silences + 1) < _MAX_SILENCES:
+                    _keep(self._silences, known, silences)
+                    raise GrammarNotCheckedError(
+                        "what the answer must conform to could not be checked; try again"
+                    )
+            return _keep(self._verdicts, known, answer == "ok")
 
     async def close(self) -> None:
         """End the child."""
@@ -221,6 +236,14 @@ class _Child:
         self.writer.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self.process.wait, _END_S)
+
+
+def _keep(kept: OrderedDict[bytes, _Value], known: bytes, value: _Value) -> _Value:
+    """Keep what is known of a grammar, for the oldest of too many."""
+    kept[known] = value
+    if len(kept) > _MAX_VERDICTS:
+        kept.popitem(last=False)
+    return value
 
 
 def _digest(key: tuple[str, str]) -> bytes:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node import grammar_check
-from decode_node.grammar_check import GrammarCheck, GrammarLimits
+from decode_node.grammar_check import GrammarCheck, GrammarLimits, GrammarNotCheckedError
 
 GOOD = [
     StructuredOutputsParams(regex="[a-z]{3,5}"),
@@ -183,9 +183,63 @@ async def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(check):
 async def test_a_child_that_dies_is_replaced(check):
     await check.check(GOOD[0])
     psutil.Process(check._child.process.pid).kill()
-    with pytest.raises(VLLMValidationError):
+    with pytest.raises(GrammarNotCheckedError):
         await check.check(GOOD[1])
     await check.check(GOOD[1])
+
+
+class Silent:
+    """A child that says something of one grammar alone."""
+
+    has_ended = False
+
+    def __init__(self):
+        self.asked = []
+
+    async def ask(self, key, within_s):
+        self.asked.append(key[1])
+        return "ok" if key[1] == "b" else ""
+
+    async def end(self):
+        pass
+
+
+async def test_a_child_that_says_nothing_is_the_servers_fault_but_not_for_ever(check, monkeypatch):
+    child = Silent()
+
+    async def start():
+        check._child = child
+        return child
+
+    monkeypatch.setattr(check, "_start", start)
+    a, b = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="b")
+    for _ in range(2):
+        with pytest.raises(VLLMServerError):
+            await check.check(a)
+        await check.check(b)
+    for _ in range(3):
+        with pytest.raises(VLLMValidationError):
+            await check.check(a)
+    assert child.asked == ["a", "b", "a", "a"], "no child dies any more of what three have died of"
+
+
+async def test_an_answer_makes_up_for_silences_before(check, monkeypatch):
+    says = iter(["", "", "ok"])
+
+    class Child(Silent):
+        async def ask(self, key, within_s):
+            return next(says)
+
+    async def start():
+        return Child()
+
+    monkeypatch.setattr(check, "_start", start)
+    for _ in range(2):
+        with pytest.raises(GrammarNotCheckedError):
+            await check.check(GOOD[0])
+    await check.check(GOOD[0])
+    await check.check(GOOD[0])
+    assert not check._silences
 
 
 async def test_a_request_without_a_grammar_costs_nothing(check):
