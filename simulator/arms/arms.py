@@ -25,6 +25,7 @@ from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from simulator.replica.replica import ReplicaRules, VirtualReplica
 from slo.preemption.types import (
+    CPU_STOP_WITHIN_S,
     LAUNCH_AHEAD_S,
     STOP_WITHIN_S,
     Limits,
@@ -59,6 +60,8 @@ class Scheduling:
     """The settings of a replica that runs our code.
 
     Attributes:
+        stop_within_s: How long a stop may take on an accelerator, by which chunks are cut; on CPU it is
+            `cpu_stop_within_s`.
         foresees: Whether it keeps time free for what will arrive.
         is_fair: Whether no class starves.
         aims: Whether each class has a target of its own, or all requests are alike.
@@ -69,6 +72,7 @@ class Scheduling:
     granularity: Granularity
     launch_ahead_s: float = 0.0
     stop_within_s: float = math.inf
+    cpu_stop_within_s: float = math.inf
     join_tokens: int = JOIN_TOKENS
     step_tokens: int = WHOLE_TOKENS
     foresees: bool = False
@@ -102,12 +106,13 @@ class Scheduling:
 
     def profile(self, hardware: Hardware) -> ForwardProfile:
         """What the replica knows of its passes; nothing bounds the steps of one that stops none."""
-        is_bound = not hardware.on_host and self.preemption.mode is not PreemptionMode.OFF
+        is_bound = self.preemption.mode is not PreemptionMode.OFF
+        within_s = self.cpu_stop_within_s if hardware.on_host else self.stop_within_s
         return ForwardProfile(
             hardware.at(self.granularity).shape_of_passes(),
             (),
             0.0 if hardware.on_host else self.launch_ahead_s,
-            self.stop_within_s if is_bound else math.inf,
+            within_s if is_bound else math.inf,
         )
 
 
@@ -175,6 +180,7 @@ SERVERS: Final = Scheduling(
     Granularity.REPLAYED,
     LAUNCH_AHEAD_S,
     STOP_WITHIN_S,
+    CPU_STOP_WITHIN_S,
     step_tokens=STEP_TOKENS,
     foresees=True,
     is_fair=True,

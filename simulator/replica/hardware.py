@@ -49,7 +49,7 @@ class Hardware:
         tiers: Whose requests it serves.
         checkpoint_bytes_per_token: What a checkpoint keeps, hidden states and residual.
         noise: How far the predictions of all arms are off; None for hardly.
-        on_host: Whether it has no accelerator: nothing is launched ahead, and chunks have one length.
+        on_host: Whether it has no accelerator: nothing is launched ahead, and chunks are cut as on CPU.
     """
 
     cost: CostModel

@@ -6,7 +6,7 @@ token, is taken from the recording; what several do to each other is what is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from simulator.arms.arms import ARMS
-from simulator.cost.accelerators import MODELS
-from simulator.cost.operators import OPERATORS, Line, Measured
-from simulator.cost.passes import Accelerator, CostModel
+from simulator.cost.accelerators import MODELS, calibrated_cost_model
+from simulator.cost.operators import Measured
 from simulator.replica.hardware import Hardware
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
-from slo.tiers import Tier
+from slo.predict.prefill_time import Sample, fit
+from slo.tiers import STANDARD, Tier
 
 EMBEDDED = MODELS["smollm2-135m"]
 _ALL_SERVED_S: Final = 3600.0
@@ -72,19 +72,35 @@ class Recording:
 
 
 def hardware(recording: Recording) -> Hardware:
-    """A replica with the prefill times that were measured; attention and host time are in them."""
-    shape = replace(EMBEDDED, layers=recording.layers)
-    half = Measured([(tokens, seconds / 2 / shape.layers) for tokens, seconds in recording.prefill])
-    nothing = {name: Line(0.0, 0.0, 0.0) for name in OPERATORS}
-    operators = nothing | {"attn_pre_proj": half, "mlp_up_proj": half}
-    free = Accelerator(peak_flops=float("inf"), link_bytes_ps=float("inf"), link_latency_s=0.0)
-    return Hardware(CostModel(shape, operators, free, step_s=0.0), on_host=True)
+    """A replica with the prefill times that were measured, whose host time is in them.
+
+    Long prompts were measured in the chunks in which the server computes them, each with a fixed part of its
+    own: what these add is not a single pass's.
+    """
+    whole = _calibrated(recording.layers, recording.prefill)
+    single = [
+        (tokens, seconds - (lone_s(recording.arm, whole, tokens) - whole.cost.prefill_s(tokens)))
+        for tokens, seconds in recording.prefill
+    ]
+    return _calibrated(recording.layers, single)
+
+
+def _calibrated(layers: int, prefill: Sequence[tuple[int, float]]) -> Hardware:
+    """A replica of the embedded model's first layers, from (tokens, seconds) of prompts in one pass each."""
+    predictor = fit([Sample(tokens, seconds) for tokens, seconds in prefill]).predictor
+    return Hardware(calibrated_cost_model(replace(EMBEDDED, layers=layers), predictor), on_host=True)
+
+
+def lone_s(arm: str, replica: Hardware, tokens: int) -> float:
+    """Seconds of a prompt that has the replica to itself, in the chunks of the arm."""
+    (job,) = run(ARMS[arm], replica, [Arrival(0, 0.0, "", tokens, 1, _ALL_SERVED_S, STANDARD)]).jobs
+    return job.ttft_s
 
 
 def simulated(recording: Recording) -> tuple[list[float], int]:
     """The times to first token that the simulator foretells, in order, and how often it stops a request."""
     replica = hardware(recording)
-    handoff = Measured([(t, s - replica.cost.prefill_s(t)) for t, s in recording.alone])
+    handoff = Measured([(t, s - lone_s(recording.arm, replica, t)) for t, s in recording.alone])
     arrivals = [
         Arrival(
             number,

@@ -133,6 +133,19 @@ def test_the_replica_runs_the_code_that_serves():
     assert (replica.engine._stepper.rules.targets is None) == (configured.aim is Aim.REQUESTS)
 
 
+@pytest.mark.parametrize(("on_host", "accelerator"), [(False, "cuda"), (True, "cpu")])
+def test_chunks_are_cut_as_the_servers_cut_them_there(on_host, accelerator):
+    hardware = replace(HARDWARE, on_host=on_host)
+    replica = ARMS["slackserve"].build(EventLoop(), hardware, {}, lambda _: None)
+    assert replica.governor.profile.within_s == PreemptionConfig().stop_within_s(accelerator)
+    assert replica.engine._stepper.rules.stop == replica.governor.profile.bound is not None
+
+
+def test_peers_have_no_bound_on_a_cpu_either():
+    replica = ARMS["sedf-resume"].build(EventLoop(), replace(HARDWARE, on_host=True), {}, lambda _: None)
+    assert replica.engine._stepper.rules.stop is None
+
+
 def test_a_prefix_that_is_known_is_not_computed_again():
     blocks = tuple(range(8))
     twice = [arrival(0, 0.0, 4200, 9.0, blocks=blocks), arrival(1, 5.0, 4200, 9.0, blocks=blocks)]
