@@ -63,8 +63,7 @@ def held_out(file: str, level: str, ours: str = _OURS) -> str:
         for model in models:
             for figure in figures:
                 cell = cells[arm, model, figure]
-                over = "" if arm == ours else f" ({_interval(cell)})"
-                row.append(f"{cell['goodput_rps']:.2f}{over}")
+                row.append(_goodput(cell, is_ours=arm == ours))
         table.append(row)
     return markdown([f"{level} in time, requests/s", *columns], table)
 
@@ -90,8 +89,7 @@ def along_axes(file: str) -> str:
         row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
         for arm in arms:
             cell = cells[*place, arm]
-            over = "" if arm == _TARGETS else f" ({_interval(cell)})"
-            row.append(f"{cell['goodput_rps']:.2f}{over}")
+            row.append(_goodput(cell, is_ours=arm == _TARGETS))
         table.append(row)
     return markdown(["", "in time", "", *[_TITLES[arm] for arm in arms]], table)
 
@@ -106,6 +104,13 @@ def without_parts(file: str) -> str:
             over = "" if name == _TARGETS else _interval(row)
             table.append([title, f"{row['goodput_rps']:.2f}", over])
     return markdown(["", "requests/s", "all of it over this"], table)
+
+
+def _goodput(row: Mapping[str, Any], *, is_ours: bool) -> str:
+    """Goodput, and ours over it; bounds of both where a stream's is below what was tried."""
+    at_most, at_least = ("≤ ", "≥ ") if row.get("below") else ("", "")
+    over = "" if is_ours else f" ({at_least}{_interval(row)})"
+    return f"{at_most}{row['goodput_rps']:.2f}{over}"
 
 
 def _interval(row: Mapping[str, Any]) -> str:

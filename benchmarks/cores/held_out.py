@@ -3,12 +3,14 @@
 FlowPrefill's mixes on its three models, at 90 and at 99 % in time. Every arm gets the same streams. What the
 peers have to choose, chunks and joined prompts, is the best for each figure on these very streams; SlackServe
 runs with its defaults. The ratios to it are of means over the streams, with bootstrap intervals over the
-streams at 95 %. With `--sigma` the predictions of all arms are off, log-normally.
+streams at 95 %. A stream whose goodput is below the lowest load that is tried has 0, and counts as that load:
+the mean is then a bound. With `--sigma` the predictions of all arms are off, log-normally.
 
 The arms of `simulator.arms.by_class` have the mix's kinds as classes, with the level that is asked for as the
 target of each; to all others the requests are alike. `--beside RESULT` takes what an earlier result found on
-the same streams for arms that are not among those of this run. The other axes, and what each part of
-SlackServe is worth, are `held_out_axes`'s.
+the same streams for arms that are not among those of this run. With `--again` nothing is simulated, and what
+is made of the streams of an earlier output is made anew. The other axes, and what each part of SlackServe is
+worth, are `held_out_axes`'s.
 
     python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b] [--arm targets]
 """
@@ -23,11 +25,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import RESULTS, print_rows, write
+from benchmarks.report import RESULTS, commit, is_dirty, print_rows, write
 from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS, with_classes
@@ -149,17 +152,25 @@ def compare(found: Mapping[Case, Mapping[str, float]], ours: str = OURS) -> list
 
 
 def against(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
-    """The rows with their means, and one arm's means over them, in pairs."""
+    """The rows with their means, one arm's over them, in pairs, and how many streams are below the loads."""
+    streams = [on_grid(row["model"], row["streams"]) for row in rows]
     groups = {
-        (row["model"], row["sigma"], row["figure"]): row["streams"] for row in rows if row["arm"] == ours
+        (row["model"], row["sigma"], row["figure"]): of_ours
+        for row, of_ours in zip(rows, streams, strict=True)
+        if row["arm"] == ours
     }
     full = []
-    for row in rows:
-        streams = row["streams"]
-        low, ratio, high = ratio_interval(groups[row["model"], row["sigma"], row["figure"]], streams)
-        compared = {"goodput_rps": statistics.fmean(streams), "ours over it": ratio, "low": low, "high": high}
-        full.append({**row, **compared})
+    for row, of_row in zip(rows, streams, strict=True):
+        low, ratio, high = ratio_interval(groups[row["model"], row["sigma"], row["figure"]], of_row)
+        compared = {"goodput_rps": statistics.fmean(of_row), "ours over it": ratio, "low": low, "high": high}
+        full.append({**row, **compared, "below": row["streams"].count(0.0)})
     return full
+
+
+def on_grid(model: str, streams: Sequence[float]) -> list[float]:
+    """Goodputs, with the lowest that could have been found in place of those below it."""
+    least_rps = LOADS[0] * capacity_rps(model)
+    return [max(least_rps, each) for each in streams]
 
 
 def earlier(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,6 +191,14 @@ def earlier(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]
     ]
 
 
+def compare_again(file: Path, ours: str) -> None:
+    """Write what is made of a result's streams by now; it is still the file of their simulation."""
+    found = json.loads(file.read_text())
+    found["results"]["rows"] = against(found["results"]["rows"], ours)
+    found["results"]["compared"] = {"commit": commit(), "dirty": is_dirty()}
+    file.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
     """(lower end, ratio, upper end) of the ratio of two means over the same streams, 95 % by bootstrap."""
     pairs = np.array([ours, other])
@@ -192,24 +211,38 @@ def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float
     return float(low), float(ratio), float(high)
 
 
-def main() -> None:
-    """Simulate everything, print a table, write JSON."""
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's options, by default of this process; ends it if they do not go together."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, default=[])
     parser.add_argument("--arm", action="append", choices=[*ARMS, *BY_CLASS], default=[])
-    parser.add_argument("--ours", default=OURS)
+    parser.add_argument("--ours", help="by default slackserve, or the only arm")
     parser.add_argument("--sigma", default="0")
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--processes", type=int)
     parser.add_argument("--beside")
     parser.add_argument("--output", default="held_out")
-    options = parser.parse_args()
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args(arguments)
+    options.arm = options.arm or [*NAMES]
+    options.ours = options.ours or (options.arm[0] if len(options.arm) == 1 else OURS)
+    if options.ours not in options.arm:
+        parser.error(f"--ours {options.ours} is not among the arms: {', '.join(options.arm)}")
+    return options
+
+
+def main() -> None:
+    """Simulate everything, print a table, write JSON."""
+    options = options_of()
+    if options.again:
+        compare_again(RESULTS / "cores" / f"{options.output}.json", options.ours)
+        return
     cases = [
         Case(model, name, setting, float(sigma), FIRST_SEED + stream, options.requests)
         for model in options.model or MODELS
         for sigma in options.sigma.split(",")
-        for name in options.arm or NAMES
+        for name in options.arm
         for setting in range(len(arm_of(name).settings))
         for stream in range(options.streams)
     ]

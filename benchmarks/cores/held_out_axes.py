@@ -21,7 +21,17 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-from benchmarks.cores.held_out import FIRST_SEED, MODELS, WORST, Case, arm_of, goodputs, ratio_interval
+from benchmarks.cores.held_out import (
+    FIRST_SEED,
+    LEVELS,
+    MODELS,
+    WORST,
+    Case,
+    arm_of,
+    goodputs,
+    on_grid,
+    ratio_interval,
+)
 from benchmarks.doc_tables import result
 from benchmarks.report import print_rows, write
 from simulator.arms.by_class import BY_CLASS
@@ -60,13 +70,15 @@ def compared(
     cases: Mapping[str, Sequence[Case]], found: Mapping[Case, float], ours: str = OURS
 ) -> list[dict[str, Any]]:
     """A row for each arm: its mean, and ours over it."""
-    mine = [found[case] for case in cases[ours]]
+    found_of = {name: [found[case] for case in of_arm] for name, of_arm in cases.items()}
+    model = cases[ours][0].model
+    mine = on_grid(model, found_of[ours])
     rows = []
-    for name, of_arm in cases.items():
-        values = [found[case] for case in of_arm]
+    for name, streams in found_of.items():
+        values = on_grid(model, streams)
         low, ratio, high = ratio_interval(mine, values)
-        row = {"arm": name, "goodput_rps": statistics.fmean(values), "streams": values}
-        rows.append({**row, "ours over it": ratio, "low": low, "high": high})
+        row = {"arm": name, "goodput_rps": statistics.fmean(values), "streams": streams}
+        rows.append({**row, "ours over it": ratio, "low": low, "high": high, "below": streams.count(0.0)})
     return rows
 
 
@@ -109,11 +121,11 @@ def over_streams(case: Case, streams: int) -> list[Case]:
     return [replace(case, seed=FIRST_SEED + stream) for stream in range(streams)]
 
 
-def main() -> None:
-    """Simulate everything, print tables, write JSON."""
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's options, by default of this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, default=[])
-    parser.add_argument("--level", action="append", type=float, default=[])
+    parser.add_argument("--level", action="append", type=float, choices=LEVELS, default=[])
     parser.add_argument("--axis", action="append", choices=[*AXES], default=[])
     parser.add_argument("--value", type=float)
     parser.add_argument("--no-parts", action="store_true")
@@ -121,7 +133,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--processes", type=int)
     parser.add_argument("--output", default="held_out_axes")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Simulate everything, print tables, write JSON."""
+    options = options_of()
     models, levels = options.model or MODELS[:1], options.level or [0.9]
     rows = []
     for level in levels:

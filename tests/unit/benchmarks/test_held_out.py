@@ -1,11 +1,14 @@
 """Goodput on streams that were held out, and what is made of it."""
 
+import json
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
 from benchmarks.cores import held_out, held_out_axes
 from benchmarks.cores.held_out import Case, against, compare, earlier, goodputs, offered, ratio_interval
+from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.study.presets import PRESETS
 
@@ -28,6 +31,62 @@ def test_every_arm_has_its_best_setting():
     assert rows["sedf-resume"]["setting"] == dict(ARMS["sedf-resume"].settings[-1])
     assert rows["sedf-resume"]["ours over it"] == pytest.approx(4.0 / len(ARMS["sedf-resume"].settings))
     assert (rows["slackserve"]["low"], rows["slackserve"]["high"]) == (1.0, 1.0)
+
+
+def test_a_stream_below_the_lowest_load_makes_the_mean_a_bound():
+    least_rps = held_out.LOADS[0] * held_out.capacity_rps("8b")
+    row = {"model": "8b", "sigma": 0.0, "figure": "all 99%"}
+    rows = [
+        {**row, "arm": "slackserve", "streams": [2.0, 2.0]},
+        {**row, "arm": "sedf", "streams": [2.0, 0.0]},
+    ]
+    ours, peer = against(rows, "slackserve")
+    assert (ours["below"], peer["below"]) == (0, 1)
+    assert peer["goodput_rps"] == pytest.approx((2.0 + least_rps) / 2)
+    assert peer["ours over it"] == pytest.approx(4.0 / (2.0 + least_rps))
+    assert peer["streams"] == [2.0, 0.0]
+    bases = {name: [Case("8b", name, 0, 0.0, seed, 100) for seed in (1, 2)] for name in ("targets", "sedf")}
+    found = dict(zip([case for cases in bases.values() for case in cases], (2.0, 2.0, 2.0, 0.0), strict=True))
+    _, peer = held_out_axes.compared(bases, found)
+    assert (peer["below"], peer["goodput_rps"]) == (1, pytest.approx((2.0 + least_rps) / 2))
+
+
+def test_means_are_taken_again_from_the_streams(tmp_path):
+    file, known = tmp_path / "held_out.json", json.loads((RESULTS / "cores" / "held_out.json").read_text())
+    known["results"]["rows"] = [{**row, "goodput_rps": 0.0} for row in known["results"]["rows"]]
+    file.write_text(json.dumps(known))
+    held_out.compare_again(file, "slackserve")
+    again = json.loads(file.read_text())
+    assert again["about"] == known["about"]
+    for row in again["results"]["rows"]:
+        assert row["below"] or row["goodput_rps"] == pytest.approx(fmean(row["streams"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        ([], "slackserve"),
+        (["--arm", "targets"], "targets"),
+        (["--arm", "sedf", "--arm", "slackserve"], "slackserve"),
+        (["--arm", "sedf", "--arm", "fcfs", "--ours", "fcfs"], "fcfs"),
+    ],
+)
+def test_ours_is_the_only_arm_if_nobody_says_whom(arguments, ours):
+    assert held_out.options_of(arguments).ours == ours
+
+
+@pytest.mark.parametrize(
+    ("of", "arguments", "why"),
+    [
+        (held_out, ["--arm", "targets", "--ours", "slackserve"], "slackserve is not among the arms: targets"),
+        (held_out, ["--arm", "sedf", "--arm", "fcfs"], "slackserve is not among the arms: sedf, fcfs"),
+        (held_out_axes, ["--level", "0.95"], "0.95"),
+    ],
+)
+def test_what_could_not_be_compared_is_refused_before_anything_is_simulated(of, arguments, why, capsys):
+    with pytest.raises(SystemExit):
+        of.options_of(arguments)
+    assert why in capsys.readouterr().err
 
 
 def test_a_ratio_of_pairs_is_narrower_than_the_streams_differ():
