@@ -29,7 +29,6 @@ except ModuleNotFoundError:
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
-from simulator.cost.passes import CostModel
 from simulator.study.goodput import Experiment, enclosed
 from simulator.study.presets import PRESETS, on_trace
 
@@ -38,7 +37,6 @@ COMPARED = ("sedf-resume", "slackserve")
 LEVELS = (0.9, 0.99)
 MOST_ROUNDS = 400
 MOST_SECONDS = 60.0
-LARGE_TOKENS = 8192
 DONE_S = 1e-12
 
 
@@ -50,12 +48,6 @@ class Work(NamedTuple):
     work_s: float
 
 
-def marginal_s(cost: CostModel, tokens: int, context_tokens: int) -> float:
-    """What a prompt behind a context adds to a pass that is large already."""
-    large = (LARGE_TOKENS, 0)
-    return cost.times([large, (tokens, context_tokens)]).total_s - cost.times([large]).total_s
-
-
 def works(experiment: Experiment, rate_rps: float, seed: int) -> list[Work]:
     """A stream as the optimum sees it."""
     cost, seen, found = experiment.hardware.cost, set[int](), []
@@ -64,7 +56,7 @@ def works(experiment: Experiment, rate_rps: float, seed: int) -> list[Work]:
         seen.update(arrival.blocks)
         cached = min(known * arrival.block_tokens, arrival.tokens - 1)
         due_s = arrival.at_s + (arrival.ttft_s or math.inf)
-        found.append(Work(arrival.at_s, due_s, marginal_s(cost, arrival.tokens - cached, cached)))
+        found.append(Work(arrival.at_s, due_s, cost.added_s(arrival.tokens - cached, cached)))
     return found
 
 

@@ -44,6 +44,8 @@ class Granularity(enum.StrEnum):
 
 
 REFERENCE_TOKENS: Final = 4096
+LARGE_TOKENS: Final = 8192
+"""With so many, every operator's time grows in proportion to the tokens."""
 _RESUMABLE: Final = (0, 1, 4)
 """Of `REPLAYED`: the entry of a layer, its attention, its MLP."""
 
@@ -144,6 +146,11 @@ class CostModel:
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
         """Seconds of a prompt that runs alone in one pass, behind a context whose KV is there."""
         return self.times([(tokens, context_tokens)]).total_s
+
+    def added_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds that a prompt behind a context adds to a large pass, which no sharing makes less."""
+        large = (LARGE_TOKENS, 0)
+        return self.times([large, (tokens, context_tokens)]).total_s - self.times([large]).total_s
 
     def times(self, members: Sequence[tuple[int, int]]) -> PassTimes:
         """The times of a pass; of each prefill in it, tokens to compute and tokens before them with KV."""

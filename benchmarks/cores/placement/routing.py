@@ -134,7 +134,8 @@ def _curve(asked: Asked, policy: str) -> list[PlacementPoint]:
 def _bound(asked: Asked, load: float) -> PlacementPoint:
     """No policy can do better: the least work first, until all time until the last deadline is used up.
 
-    Prefixes are taken for cached everywhere once they have been seen; cached tokens are taken for no work.
+    A prompt is the work that it adds to a large pass. Prefixes are taken for cached everywhere once they have
+    been seen; cached tokens are taken for no work.
     """
     arrivals = stream_of(asked, load)
     seen: set[int] = set()
@@ -143,7 +144,7 @@ def _bound(asked: Asked, load: float) -> PlacementPoint:
         known = sum(1 for block in arrival.blocks if block in seen) * arrival.block_tokens
         seen.update(arrival.blocks)
         left = max(1, arrival.tokens - min(known, arrival.tokens - 1))
-        works.append(asked.preset.hardware.cost.times([(left, arrival.tokens - left)]).total_s)
+        works.append(asked.preset.hardware.cost.added_s(left, arrival.tokens - left))
     room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
     met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
     return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)

@@ -35,6 +35,16 @@ def test_where_a_pass_can_stop_does_not_change_how_long_it_takes(granularity):
     assert cost(granularity).prefill_s(3000) == pytest.approx(cost(Granularity.NONE).prefill_s(3000))
 
 
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 8192)), min_size=1, max_size=8),
+)
+def test_prompts_that_share_a_pass_take_at_least_what_each_adds_to_a_large_one(preset, members):
+    passes = PRESETS[preset].hardware.cost
+    added_s = sum(passes.added_s(*member) for member in members)
+    assert 0 < added_s <= passes.times(members).total_s * (1 + 1e-9)
+
+
 def test_an_mlp_in_segments_reads_its_weights_for_each():
     assert cost(Granularity.SEGMENT).prefill_s(8192) > cost().prefill_s(8192)
     assert cost(Granularity.SEGMENT).prefill_s(256) == pytest.approx(cost().prefill_s(256)), (
