@@ -39,7 +39,7 @@ from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Fairness
 from slo.queue.order import DEFAULT_ORDER, QueueOrder
 
-CHUNKS: Final = (512, 768, 1024, 2048, 8192)
+CHUNKS: Final = (256, 512, 768, 1024, 2048, 8192)
 """Chunk sizes among which the best is taken for each rate."""
 JOINS: Final = (1024, 2048, 8192)
 """Whole prompts share a step while they have no more tokens together; likewise the best is taken."""
@@ -87,7 +87,8 @@ class Scheduling:
         prefilled: Callable[[Job], None],
     ) -> ReplicaModel:
         """Make a replica."""
-        cost, predictor = hardware.at(self.granularity), hardware.predictor()
+        cost = hardware.at(self.granularity)
+        predictor = replace(hardware, cost=cost).predictor()
         limits = EngineLimits(
             budget_tokens=int(setting.get("chunk_tokens", self.step_tokens)),
             kv_tokens=hardware.kv_tokens,

@@ -146,6 +146,18 @@ def test_peers_have_no_bound_on_a_cpu_either():
     assert replica.engine._stepper.rules.stop is None
 
 
+@pytest.mark.parametrize("arm", ["sedf-resume-layer", "sedf-resume", "slackserve", "slackserve-chunked"])
+def test_predictions_have_the_charge_of_each_boundary_that_a_pass_has(arm):
+    charged = replace(HARDWARE, cost=replace(HARDWARE.cost, check_s=2e-5, _by_tokens={}))
+    setting = {"join_tokens": 2048, "chunk_tokens": 8192}
+    free, dear = (
+        ARMS[arm].build(EventLoop(), hardware, setting, lambda _: None).engine
+        for hardware in (HARDWARE, charged)
+    )
+    told_s = dear._stepper.rules.predictor.fixed_s - free._stepper.rules.predictor.fixed_s
+    assert told_s == pytest.approx(2e-5 * dear._cost.times([(512, 0)]).boundaries, rel=0.05)
+
+
 def test_a_prefix_that_is_known_is_not_computed_again():
     blocks = tuple(range(8))
     twice = [arrival(0, 0.0, 4200, 9.0, blocks=blocks), arrival(1, 5.0, 4200, 9.0, blocks=blocks)]
