@@ -5,6 +5,7 @@ files when it starts; Serve's proxy for gRPC knows no TLS.
 """
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import Field
@@ -25,7 +26,8 @@ class TLSConfig(Section):
         """What the server is told, by uvicorn's names, which are Ray Serve's too.
 
         Raises:
-            ConfigError: when a file cannot be read, or the key is not the certificate's.
+            ConfigError: when a file cannot be read, the key is not the certificate's, or clients would refuse
+                the certificate because it is not valid now.
         """
         for name, path in (("certificate", self.certificate), ("key", self.key)):
             try:
@@ -34,10 +36,19 @@ class TLSConfig(Section):
                 raise ConfigError(f"tls.{name}: {path} cannot be read ({error.strerror})") from None
         try:
             # A passphrase that is asked for would be asked for on the terminal.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate, self.key, password="")
         except ssl.SSLError as error:
             why = error.reason or "no certificate and key in PEM"
             raise ConfigError(f"tls: {self.certificate} and {self.key} cannot be used ({why})") from None
+        try:
+            _shake_hands(context, self.trust())
+        except ssl.SSLCertVerificationError as error:
+            msg = (
+                f"tls.certificate: clients would refuse {self.certificate} ({error.verify_message}); give "
+                "one of a server that is valid now"
+            )
+            raise ConfigError(msg) from None
         return {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
 
     def trust(self) -> ssl.SSLContext:
@@ -46,3 +57,17 @@ class TLSConfig(Section):
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Have a client look at a server's certificate, in memory.
+
+    Raises:
+        ssl.SSLCertVerificationError: The client does not trust it.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for side in (asking, answering, asking):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()

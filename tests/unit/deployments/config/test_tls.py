@@ -43,6 +43,15 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_asked(tmp_path):
         config(self_signed(tmp_path, b"a phrase")).http_options()
 
 
+@pytest.mark.parametrize(
+    ("begins_in_days", "why"), [(-2, "certificate has expired"), (2, "certificate is not yet valid")]
+)
+def test_a_certificate_that_is_not_valid_now_is_refused(tmp_path, begins_in_days, why):
+    made = self_signed(tmp_path, begins_in_days=begins_in_days)
+    with pytest.raises(ConfigError, match=rf"^tls\.certificate: .* refuse .*server\.pem \({why}\)"):
+        config(made).http_options()
+
+
 @pytest.mark.parametrize("name", ["certificate", "key"])
 def test_a_file_that_is_not_there_is_named(made, tmp_path, name):
     gone = made._replace(**{name: tmp_path / "gone.pem"})
