@@ -1,6 +1,7 @@
 """A node that is about to end hands on what it has: its replicas start elsewhere, and finish what they serve.
 
-Ray's own end of a node, SIGTERM, ends all its processes at once.
+Serve's proxy on it ends last, with the last stream that it passes on, whoever serves that. Ray's own end of a
+node, SIGTERM, ends all its processes at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ray.util.state.exception import RayStateApiException
 _LOOK_S: Final = 0.5
 _REPLICA: Final = "ServeReplica:"
 """How Serve names the classes of its replicas' actors."""
+_PROXY: Final = "ProxyActor"
+"""The class of its proxies."""
 
 
 class LeaveError(Exception):
@@ -26,17 +29,18 @@ class LeaveError(Exception):
 
 
 def leave(within_s: float, node_id: str | None = None) -> list[str]:
-    """Take a node out of the cluster, and wait until Serve has no replica on it.
+    """Take a node out of the cluster, and wait until Serve has neither a replica nor a proxy on it.
 
     Serve starts a replica elsewhere before it shuts one down here. Where there is no room for it, those here
-    serve until their tier's `drain_s` before `within_s` is over.
+    serve until their tier's `drain_s` before `within_s` is over. The proxy ends when none of its requests is
+    left, half a minute later than this begins at the earliest. That of the head stays.
 
     Args:
         within_s: How long the node will last.
         node_id: Which; None for that of this process.
 
     Returns:
-        The replicas that it still has after `within_s`; they end with it.
+        The replicas, and the proxy, that it still has after `within_s`; they end with it.
 
     Raises:
         LeaveError: when there is no cluster, or it refuses.
@@ -49,7 +53,7 @@ def leave(within_s: float, node_id: str | None = None) -> list[str]:
     try:
         node = node_id or ray.get_runtime_context().get_node_id()
         _drain(node, max(1, int(ends_s - time.monotonic())))
-        while (left := _replicas_on(node)) and time.monotonic() < ends_s:
+        while (left := _serving_on(node)) and time.monotonic() < ends_s:
             time.sleep(_LOOK_S)
         return left
     finally:
@@ -74,11 +78,15 @@ def _drain(node: str, within_s: int) -> None:
         )
 
 
-def _replicas_on(node: str) -> list[str]:
-    """The names of Serve's replicas there."""
+def _serving_on(node: str) -> list[str]:
+    """The names of Serve's replicas and of its proxy there."""
     filters = [("node_id", "=", node), ("state", "=", "ALIVE")]
     try:
         found = list_actors(filters=filters, limit=1000)
     except RayStateApiException:  # the dashboard is busy; asked again
         return ["unknown"]
-    return [actor.name or actor.actor_id for actor in found if actor.class_name.startswith(_REPLICA)]
+    return [
+        actor.name or actor.actor_id
+        for actor in found
+        if actor.class_name == _PROXY or actor.class_name.startswith(_REPLICA)
+    ]
