@@ -11,6 +11,8 @@ from deployments.config.settings import SlackServeConfig, parse
 from deployments.grpc import SERVICERS
 
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+ANSWER_TOKENS = 4096
+"""An answer that is not unusually long."""
 LOCK = (ROOT / "requirements" / "cpu.lock").read_text()
 
 
@@ -155,8 +157,14 @@ def _times(objects, config: SlackServeConfig):
         grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
         if command[:2] != ["slackserve", "leave"] or not longest <= within < grace:
             yield f"a pod of {tier} takes {within:g} s to leave, of {grace}, with what may take {longest} s"
-    if ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"] <= max(graces):
+    stays_s = ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"]
+    if stays_s <= max(graces):
         yield "the old cluster is deleted before its pods may end"
+    if config.decode.replicas > 1:  # an only one answers nobody anew while it ends
+        paces_ms = [tier.tpot_ms for tier in config.tiers.root.values() if tier.tpot_ms is not None]
+        answer_s = ANSWER_TOKENS * max(paces_ms) / 1e3
+        if min(config.decode.drain_s, stays_s) < answer_s:
+            yield f"an upgrade cuts answers of {ANSWER_TOKENS} tokens, which take {answer_s:g} s"
 
 
 def _versions(objects):
@@ -256,12 +264,13 @@ MISTAKES = {
     "does not come from a secret": in_prefill(
         lambda group, container: container["env"].append({"name": "ACME_KEY", "value": "x"})
     ),
-    "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 61}"),
+    "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 91}"),
     "s to leave": in_prefill(
         lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
-            command=["slackserve", "leave", "--within", "120"]
+            command=["slackserve", "leave", "--within", "700"]
         )
     ),
+    "an upgrade cuts answers": in_serve_config("drain_s: 600", "drain_s: 300"),
     "before its pods may end": lambda objects: ray_service(objects)["spec"].update(
         rayClusterDeletionDelaySeconds=60
     ),
