@@ -71,8 +71,7 @@ def build(config: SlackServeConfig) -> serve.Application:
         logging_config=logging_of(config),
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=max(each.decode.drain_s for each in configs),
-        # An ingress of new code is there before one of the old goes: none refuses meanwhile.
-        max_surge_percent=100,
+        **_spread(config),
     )
     return ingress.bind(
         llm_deployments={
@@ -89,6 +88,19 @@ def build(config: SlackServeConfig) -> serve.Application:
         ),
         router=router,
     )
+
+
+def _spread(config: SlackServeConfig) -> dict[str, Any]:
+    """How many ingresses may be on a node, and how many more there may be during an upgrade, in percent.
+
+    Serve moves no replica later, and a node without one has no proxy. Where each ingress has a node of its
+    own, one that comes for a lost node gets an ingress.
+    """
+    if config.node_labels and config.ingress_replicas > 1:
+        # One more would wait for ever: one of the old ends first, and the others serve.
+        return {"max_replicas_per_node": 1}
+    # One of new code is there before one of the old ends: none refuses meanwhile.
+    return {"max_surge_percent": 100}
 
 
 def _told(model: FoundModel) -> ModelConfig:

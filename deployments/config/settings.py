@@ -98,7 +98,9 @@ class SlackServeConfig(Section):
     port: Port = 8000
     tls: TLSConfig | None = Field(None, description="Serve HTTPS on the port; none serves plain HTTP.")
     grpc: GrpcConfig = GrpcConfig()
-    ingress_replicas: Annotated[int, Field(ge=1, le=100)] = 1
+    ingress_replicas: Annotated[int, Field(ge=1, le=100)] = Field(
+        1, description="Processes that take requests; several with `node_labels` are on a node each."
+    )
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Ray node labels that a node must have to run ingress and router."
     )

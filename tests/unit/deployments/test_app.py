@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from ray.serve.deployment import deployment_to_schema
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 import deployments
@@ -170,6 +171,27 @@ def test_each_tier_is_placed_where_it_is_told(options, tiny):
     assert prefill["placement_group_bundle_label_selector"] == [{"pool": "a"}]
     assert prefill["placement_group_strategy"] == "STRICT_PACK"
     assert found["decode"][1]["placement_group_bundle_label_selector"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "most_per_node", "surge_percent"),
+    [
+        ({}, None, 100),
+        ({"ingress_replicas": 2}, None, 100),
+        ({"node_labels": {"pool": "a"}}, None, 100),
+        ({"node_labels": {"pool": "a"}, "ingress_replicas": 2}, 1, 0),
+    ],
+    ids=str,
+)
+def test_several_ingresses_on_labelled_nodes_have_a_node_each(
+    build, tiny, values, most_per_node, surge_percent
+):
+    """One more than there are nodes would never start, so an upgrade stops one of the old first."""
+    ingress = deployment_to_schema(build(parse({"model": tiny, **values}))._bound_deployment)
+    given = ingress.model_dump(exclude_unset=True)
+    assert given.get("max_replicas_per_node") == most_per_node
+    assert given.get("max_surge_percent", 0) == surge_percent
 
 
 @pytest.mark.slow

@@ -74,8 +74,8 @@ def _capacity(tier, group, pool, accelerator):
 def _ingress(group, config: SlackServeConfig):
     if config.node_labels != group["labels"]:
         yield f"ingress: the labels of its nodes are {group['labels']}"
-    if config.ingress_replicas > group["replicas"]:
-        yield "ingress: more replicas than pods"
+    if config.ingress_replicas != group["replicas"]:
+        yield f"ingress: {config.ingress_replicas} replicas, a pod each, for {group['replicas']} pods"
 
 
 def _budgets(objects):
@@ -250,6 +250,7 @@ MISTAKES = {
     ),
     "less than 2 CPUs": in_prefill(lambda group, container: container["resources"]["limits"].update(cpu="0")),
     "not between their limits": in_prefill(lambda group, container: group.update(maxReplicas=1)),
+    "for 2 pods": in_serve_config("ingress_replicas: 2", "ingress_replicas: 1"),
     "port serve": in_serve_config("port: 8000", "port: 8001"),
     "port slo-monitor": in_serve_config("port: 9465", "port: 9466"),
     "port nixl": in_serve_config("log_json: true", "kv_transfer: {prefill_port: 21000}"),
