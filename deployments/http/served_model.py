@@ -107,7 +107,8 @@ class ServedModel:
                 settings=ways.monitor.settings[config.name],
                 model=config.name,
             )
-            monitor = MonitorClient(participant, instruments, partial(start_own_monitor, ways.monitor))
+            start = partial(start_own_monitor, ways.monitor, is_ingress=True)
+            monitor = MonitorClient(participant, instruments, start)
             monitor.start()
         return cls(config, placement, decode, monitor)
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from telemetry.reporting.of_model import named
 
 LOOK_S: Final = 1.0
 ABANDONED_AFTER_S: Final = 60.0
+_YIELDS_S: Final = 10.0
+"""For so long a monitor leaves its port to another one, which tries to get it at every look."""
 _SHOW_RARELY: Final = 50
 """Merging the sketches of many tenants takes a while: a fiftieth of the time at most."""
 _HEAD_NODE: Final = "node:__internal_head__"
@@ -64,6 +66,7 @@ class SloMonitor:
         self._cores = {model: MonitorCore(settings, now_s) for model, settings in options.settings.items()}
         self._exporter = Exporter(options.host, options.port)
         self._show_at_s = 0.0
+        self._yields_until_s = 0.0
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def report(self, report: MonitorReport) -> MonitorAnswer:
@@ -76,6 +79,10 @@ class SloMonitor:
     async def export_at(self, host: str, port: int) -> None:
         """Export metrics there: whoever starts it anew after a change of configuration finds it running."""
         self._exporter.move(host, port)
+
+    async def yield_port(self) -> None:
+        """Leave the port to a monitor of other code, to which new ingresses report."""
+        self._yields_until_s = time.monotonic() + _YIELDS_S
 
     async def demand(self, model: str) -> FleetDemand | None:
         """What there is to do for a model's replicas; None when nobody has said."""
@@ -102,8 +109,11 @@ class SloMonitor:
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> None:
-        self._exporter.open()
         now_s = time.monotonic()
+        if now_s < self._yields_until_s:
+            self._exporter.close()
+        else:
+            self._exporter.open()
         for model, core in list(self._cores.items()):
             if self._is_gone(core, now_s):
                 del self._cores[model]
@@ -123,10 +133,11 @@ class SloMonitor:
         return len(self._cores) > 1 and now_s - core.heard_s > ABANDONED_AFTER_S
 
 
-def start_monitor(options: MonitorOptions, application: str) -> Any:
+def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool = False) -> Any:
     """The handle of an application's monitor; started if there is none, and told where to export metrics.
 
-    It needs no CPU of its own, so that a full cluster still has one.
+    It needs no CPU of its own, so that a full cluster still has one. Where an ingress asks for it, the
+    application's monitors of other code leave the port to it: from now on it hears what is judged.
     """
     place = {_HEAD_NODE: _ANY_AMOUNT} if options.on_head else {}
     name = monitor_name(application)
@@ -141,20 +152,33 @@ def start_monitor(options: MonitorOptions, application: str) -> Any:
     )
     monitor = actor.remote(options, name)
     monitor.export_at.remote(options.host, options.port)
+    if is_ingress:
+        for other in _monitors(application):
+            if other != monitor:
+                with contextlib.suppress(AttributeError):  # other code may not know how
+                    other.yield_port.remote()
     return monitor
 
 
-def start_own_monitor(options: MonitorOptions) -> Any:
+def start_own_monitor(options: MonitorOptions, *, is_ingress: bool = False) -> Any:
     """The handle of the monitor of this replica's application; started if there is none."""
-    return start_monitor(options, serve.get_replica_context().app_name)
+    return start_monitor(options, serve.get_replica_context().app_name, is_ingress=is_ingress)
 
 
 def stop_monitor(application: str) -> None:
     """End an application's monitors for good, whatever code they run."""
+    for each in _monitors(application):
+        ray.kill(each, no_restart=True)
+
+
+def _monitors(application: str) -> Iterator[Any]:
+    """The handles of an application's monitors, whatever code they run."""
+    prefix = monitor_prefix(application)
     for each in ray.util.list_named_actors(all_namespaces=True):
-        if each["namespace"] == NAMESPACE and each["name"].startswith(monitor_prefix(application)):
+        code = each["name"].removeprefix(prefix)
+        if each["namespace"] == NAMESPACE and code != each["name"] and "-" not in code:
             with contextlib.suppress(ValueError):  # it has just ended
-                ray.kill(ray.get_actor(each["name"], namespace=NAMESPACE), no_restart=True)
+                yield ray.get_actor(each["name"], namespace=NAMESPACE)
 
 
 def shown(state: MonitorState, exporter: Exporter) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Exporter:
         """Listen if that is wanted and not done yet; the port may have been busy the last time."""
         if self._at == self._wanted:
             return
-        self._close()
+        self.close()
         host, port = self._wanted
         if port:
             try:
@@ -63,7 +63,8 @@ class Exporter:
             _LOGGER.info("metrics_exported %s:%d", host, port)
         self._at, self.refused = self._wanted, ""
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Listen no more, until the next `open`."""
         if self._server is not None:
             _LOGGER.info("metrics_not_exported_any_more %s:%d", *self._at)
             self._server.shutdown()

@@ -129,6 +129,19 @@ def test_a_configuration_with_another_port_holds_for_the_monitor_that_runs(sessi
     assert session.until(lambda _: True, 5)[-1]["uptime_s"] > line["uptime_s"], "it is the same one"
 
 
+def test_the_monitor_of_new_code_has_the_port_of_the_old_one(session):
+    judged = "slackserve_slo_judged_total{"
+    assert_soon(lambda: judged in session.scrape(), 10, "the old one exports")
+    session.command(f"upgrade {session.port}")
+
+    def is_another():
+        scraped = session.scrape()
+        return "slackserve_slo_target" in scraped and judged not in scraped
+
+    assert_soon(is_another, 10, "the port is not that of the new one, to which nobody has reported,")
+    assert session.until(lambda _: True, 5)[-1]["lost"] is False, "the old one still steers those that it has"
+
+
 def test_without_the_monitor_the_last_policy_holds(session):
     session.until(lambda line: line["lost"] is False, 10)
     session.command("end")

@@ -4,16 +4,19 @@ Beside it another application with a monitor, in which all is well.
 
 Run as a script: `monitor_session.py PORT DIRECTORY`. Writes a line of JSON about every quarter of a second.
 Reads commands from standard input, one a line: `kill` kills the monitor's process, `move PORT` starts it anew
-with another port, `end` ends the monitor for good, and the end of the input ends everything.
+with another port, `upgrade PORT` has an ingress of other code start, `end` ends the monitor for good, and the
+end of the input ends everything.
 """
 
 import asyncio
 import json
 import sys
 from functools import partial
+from unittest import mock
 
 import ray
 
+from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions, start_monitor, stop_monitor
 from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import IngressSeen, PrefillSeen, Role
@@ -24,7 +27,7 @@ from slo.predict.prediction_error import PassMeasured
 from slo.request import ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM
 from telemetry.catalogue import MONITOR_LOST
-from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor
+from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor, monitor_prefix
 
 APPLICATION = "tests"
 SLOW = ReplicaId("slow")
@@ -95,6 +98,12 @@ async def uptime_s(handle):
         return None
 
 
+def upgrade(port):
+    """An ingress starts whose code is another."""
+    with mock.patch.object(actor, "monitor_name", lambda application: f"{monitor_prefix(application)}other"):
+        start_monitor(MonitorOptions({MODEL: SETTINGS}, port=port), APPLICATION, is_ingress=True)
+
+
 async def obey(handle):
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -105,6 +114,8 @@ async def obey(handle):
             ray.kill(handle, no_restart=False)
         elif command.startswith("move "):
             start_monitor(MonitorOptions({MODEL: SETTINGS}, port=int(command.split()[1])), APPLICATION)
+        elif command.startswith("upgrade "):
+            upgrade(int(command.split()[1]))
         elif command == "end":
             stop_monitor(APPLICATION)
 
