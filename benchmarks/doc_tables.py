@@ -76,9 +76,11 @@ _AXES: Final = {
 }
 
 
-def along_axes(file: str) -> str:
-    """The worst class's goodput by place on an axis, and ours over each peer."""
-    rows = [row for row in result(file)["rows"] if row["axis"] in _AXES]
+def along_axes(axes: Mapping[str, Sequence[str]]) -> str:
+    """The worst class's goodput by place on the axes of each result, and ours over each peer."""
+    rows = [
+        row for file, some in axes.items() for row in result(f"cores/{file}")["rows"] if row["axis"] in some
+    ]
     arms = [*dict.fromkeys(row["arm"] for row in rows)]
     places = dict.fromkeys((row["model"], row["level"], row["axis"], row["value"]) for row in rows)
     cells = {(row["model"], row["level"], row["axis"], row["value"], row["arm"]): row for row in rows}
@@ -418,8 +420,10 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
     "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
-    "held-out-axes": lambda: along_axes("cores/held_out_axes"),
-    "held-out-sigma": lambda: along_axes("cores/held_out_sigma"),
+    "held-out-axes": lambda: along_axes(
+        {"held_out_charges": ("scale", "charged_s"), "held_out_axes": ("bias",)}
+    ),
+    "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}),
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "comparison": comparison,
     "comparison-in-short": comparison_in_short,

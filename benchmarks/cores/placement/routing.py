@@ -3,9 +3,10 @@
 Every policy sees the same streams: the QwenTrace-like mix, and a recorded trace with its prefixes if one is
 given, once with the router's refusals of what cannot be in time and once with nobody refused. Decoding and
 transfers take no time, so that the first token is there when its prefill ends. Ratios are of the same
-streams. Prints tables, writes results/cores/routing.json and docs/img/routing.svg:
+streams. Prints tables, writes results/cores/routing.json and docs/img/routing.svg; with `--bound` only what
+no policy can do better than, to results/cores/routing_bound.json:
 
-    python -m benchmarks.cores.placement.routing [--seeds 6] [--trace mooncake_conversation.jsonl]
+    python -m benchmarks.cores.placement.routing [--seeds 6] [--trace mooncake_conversation.jsonl] [--bound]
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REPLICAS: Final = 8
 REQUESTS: Final = 2000
 SEEDS: Final = 6
 LEVEL: Final = 0.9
-LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4)
+LOADS: Final = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 2.4, 2.8)
 """Work offered per second and replica, nothing cached. Goodput is read between them."""
 SHOWN: Final = LOADS[:6]
 LEAD: Final = "least_harm"
@@ -138,6 +139,14 @@ def _bound(asked: Asked, load: float) -> PlacementPoint:
     been seen; cached tokens are taken for no work.
     """
     arrivals = stream_of(asked, load)
+    works = _works(asked, arrivals)
+    room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
+    met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
+    return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)
+
+
+def _works(asked: Asked, arrivals: Sequence[Arrival]) -> list[float]:
+    """Of each request, the seconds that it adds at least."""
     seen: set[int] = set()
     works = []
     for arrival in arrivals:
@@ -145,9 +154,15 @@ def _bound(asked: Asked, load: float) -> PlacementPoint:
         seen.update(arrival.blocks)
         left = max(1, arrival.tokens - min(known, arrival.tokens - 1))
         works.append(asked.preset.hardware.cost.added_s(left, arrival.tokens - left))
-    room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
-    met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
-    return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)
+    return works
+
+
+def long_run_load(asked: Asked) -> float:
+    """The load at which `LEVEL` of the requests, those with the least work, take all time of an endless stream."""
+    arrivals = stream_of(asked, 1.0)
+    works = sorted(_works(asked, arrivals))
+    alone_s = sum(asked.preset.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
+    return alone_s / sum(works[: round(LEVEL * len(works))])
 
 
 def goodput(points: Sequence[PlacementPoint]) -> float | None:
@@ -223,6 +238,16 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         figure.savefig(path)
 
 
+def bounds(asked: Sequence[Asked]) -> dict[str, Any]:
+    """What no policy can do better than: the mean curve, goodput by stream, and that of the long run."""
+    curves = [[_bound(each, load) for load in LOADS] for each in asked]
+    return {
+        "points": [{"load": point.load, "attainment": point.attainment} for point in _mean(curves)],
+        "goodput_load": [goodput(points) for points in curves],
+        "long_run_load": [long_run_load(each) for each in asked],
+    }
+
+
 def main() -> None:
     """Simulate everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -230,12 +255,27 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--bound", action="store_true")
     parser.add_argument("--plot", type=Path, default=Path("docs/img/routing.svg"))
     arguments = parser.parse_args()
     presets = {"mix": PRESETS[PRESET]}
     if arguments.trace is not None:
         presets["trace"] = on_trace(PRESETS[PRESET], arguments.trace)
     seeds = range(1, arguments.seeds + 1)
+    about: dict[str, Any] = {
+        "preset": PRESET,
+        "replicas": REPLICAS,
+        "requests": arguments.requests,
+        "seeds": [*seeds],
+        "level": LEVEL,
+    }
+    if arguments.bound:
+        limits = {
+            workload: bounds([Asked(preset, arguments.requests, seed) for seed in seeds])
+            for workload, preset in presets.items()
+        }
+        print(write("cores/routing_bound", {**about, "workloads": limits}))
+        return
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     with ProcessPoolExecutor(arguments.workers) as pool:
         for workload, preset in presets.items():
@@ -250,15 +290,7 @@ def main() -> None:
                 found[workload][case] = summary(curves)
                 show(f"{workload}, {case}", found[workload][case])
     draw({workload: cases["refusals"] for workload, cases in found.items()}, arguments.plot)
-    results: dict[str, Any] = {
-        "preset": PRESET,
-        "replicas": REPLICAS,
-        "requests": arguments.requests,
-        "seeds": [*seeds],
-        "level": LEVEL,
-        "workloads": found,
-    }
-    print(write("cores/routing", results))
+    print(write("cores/routing", {**about, "workloads": found}))
 
 
 if __name__ == "__main__":
