@@ -158,7 +158,7 @@ def _works(asked: Asked, arrivals: Sequence[Arrival]) -> list[float]:
 
 
 def long_run_load(asked: Asked) -> float:
-    """The load at which `LEVEL` of the requests, those with the least work, take all time of an endless stream."""
+    """The load at which `LEVEL` of an endless stream's requests, those with the least work, take all time."""
     arrivals = stream_of(asked, 1.0)
     works = sorted(_works(asked, arrivals))
     alone_s = sum(asked.preset.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
