@@ -42,12 +42,14 @@ class Checkpoint:
             tensors, each of shape [tokens, …]; None at the first layer.
         replies: What the submodules of the boundary's own layer have returned so far, in order of call; all
             but the last, and then also `entering`, are `hollow`. Empty at a layer's entry.
+        height: Rows of its tensors in a compiled pass, with those that only pad; 0 for an eager one.
     """
 
     boundary: int
     rows: Rows
     entering: Any
     replies: tuple[Any, ...] = ()
+    height: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -99,6 +101,7 @@ class Checkpoint:
                 rows=rows,
                 entering=map_tensors(self.entering, pick),
                 replies=map_tensors(self.replies, pick),
+                height=sum(tokens for _, tokens in rows) if self.height else 0,
             )
         except _NotRowsError:
             return None

@@ -192,12 +192,18 @@ class Forward:
         """
         self._at(boundary, resumes_at)
 
-    def walk(self, stretches: Sequence[Callable[[list[Any]], Any]], stand_in: Callable[[], Any]) -> Any:
+    def walk(
+        self, stretches: Sequence[Callable[[list[Any]], Any]], height: int, stand_in: Callable[[], Any]
+    ) -> Any:
         """Run a compiled pass.
+
+        It starts at its first stretch if its checkpoint is not of its height: all tensors of a compiled pass
+        have the same, and what is left of a checkpoint has lost its padding.
 
         Args:
             stretches: One for each boundary, which begins there. Each takes what the one before it has
                 returned, a list which it empties; the last one returns the outputs of the pass.
+            height: Rows of the pass, with those that only pad the batch to the size of a CUDA graph.
             stand_in: Gives outputs for a pass that stops.
 
         Returns:
@@ -206,22 +212,25 @@ class Forward:
         self._is_shape_known = True
         self._start()
         resume, self._resume = self._resume, None
+        if resume is not None and resume.height != height:
+            resume, self.resumed_from = None, 0
         first, self._entering = (0, []) if resume is None else (resume.boundary, resume.entering)
         with suppress(ForwardStopped):
             for number in range(first, len(stretches)):
                 self._at(number)
                 self._entering = stretches[number](self._entering)
         if self._stop is not None:
-            self._own_what_is_kept()
+            self._own_what_is_kept(height)
             self._entering = None
             return stand_in()
         return self._entering
 
-    def _own_what_is_kept(self) -> None:
+    def _own_what_is_kept(self, height: int) -> None:
         """Copy it: parts of a larger tensor keep all of it, and a graph or a buffer may be written again."""
         assert self._stop is not None
         kept = self._stop.checkpoint
-        own = replace(kept, entering=map_tensors(kept.entering, lambda tensor: tensor.clone()))
+        entering = map_tensors(kept.entering, lambda tensor: tensor.clone())
+        own = replace(kept, entering=entering, height=height)
         self._stop = replace(self._stop, checkpoint=own)
 
     def _start(self) -> None:

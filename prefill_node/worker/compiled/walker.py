@@ -80,7 +80,8 @@ class Walker:
                 get_forward_context().cudagraph_runtime_mode = CUDAGraphMode.NONE
             pieces = self._whole.keywords[PIECES]
             run = [partial(stretch, inputs, **{PIECES: pieces}) for stretch in self._run]
-            return forward.walk(run, lambda: self._zeros(inputs[self._rows_at]))
+            height = inputs[self._rows_at]
+            return forward.walk(run, height, lambda: self._zeros(height))
         outputs = self._whole(*inputs)
         if self._no_rows is None:
             self._learn(inputs, outputs)

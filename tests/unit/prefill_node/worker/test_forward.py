@@ -481,7 +481,7 @@ def test_a_compiled_pass_lets_go_of_what_it_has_copied_before_something_stands_i
         return torch.zeros(9, WIDTH)
 
     forward.begin(1, lambda: ROWS, None)
-    forward.walk([first, lambda alive: alive.pop()], stand_in)
+    forward.walk([first, lambda alive: alive.pop()], 9, stand_in)
     stop = forward.end()
     assert torch.equal(stop.checkpoint.entering[0], torch.ones(9, WIDTH))
 
