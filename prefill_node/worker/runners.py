@@ -39,7 +39,11 @@ class Runner(Protocol):
         """The blocks that these requests' parts of a step fill whole."""
 
     def abandon(self, scheduled: SchedulerOutput) -> KVConnectorOutput | None:
-        """Have it forget a step whose pass has stopped; what its KV connector has to report meanwhile."""
+        """Have it forget a step whose pass has stopped; what its KV connector has to report meanwhile.
+
+        Waits for what the device has been given of it, as taking the results in would: until then the device
+        may read the step's inputs from memory of the host, which the next step writes.
+        """
 
     def dry_pass(self, tokens: int) -> torch.Tensor:
         """The hidden states of vLLM's own dummy pass, with attention, over tokens that differ.
@@ -64,6 +68,7 @@ class FirstRunner:
         return _missing(
             self.of,
             "execute_model_state",
+            "device.type",
             "kv_connector_output",
             "input_batch.req_ids",
             "requests",
@@ -88,6 +93,7 @@ class FirstRunner:
 
     def abandon(self, scheduled: SchedulerOutput) -> KVConnectorOutput | None:  # noqa: ARG002 - as the second
         """See `Runner`. What the connector reports has been taken where the pass ended."""
+        _wait_for_device(self.of)
         self.of.execute_model_state = None
         report, self.of.kv_connector_output = self.of.kv_connector_output, None
         return report
@@ -121,6 +127,7 @@ class SecondRunner:
         return _missing(
             self.of,
             "execute_model_state",
+            "device.type",
             "gather_batch_req_state",
             "req_states.req_id_to_index",
             "req_states.num_computed_tokens_np",
@@ -160,6 +167,7 @@ class SecondRunner:
 
     def abandon(self, scheduled: SchedulerOutput) -> KVConnectorOutput | None:
         """See `Runner`. The connector is asked here, as it would be when the results are taken in."""
+        _wait_for_device(self.of)
         self.of.execute_model_state = None
         return self.of.kv_connector.post_forward(scheduled.finished_req_ids)
 
@@ -207,3 +215,8 @@ def _filled(runner: Any, rows: Rows, state: Callable[[str], tuple[Sequence[Seque
 def _differ(ids: torch.Tensor, runner: Any) -> None:
     """Have these tokens be different ones."""
     ids.copy_(torch.arange(len(ids)) * 7919 % runner.model_config.get_vocab_size())
+
+
+def _wait_for_device(runner: Any) -> None:
+    if runner.device.type == "cuda":
+        torch.cuda.current_stream().synchronize()

@@ -46,6 +46,24 @@ def test_a_dry_pass_reads_tokens_that_differ():
     assert [len(column.unique()) for column in hidden.T] == [8, 8]
 
 
+@pytest.mark.parametrize("kind", [FirstRunner, SecondRunner])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_stopped_step_ends_when_its_device_has_read_its_inputs(kind, device, monkeypatch):
+    """They lie in memory of the host that the next step writes."""
+    calls = []
+    stream = SimpleNamespace(synchronize=lambda: calls.append("waited"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    runner = SimpleNamespace(
+        device=torch.device(device),
+        execute_model_state=object(),
+        kv_connector_output="report",
+        kv_connector=SimpleNamespace(post_forward=lambda finished: "report"),
+    )
+    assert kind(runner).abandon(SimpleNamespace(finished_req_ids=set())) == "report"
+    assert runner.execute_model_state is None
+    assert calls == (["waited"] if device == "cuda" else [])
+
+
 def test_a_dry_pass_that_fails_leaves_the_connector_on_and_nothing_behind():
     def fail(_):
         raise ValueError("a layer failed")
