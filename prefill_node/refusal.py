@@ -27,7 +27,8 @@ def why_not(vllm_config: VllmConfig) -> str | None:
     """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     kv_transfer, compilation = vllm_config.kv_transfer_config, vllm_config.compilation_config
-    device = vllm_config.device_config.device_type
+    device, offload = vllm_config.device_config.device_type, vllm_config.offload_config
+    images = model.multimodal_config
     reasons = {
         "the model is compiled; set enforce_eager, or preemption.compiled": (
             is_compiled(vllm_config) and not EngineSetup.of(vllm_config).compiled
@@ -45,7 +46,16 @@ def why_not(vllm_config: VllmConfig) -> str | None:
         "data parallelism runs steps in lockstep": parallel.data_parallel_size > 1,
         "speculative decoding runs a second model within a step": vllm_config.speculative_config is not None,
         "the model reads more than text; prefill.engine_kwargs can have language_model_only": (
-            model.multimodal_config is not None and not model.multimodal_config.language_model_only
+            images is not None and not images.language_model_only
+        ),
+        "the first layer's input is memory of all steps; unset enable_prompt_embeds, enable_mm_embeds": (
+            model.enable_prompt_embeds or (images is not None and images.enable_mm_embeds)
+        ),
+        "weights are fetched in the order of a whole pass; unset offload_group_size": (
+            offload.prefetch.offload_group_size > 0 and offload.offload_backend != "uva"
+        ),
+        "how attention is computed depends on who else holds KV blocks; set disable_cascade_attn": (
+            not model.disable_cascade_attn and not vllm_config.use_v2_model_runner
         ),
         "the model is an encoder": model.is_encoder_decoder or model.runner_type != "generate",
         "the model keeps a recurrent state, which a repeated step would advance twice": (

@@ -32,10 +32,15 @@ def reason(tmp_path_factory):
 
     models = {architecture: directory(architecture) for architecture in ("llama", "paligemma", "falcon_h1")}
 
-    def ask(architecture="llama", kv_transfer_config=None, **arguments):
+    def ask(architecture="llama", kv_transfer_config=None, cascade_attn_on=None, **arguments):
         transfer = None if kv_transfer_config is None else KVTransferConfig(**kv_transfer_config)
         given = {"model": models[architecture], "dtype": "float32", "enforce_eager": True, **arguments}
-        return why_not(EngineArgs(**given, kv_transfer_config=transfer).create_engine_config())
+        config = EngineArgs(**given, kv_transfer_config=transfer).create_engine_config()
+        with pytest.MonkeyPatch.context() as patched:
+            if cascade_attn_on is not None:  # what vLLM itself does not have on a CPU
+                config.model_config.disable_cascade_attn = False
+                patched.setenv("VLLM_USE_V2_MODEL_RUNNER", {"first": "0", "second": "1"}[cascade_attn_on])
+            return why_not(config)
 
     return ask
 
@@ -51,6 +56,13 @@ def reason(tmp_path_factory):
         ({"runner": "pooling"}, "the model is an encoder"),
         ({"kv_transfer_config": KV_TO_HOST}, "set kv_transfer.buffer_device to auto"),
         ({"architecture": "paligemma"}, "prefill.engine_kwargs can have language_model_only"),
+        (
+            {"architecture": "paligemma", "language_model_only": True, "enable_mm_embeds": True},
+            "unset enable_prompt_embeds, enable_mm_embeds",
+        ),
+        ({"enable_prompt_embeds": True}, "unset enable_prompt_embeds, enable_mm_embeds"),
+        ({"offload_group_size": 2}, "unset offload_group_size"),
+        ({"cascade_attn_on": "first"}, "set disable_cascade_attn"),
         ({"architecture": "falcon_h1", "dtype": "bfloat16"}, "the model keeps a recurrent state"),
     ],
 )
@@ -63,6 +75,16 @@ def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
     assert reason() is None
     compiled = EngineSetup(mode="resume", compiled=True).encode()
     assert reason(enforce_eager=False, additional_config=compiled) is None, "the worker has it cut in pieces"
+
+
+@pytest.mark.slow
+def test_nothing_keeps_an_engine_whose_runner_has_no_cascade_attention_from_being_preempted(reason):
+    assert reason(cascade_attn_on="second") is None
+
+
+@pytest.mark.slow
+def test_nothing_keeps_an_engine_whose_weights_lie_in_memory_of_the_host_from_being_preempted(reason):
+    assert reason(cpu_offload_gb=1.0) is None
 
 
 @pytest.mark.slow
