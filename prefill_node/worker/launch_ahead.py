@@ -4,6 +4,9 @@ On an accelerator the host launches kernels long before they run, so that a chec
 what has not been launched. Owns the bound: before boundary k is launched, the device has no more to do than
 so many seconds, as far as is predicted. Boundaries lie at very unequal distances, so their number bounds
 nothing. Nothing else waits for the device.
+
+Nothing is predicted before the first prompt of a client. What runs until then are the probes of the warm-up
+and of a profile, which nobody stops; a stop that is ordered all the same may find everything launched.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class TimeBound:
     where the host is, is known to be left; how long it takes is predicted. So the host waits for the last
     mark that is farther back than the bound, and from then on until the prediction says that no more than the
     bound is left, or the device passes the next mark. The device always has work while the host waits. Where
-    nothing is predicted the host is one boundary ahead.
+    nothing is predicted the host does not wait: a pass that is measured must not take longer than it will.
 
     Args:
         ahead_s: Seconds of work that may be launched and not done.
@@ -108,8 +111,6 @@ class TimeBound:
         self._events[here].record()
         self._reached.append(boundary)
         if not self._is_known:
-            if here:
-                self._events[here - 1].synchronize()
             return
         near_s = self._at_s[boundary] - self._ahead_s
         while self._near < here and self._at_s[self._reached[self._near]] < near_s:

@@ -124,9 +124,21 @@ def test_on_a_device_that_is_slower_no_more_is_launched_than_a_stretch_and_the_b
     assert max(left) <= 3.0 * (AHEAD_S / 1.0 + 1)
 
 
-def test_where_nothing_is_predicted_the_host_is_one_boundary_ahead():
+@pytest.mark.parametrize("predicted", [[0.0] * 4, []])
+def test_where_nothing_is_predicted_the_host_does_not_wait(predicted):
+    """A pass that is measured takes as long as one that is bounded well."""
     device = Device()
-    assert run(device, device.bound(), [5.0] * 4, predicted=[0.0] * 4) == pytest.approx([0.0, 5.0, 5.0, 5.0])
+    left = run(device, device.bound(), [5.0] * 4, predicted=predicted)
+    assert left == pytest.approx([0.0, 5.0, 10.0, 15.0])
+    assert device.waits == 0
+
+
+def test_the_first_pass_that_is_predicted_is_bounded():
+    device = Device()
+    bound = device.bound()
+    run(device, bound, [1.0] * 4, predicted=[0.0] * 4)
+    device.now_s = device.free_at_s
+    assert max(run(device, bound, [1.0] * 20)) <= AHEAD_S + 1e-6
 
 
 def test_a_pass_that_goes_on_from_a_checkpoint_counts_from_there():
