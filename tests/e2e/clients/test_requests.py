@@ -158,7 +158,8 @@ def test_texts_become_tokens_and_texts_again(deployment):
     assert ask("tokenize", 400)["error"]["param"] == "prompt"
     for token in (-1, 5_000_000_000):
         refused = ask("detokenize", 400, tokens=[token])["error"]
-        assert (refused["param"], refused["type"]) == ("tokens", "invalid_request_error")
+        assert refused["param"].startswith("tokens"), refused
+        assert refused["type"] == "invalid_request_error"
     assert ask("detokenize", 404, model="tinny", tokens=[1])["error"]["code"] == "model_not_found"
     without_key = httpx.post(f"{deployment.url}/tokenize", json={"model": "tiny", "prompt": "hello"})
     assert without_key.status_code == 401
