@@ -26,5 +26,5 @@ def test_more_gpus_than_there_are(tmp_path):
         timeout=120,
     )
     assert run.returncode == 2, run.stderr
-    assert "ConfigError: accelerator: the replicas need 2 GPUs" in run.stdout
-    assert "Ray finds 0 on this machine" in run.stdout
+    assert "ConfigError: accelerator: the replicas need 2 GPUs" in run.stderr
+    assert "Ray finds 0 on this machine" in run.stderr
