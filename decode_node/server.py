@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -35,6 +34,7 @@ from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call
 from decode_node.spans import DECODE, TOKENISE, RequestSpans
+from kv_transfer.cores import bind_engine
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
@@ -122,8 +122,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     ) -> None:
         context = serve.get_replica_context()
         tracing.start(node.tracing, "decode")  # before vLLM, which would export by itself
-        if node.cores:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
+        bind_engine(node.cores, context.rank.local_rank)
         with logs.kept():
             await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in

@@ -40,10 +40,20 @@ _UNKNOWN_LENGTH = 32_768
 
 
 def build(config: SlackServeConfig) -> serve.Application:
-    """Build the application.
+    """Build the application for a Ray cluster.
 
     Args:
         config: Typed arguments; Serve turns a mapping into them and refuses what does not fit.
+
+    Raises:
+        ConfigError: when the configuration cannot work, naming the key.
+    """
+    # A quota is left to the replicas: that of the pod in which this runs says nothing of theirs.
+    return application(config, sorted(os.sched_getaffinity(0)))
+
+
+def application(config: SlackServeConfig, cores: Sequence[int]) -> serve.Application:
+    """Build the application for nodes with these cores.
 
     Raises:
         ConfigError: when the configuration cannot work, naming the key.
@@ -60,7 +70,7 @@ def build(config: SlackServeConfig) -> serve.Application:
     monitor = _monitor(config, models)
     router = _router(config, models, monitor)
     decode = [
-        replicas(model, cores, router) for model, cores in zip(models, _core_plans(configs), strict=True)
+        replicas(model, plan, router) for model, plan in zip(models, _core_plans(configs, cores), strict=True)
     ]
     ingress = serve.deployment(
         make_ingress(InferenceIngress, keys, config.limits),
@@ -190,7 +200,7 @@ def _link(model: FoundModel) -> KvLink | None:
     return KvLink(profile.kv_bytes_per_token, link.bytes_ps, link.latency_s)
 
 
-def _core_plans(configs: Sequence[SlackServeConfig]) -> list[CorePlan]:
+def _core_plans(configs: Sequence[SlackServeConfig], cores: Sequence[int]) -> list[CorePlan]:
     """The cores of each model's replicas."""
     if configs[0].accelerator != "cpu" or not configs[0].pin_cores:
         return [CorePlan((), ()) for _ in configs]
@@ -203,4 +213,4 @@ def _core_plans(configs: Sequence[SlackServeConfig]) -> list[CorePlan]:
         )
         for config in configs
     ]
-    return plan_cores(sorted(os.sched_getaffinity(0)), *workers)
+    return plan_cores(cores, *workers)

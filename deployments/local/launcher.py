@@ -34,6 +34,7 @@ from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import kill_after
 from deployments.local.machine import check_gpus, cpus_needed
+from kv_transfer.cores import usable_cores
 
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
@@ -131,11 +132,11 @@ class LocalDeployment:
         with ThreadPoolExecutor(max_workers=1) as pool:
             importing = pool.submit(importlib.import_module, "deployments.app")
             self._start_ray()
-            build = importing.result().build
+            application = importing.result().application
         from ray import serve  # noqa: PLC0415 - imported already by now
 
         show([Part("application", "being submitted", done=False)])
-        app = build(self._config)
+        app = application(self._config, usable_cores())
         serve.run_many(
             [serve.RunTarget(app, name=APP_NAME, route_prefix="/")], wait_for_applications_running=False
         )

@@ -9,7 +9,6 @@ workers in processes of their own.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 
+from kv_transfer.cores import bind_engine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from prefill_node.board.board import Board, BoardUnavailableError
@@ -108,8 +108,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         context = serve.get_replica_context()
         self._node = node
         tracing.start(node.tracing, "prefill")  # before vLLM, which would export by itself
-        if node.cores:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = node.cores[context.rank.local_rank % len(node.cores)]
+        bind_engine(node.cores, context.rank.local_rank)
         ranks = int(llm_config.engine_kwargs.get("tensor_parallel_size", 1))
         board = _make_board(ranks)
         extra = llm_config.engine_kwargs.get("additional_config") or {}

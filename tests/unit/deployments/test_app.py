@@ -174,6 +174,15 @@ def test_each_tier_is_placed_where_it_is_told(options, tiny):
 
 
 @pytest.mark.slow
+def test_the_cores_that_there_are_to_use_are_split(options, tiny):
+    from deployments.app import application
+
+    with contextlib.suppress(TypeError):  # the ingress is not bound to what was not built
+        application(parse({"model": tiny}), [4, 7])
+    assert {tier: node.cores for tier, node in options.nodes.items()} == {"prefill": ("4",), "decode": ("7",)}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "most_per_node", "surge_percent"),
     [
