@@ -7,8 +7,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # The lock pins PyTorch's CPU build. It comes from a wheel under PIP_FIND_LINKS where there is one, and from
-# PyTorch's own index otherwise.
-export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# PyTorch's own index otherwise. pip separates directories by spaces, uv by commas.
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+COMMA := ,
+export UV_FIND_LINKS ?= $(subst $(SPACE),$(COMMA),$(strip $(PIP_FIND_LINKS)))
 LOCAL_TORCH := $(wildcard $(addsuffix /torch-*+cpu*,$(PIP_FIND_LINKS)))
 TORCH := $(if $(LOCAL_TORCH),,--torch-backend cpu)
 

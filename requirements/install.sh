@@ -6,7 +6,8 @@
 #
 # PYTHON              the interpreter to use; otherwise python3.11, python3.12 or python3, if it is one of the
 #                     two; otherwise uv fetches Python 3.11
-# PIP_FIND_LINKS      directories with wheels; PyTorch's CPU build is taken from there if it is there
+# PIP_FIND_LINKS      directories with wheels, separated by spaces; PyTorch's CPU build is taken from there if it
+#                     is there
 # UV_OFFLINE=1        there is no network, and the caches have everything
 # SKIP_CHECKS=1       set up although something is missing
 # PROC                where to read cpuinfo and meminfo instead of /proc
@@ -147,7 +148,8 @@ install_packages() {
     version=$(version_of "$venv/bin/python")
     torch_backend='--torch-backend cpu'
     if [ -n "$(local_torch)" ]; then torch_backend=; fi
-    export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
+    # shellcheck disable=SC2086 # pip separates them by any spaces, uv by a comma
+    export UV_FIND_LINKS="${UV_FIND_LINKS:-$(echo ${PIP_FIND_LINKS:-} | tr ' ' ,)}"
     # shellcheck disable=SC2086 # two words, or none
     "$venv/bin/uv" pip install -q --python "$venv/bin/python" --no-deps --compile-bytecode $torch_backend \
         -r requirements/cpu.lock

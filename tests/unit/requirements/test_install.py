@@ -1,5 +1,6 @@
 """The set-up says at once what is missing, uses the Python there is, and goes on after an interruption."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +39,7 @@ esac
 UV = """#!/bin/sh
 # Makes environments and installs, as far as a set-up asks; is killed in the middle if told so.
 echo "uv $*" >> "$LOG"
+echo "links=${UV_FIND_LINKS:-}" >> "$LOG"
 case "$*" in
 venv*)
     for directory in "$@"; do :; done
@@ -218,6 +220,30 @@ def test_pytorch_from_a_directory_of_wheels_needs_no_index_of_its_own(machine):
     run = machine.set_up(UNREACHABLE="pytorch.org", PIP_FIND_LINKS=str(wheels))
     assert run.returncode == 0, run.stderr
     assert "--torch-backend" not in machine.done
+
+
+@pytest.mark.parametrize(
+    ("given", "links"),
+    [
+        ({"PIP_FIND_LINKS": "/a /b"}, "/a,/b"),
+        ({"PIP_FIND_LINKS": " /a   /b "}, "/a,/b"),
+        ({"PIP_FIND_LINKS": "/a"}, "/a"),
+        ({}, ""),
+        ({"PIP_FIND_LINKS": "/a /b", "UV_FIND_LINKS": "/c"}, "/c"),
+    ],
+    ids=str,
+)
+def test_uv_is_told_pips_directories_in_its_own_way(machine, given, links):
+    machine.python("python3.11", "3.11")
+    assert machine.set_up(**given).returncode == 0
+    assert machine.done.splitlines()[-1] == f"links={links}"
+    show = 'show: ; @echo "links=$$UV_FIND_LINKS"'
+    path = {"PATH": os.environ["PATH"]}
+    command = ["make", "--no-print-directory", "--eval", show, "show"]
+    done = subprocess.run(
+        command, cwd=SCRIPT.parents[1], env=path | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"links={links}\n"
 
 
 def test_without_a_network_the_caches_may_have_everything(machine):
