@@ -3,9 +3,10 @@
 All see the same streams: a step, a day's curve in forty minutes, and constant loads, whose sizes are held
 against the fewest replicas that reach the target. A replica takes a minute to start and is paid for from its
 order to its end. Ray's policy runs with its defaults, and with the best of several settings. Prints tables
-and writes results/cores/autoscaling.json:
+and writes results/cores/autoscaling.json; with `--streams` the sizers that it shows, on so many further
+streams, to results/cores/autoscaling_streams.json:
 
-    python -m benchmarks.cores.autoscaling [--workers 2]
+    python -m benchmarks.cores.autoscaling [--workers 2] [--streams 3]
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def ours() -> ByWork:
     return ByWork(ScalingRules(1, MOST, start_s=START_S))
 
 
-def serve(load: Load, seconds: float, make: Make, replicas: int) -> FleetRun:
+def serve(load: Load, seconds: float, make: Make, replicas: int, seed: int = SEED) -> FleetRun:
     """A stream on a tier that begins with so many replicas."""
     setup = FleetSetup(
         ARMS["slackserve"],
@@ -60,13 +61,13 @@ def serve(load: Load, seconds: float, make: Make, replicas: int) -> FleetRun:
     )
     rps = Experiment(PRESET.hardware, PRESET.workload, 1, (SEED,)).capacity_rps()
     most = sizing.most_of(load, seconds) * rps
-    arrivals = varying(PRESET.workload, lambda at_s: load(at_s) * rps, most, seconds, SEED)
+    arrivals = varying(PRESET.workload, lambda at_s: load(at_s) * rps, most, seconds, seed)
     return simulate(setup, arrivals, elasticity=Elasticity(make(), START_S))
 
 
-def _run(workload: str, make: Make, replicas: int) -> Sizing:
+def _run(workload: str, make: Make, replicas: int, seed: int = SEED) -> Sizing:
     load, seconds = LOADS[workload]
-    run = serve(load, seconds, make, replicas)
+    run = serve(load, seconds, make, replicas, seed)
     in_time = [job.is_on_time for job in run.jobs]
     return sizing.sized(in_time, run.refused, [size for _, size in run.sizes], run.replica_s)
 
@@ -98,7 +99,16 @@ def main() -> None:
     """Simulate everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    with ProcessPoolExecutor(parser.parse_args().workers) as pool:
+    parser.add_argument("--streams", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.streams:
+        seeds = range(SEED + 1, SEED + 1 + asked.streams)
+        with ProcessPoolExecutor(asked.workers) as pool:
+            rows = sizing.on_more_streams(pool, _run, ours, "cores/autoscaling", seeds)
+        sizing.print_streams(rows)
+        print(write("cores/autoscaling_streams", {"seeds": [*seeds], "rows": rows}))
+        return
+    with ProcessPoolExecutor(asked.workers) as pool:
         loads, settled = sizing.compare(pool, _run, ours, RAY_SETTINGS), constants(pool)
     sizing.print_loads(loads)
     print_rows("constant loads", settled)

@@ -4,9 +4,10 @@ Llama 3 8B on one A100 a decode replica; prompts of 4,000 tokens on average, ans
 output token of 30 ms, waits for memory included. Prompts take what they take alone, so that only decode is
 looked at. The loads are those of `benchmarks.cores.sizing`, in replicas that would be always full; sizes
 under constant loads are held against the capacity plan's. Prints tables and writes
-results/cores/decode_autoscaling.json:
+results/cores/decode_autoscaling.json; with `--streams` the sizers that it shows, on so many further
+streams, to results/cores/decode_autoscaling_streams.json:
 
-    python -m benchmarks.cores.decode_autoscaling [--workers 2]
+    python -m benchmarks.cores.decode_autoscaling [--workers 2] [--streams 3]
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def full_rps() -> float:
     return 1.0 / decode_load(setup(1), MIX.stream(1.0, 2000, SEED), 1.0)
 
 
-def serve(load: Load, seconds: float, make: Make, replicas: int) -> FleetRun:
+def serve(load: Load, seconds: float, make: Make, replicas: int, seed: int = SEED) -> FleetRun:
     """A stream on a tier that begins with so many replicas."""
     rps = full_rps()
     most = sizing.most_of(load, seconds) * rps
-    arrivals = varying(MIX, lambda at_s: load(at_s) * rps, most, seconds, SEED)
+    arrivals = varying(MIX, lambda at_s: load(at_s) * rps, most, seconds, seed)
     return simulate(setup(replicas), arrivals, decode_elasticity=Elasticity(make(), START_S))
 
 
@@ -80,9 +81,9 @@ def _is_in_time(passage: Passage) -> bool:
     return passage.tpot_s is not None and objective_s is not None and passage.tpot_s <= objective_s
 
 
-def _run(workload: str, make: Make, replicas: int) -> Sizing:
+def _run(workload: str, make: Make, replicas: int, seed: int = SEED) -> Sizing:
     load, seconds = LOADS[workload]
-    run = serve(load, seconds, make, replicas)
+    run = serve(load, seconds, make, replicas, seed)
     in_time = [_is_in_time(passage) for passage in run.passages]
     sizes = [size for _, size in run.decode_sizes]
     return sizing.sized(in_time, run.waited_for_memory, sizes, run.decode_replica_s)
@@ -106,7 +107,16 @@ def main() -> None:
     """Simulate everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    with ProcessPoolExecutor(parser.parse_args().workers) as pool:
+    parser.add_argument("--streams", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.streams:
+        seeds = range(SEED + 1, SEED + 1 + asked.streams)
+        with ProcessPoolExecutor(asked.workers) as pool:
+            rows = sizing.on_more_streams(pool, _run, ours, "cores/decode_autoscaling", seeds)
+        sizing.print_streams(rows)
+        print(write("cores/decode_autoscaling_streams", {"seeds": [*seeds], "rows": rows}))
+        return
+    with ProcessPoolExecutor(asked.workers) as pool:
         loads = sizing.compare(pool, _run, ours, RAY_SETTINGS)
         settled = list(pool.map(_constantly, sizing.CONSTANT))
     sizing.print_loads(loads)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-from benchmarks.report import print_rows
+from benchmarks.report import RESULTS, print_rows
 from simulator.fleet.sizers import ByRequests
 
 SEED: Final = 1
@@ -134,6 +136,62 @@ def compare(
             "all_fixed": [{"replicas": key, **asdict(value)} for key, value in by_size.items()],
         }
     return found
+
+
+def on_more_streams(
+    pool: ProcessPoolExecutor,
+    run: Callable[[str, Callable[[], Any], int, int], Sizing],
+    ours: Callable[[], Any],
+    file: str,
+    seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+    """The sizers that a result shows, on further streams, with what was chosen on that of the result.
+
+    `run` takes a seed last.
+    """
+    shown = json.loads((RESULTS / f"{file}.json").read_text())["results"]["loads"]
+    rows = []
+    for load, arms in shown.items():
+        size = arms["fixed"]["replicas"]
+        sizers: dict[str, tuple[Callable[[], Any], int]] = {
+            "ours": (ours, 1),
+            "ray": (partial(rays, RAY_DEFAULT), 1),
+            "ray_tuned": (partial(rays, tuple(arms["ray_tuned"]["setting"])), 1),
+            "fixed": (partial(fixed, size), size),
+        }
+        running = {
+            arm: [pool.submit(run, load, make, first, seed) for seed in seeds]
+            for arm, (make, first) in sizers.items()
+        }
+        found = {arm: [future.result() for future in futures] for arm, futures in running.items()}
+        rows += [
+            {"load": load, "arm": arm, **over_streams(each, found["ours"])} for arm, each in found.items()
+        ]
+    return rows
+
+
+def over_streams(sizings: Sequence[Sizing], ours: Sequence[Sizing]) -> dict[str, Any]:
+    """Least, mean and most over the streams, and ours over it per replica hour, in pairs."""
+    ratios = [mine.per_replica_hour / each.per_replica_hour for mine, each in zip(ours, sizings, strict=True)]
+    return {
+        "attainment": _span([each.attainment for each in sizings]),
+        "replica_hours": _span([each.replica_hours for each in sizings]),
+        "per_replica_hour": _span([each.per_replica_hour for each in sizings]),
+        "ours over it": _span(ratios),
+        "streams": [astuple(each) for each in sizings],
+    }
+
+
+def print_streams(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Least, mean and most over further streams."""
+    columns = ("attainment", "replica_hours", "per_replica_hour", "ours over it")
+    spans = [{name: " / ".join(f"{each:.4g}" for each in row[name]) for name in columns} for row in rows]
+    named = [{"load": row["load"], "arm": row["arm"], **span} for row, span in zip(rows, spans, strict=True)]
+    print_rows("further streams: least, mean, most", named)
+
+
+def _span(values: Sequence[float]) -> list[float]:
+    return [min(values), statistics.fmean(values), max(values)]
 
 
 def print_loads(loads: Mapping[str, Any]) -> None:
