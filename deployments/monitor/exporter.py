@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from slo.monitor.attainment import Attainment, Series
 from slo.monitor.core import MonitorCore, MonitorState
+from slo.monitor.messages import Role
 from telemetry import catalogue
 from telemetry.catalogue import Metric, MetricKind
 
@@ -98,15 +99,12 @@ def samples(model: str, core: MonitorCore, state: MonitorState) -> Iterator[Samp
         labels = (judged.model, judged.tier, judged.objective, "yes" if judged.met else "no")
         yield catalogue.SLO_JUDGED, labels, count
     yield from _policy(model, state)
-    for replica, error in core.errors().items():
-        yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
-        yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
-        yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90
+    yield from _replicas(core, state)
     if state.ttft_error is not None:
         yield catalogue.FIRST_TOKEN_ERROR, (model, "mape"), state.ttft_error.mape
         yield catalogue.FIRST_TOKEN_ERROR, (model, "p90"), state.ttft_error.p90
-    for role, count in state.subscribers.items():
-        yield catalogue.SUBSCRIBERS, (model, role.value), count
+    for role in Role:
+        yield catalogue.SUBSCRIBERS, (model, role.value), state.subscribers.get(role, 0)
     yield catalogue.SUBSCRIBERS_BEHIND, (model,), state.behind
     yield catalogue.REPORTS_DROPPED, (model,), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):
@@ -144,6 +142,14 @@ def _series(series: Series, attainment: Attainment) -> Iterator[Sample]:
         if (spread := getattr(attainment, latency)) is not None:
             for quantile, value in zip(("0.5", "0.95", "0.99"), spread, strict=True):
                 yield catalogue.SLO_LATENCY, (*labels, latency, quantile), value
+
+
+def _replicas(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
+    for replica, error in core.errors().items():
+        yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
+        if error is not None:
+            yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
+            yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90
 
 
 def _policy(model: str, state: MonitorState) -> Iterator[Sample]:

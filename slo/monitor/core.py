@@ -31,6 +31,7 @@ from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason, TierBurn, steer
 from slo.outcomes import ObjectiveName, RequestEnded
 from slo.predict.prediction_error import (
+    MIN_SAMPLES,
     PredictionError,
     Residuals,
     RollingError,
@@ -49,6 +50,8 @@ ALL_OBJECTIVES: Final = "all"
 _MIN_CORRECTION_CHANGE: Final = 0.03
 """Corrections that differ by less make no new version."""
 _DEMAND_HOLDS_S: Final = 5.0
+_ERRORS_HOLD_S: Final = 300.0
+"""How far a replica's predictions were off is forgotten when it has had no forward pass for so long."""
 _MIN_MARGIN_CHANGE: Final = 0.5
 _MARGIN_SAMPLES: Final = 32
 _FIRST_TOKENS: Final = 512
@@ -143,6 +146,7 @@ class MonitorCore:
         self.heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
         self._residuals: dict[ReplicaId, Residuals] = {}
+        self._measured_s: dict[ReplicaId, float] = {}
         self._first_tokens = RollingError(_FIRST_TOKENS)
         self._at_risk: frozenset[Tier] = frozenset()
         self._ordered: dict[ReplicaId, int] = {}
@@ -231,10 +235,13 @@ class MonitorCore:
         )
         return dict.fromkeys(itertools.starmap(Judged, kinds), 0) | self.judged
 
-    def errors(self) -> dict[ReplicaId, PredictionError]:
-        """How far the predictions of each prefill replica are off."""
+    def errors(self) -> dict[ReplicaId, PredictionError | None]:
+        """How far the predictions of each prefill replica are off; None with too few of late."""
         found = {replica: prediction_error(residuals) for replica, residuals in self._residuals.items()}
-        return {replica: error for replica, error in found.items() if error is not None}
+        return {
+            replica: error if error is not None and error.samples >= MIN_SAMPLES else None
+            for replica, error in found.items()
+        }
 
     def _resettle(self, settings: MonitorSettings) -> None:
         if settings.window_s != self.settings.window_s:
@@ -276,6 +283,7 @@ class MonitorCore:
                 self.refused.update(refused)
                 self._demand = demand, now_s
             case PrefillSeen():
+                self._measure(seen, now_s)
                 return self._directives(seen)
             case DecodeSeen():
                 pass
@@ -289,11 +297,15 @@ class MonitorCore:
         if (attained := ended.attained) is not None:
             self.judged[Judged(ended.model, ended.tier, ALL_OBJECTIVES, attained)] += 1
 
-    def _directives(self, seen: PrefillSeen) -> tuple[PreemptDirective, ...]:
+    def _measure(self, seen: PrefillSeen, now_s: float) -> None:
         replica_id = seen.work.replica_id
         residuals = self._residuals.setdefault(replica_id, Residuals(self.settings.quantile))
         for measured in seen.measured:
             residuals.add(measured)
+            self._measured_s[replica_id] = now_s
+
+    def _directives(self, seen: PrefillSeen) -> tuple[PreemptDirective, ...]:
+        replica_id = seen.work.replica_id
         directive = direct(seen.work, self._at_risk, self.settings.tiers) if self.settings.directs else None
         if directive is None or self._ordered.get(replica_id) == directive.step_id:
             return ()
@@ -352,9 +364,13 @@ class MonitorCore:
         return known if settled else needed
 
     def _forget(self, now_s: float) -> None:
+        for replica, measured_s in self._measured_s.items():
+            if now_s - measured_s > _ERRORS_HOLD_S and replica in self._residuals:
+                self._residuals[replica].forget_errors()
         for name, subscriber in list(self.subscribers.items()):
             if now_s - subscriber.heard_at_s > FORGET_AFTER_S:
                 del self.subscribers[name]
                 if isinstance(subscriber.seen, PrefillSeen):
                     self._residuals.pop(subscriber.seen.work.replica_id, None)
+                    self._measured_s.pop(subscriber.seen.work.replica_id, None)
                     self._ordered.pop(subscriber.seen.work.replica_id, None)

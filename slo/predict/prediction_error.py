@@ -67,6 +67,10 @@ class RollingError:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._errors: deque[float] = deque(maxlen=remembered)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._errors.clear()
+
     def add(self, predicted_s: float, measured_s: float) -> None:
         """Something was predicted and measured; values that are not positive are ignored."""
         if min(predicted_s, measured_s) > 0:
@@ -98,6 +102,10 @@ class Residuals:
         self._log_ratios.append(math.log(measured.measured_s / measured.predicted_s))
         self._error.add(measured.corrected_s, measured.measured_s)
         self._overruns.append(measured.measured_s / measured.corrected_s)
+
+    def forget_errors(self) -> None:
+        """Passes are too long ago to say how far predictions are off; what was learned from them stays."""
+        self._error.clear()
 
     @property
     def errors(self) -> tuple[float, ...]:

@@ -86,7 +86,18 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_monitor_placements", ("m", "premium", "placed")] == 3
     assert found["slackserve_monitor_placements", ("m", "background", "refused")] == 2
     assert found["slackserve_monitor_subscribers_behind", ("m",)] == 3
+    assert found["slackserve_monitor_subscribers", ("m", "prefill")] == 1
+    assert found["slackserve_monitor_subscribers", ("m", "decode")] == 0, "which is not absent"
     assert found["slackserve_monitor_dropped", ("m",)] == 2
+
+
+def test_a_replica_with_too_few_passes_has_a_correction_and_no_error(core):
+    few = PrefillSeen(ReplicaSeen(ReplicaId("new"), None, ()), (PassMeasured(0.1, 0.1, 0.2),))
+    core.heard(MonitorReport("new", Role.PREFILL, 0, few), SETTLE_S)
+    found = exported(core)
+    assert found["slackserve_prediction_correction_ratio", ("new",)] == 1.0
+    assert ("slackserve_prediction_error_ratio", ("new", "mape")) not in found
+    assert ("slackserve_prediction_error_ratio", (R, "mape")) in found
 
 
 def scrape(port):

@@ -23,7 +23,7 @@ from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason
 from slo.outcomes import Outcome, RequestEnded
-from slo.predict.prediction_error import PassMeasured
+from slo.predict.prediction_error import MIN_SAMPLES, PassMeasured
 from slo.preemption.types import KeepReason, PreemptionPolicy
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -125,6 +125,21 @@ def test_a_replica_that_is_slower_than_it_says_is_corrected(core):
     core.look(SETTLE_S + 1)
     assert core.policy.version == version, "one per cent is not worth a version"
     assert core.errors()[R].samples == 20
+
+
+def test_how_far_predictions_are_off_is_said_of_enough_passes_and_of_late(core):
+    core.heard(prefill(*slow(3.0, passes=MIN_SAMPLES - 1)), SETTLE_S)
+    assert core.errors() == {R: None}
+    core.heard(prefill(*slow(3.0)), SETTLE_S + 100)
+    assert core.errors()[R].mape == pytest.approx(2 / 3)
+    for second in range(100, 410, 5):
+        core.heard(prefill(), SETTLE_S + second)
+        core.look(SETTLE_S + second)
+        assert (core.errors()[R] is None) == (second > 400)
+    assert core.policy.correction(R) == pytest.approx(3.0, rel=0.03), "what was learned stays"
+    core.heard(prefill(*slow(3.0, passes=MIN_SAMPLES, corrected=3.0)), SETTLE_S + 410)
+    core.look(SETTLE_S + 411)
+    assert core.errors()[R].mape == pytest.approx(0.0)
 
 
 def test_the_margin_covers_predictions_that_stay_too_short():
