@@ -324,6 +324,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if self._layer.is_dead:
             return ReplicaGone(self._replica_id)
         tap = self._tap
+        tap.show()
         return DecodeReported(
             self._replica_id,
             tap.kv_usage,

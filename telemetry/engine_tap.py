@@ -44,6 +44,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.tpot_s: float | None = None
         self.steps = 0
         self.load: DecodeLoad | None = None
+        self._pressure: PressureFigures | None = None
         self._calm_steps = _CALM_STEPS
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
@@ -99,12 +100,20 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
             if (figures := scheduler_stats.kv_connector_stats.get(PRESSURE_KEY)) is not None:
                 self._record_pressure(msgspec.convert(figures, PressureFigures))
 
+    def show(self) -> None:
+        """Set the gauges again as the last step has left them: Ray forgets one that is not set for long."""
+        self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
+        if self._pressure is not None:
+            self._pressure.show(self._instruments)
+
     def log_engine_initialized(self) -> None:
         """Nothing to say at start; part of vLLM's interface."""
 
     def _record_pressure(self, figures: PressureFigures) -> None:
         figures.record(self._instruments)
         self.load = figures.load or self.load
+        if figures.peak is not None:
+            self._pressure = figures
 
     def _record_transfers(self, stats: dict[str, list[float]]) -> None:
         self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))

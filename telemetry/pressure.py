@@ -70,7 +70,7 @@ class PressureFigures(msgspec.Struct):
         return self == PressureFigures()
 
     def record(self, instruments: Instruments) -> None:
-        """Count it."""
+        """Count what has happened."""
         for tier, reason, by in self.preempted:
             instruments.count(STREAMS_PREEMPTED, tier=tier, reason=reason, by=by)
         for tier, seconds in self.restored:
@@ -82,6 +82,10 @@ class PressureFigures(msgspec.Struct):
         for direction, blocks in (("out", self.swapped_out), ("back", self.swapped_back)):
             if blocks:
                 instruments.count(SWAPPED_BLOCKS, blocks, direction=direction)
+        self.show(instruments)
+
+    def show(self, instruments: Instruments) -> None:
+        """Set the gauges."""
         if self.swap_used is not None:
             instruments.set(SWAP_USED, self.swap_used)
         if self.peak is not None:

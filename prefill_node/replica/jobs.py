@@ -43,7 +43,7 @@ from slo.request import (
 )
 from slo.tiers import weight_of
 from telemetry import logs
-from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
+from telemetry.catalogue import PREFILL
 from telemetry.instruments import Instruments
 from telemetry.reporting.background import Background
 from telemetry.reporting.reporter import Reporter
@@ -68,7 +68,7 @@ class JobTable:
         record: Tells the span of a job what happens to it.
         report: What is reported, by whom and of what replica.
         reporter: Sends it on each change.
-        instruments: Must have `PREFILL` and `PREFILL_OUTSTANDING`.
+        instruments: Must have `PREFILL`.
         max_ongoing: How many it has at once; others wait before they are accepted.
     """
 
@@ -224,7 +224,6 @@ class JobTable:
         self._record.follow(context.attempt_id, JobSpans(context.traceparent, now_s))
         if context.prompt_bytes > 0 and tokens > 0:
             self._report.note_length(context.tenant, context.prompt_bytes, tokens)
-        self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._watch.changed()
         self._reporter.changed()
         logs.event(
@@ -242,7 +241,6 @@ class JobTable:
         self._watch.changed()
         self._record.leave(context.attempt_id)
         self._instruments.observe(PREFILL, now_s - arrived_s, tier=context.tier)
-        self._instruments.set(PREFILL_OUTSTANDING, len(self._ledger.accepted))
         self._reporter.changed()
         logs.event(
             "prefill_ended", request_id=context.request_id, job_id=context.job_id, seconds=now_s - arrived_s

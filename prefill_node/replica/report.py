@@ -11,10 +11,12 @@ from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.preemption_controller import Watch
 from slo.reports import PrefillReported, ReplicaGone, Report
 from slo.request import JobId, ReplicaId, job_of
+from telemetry.catalogue import PREFILL_OUTSTANDING
 from telemetry.reporting.draining import is_draining
 
 if TYPE_CHECKING:
     from telemetry.engine_tap import EngineTap
+    from telemetry.instruments import Instruments
 
 
 _MOST_KEPT: Final = 16_384
@@ -22,13 +24,24 @@ _MOST_KEPT: Final = 16_384
 
 
 class ReportBuilder:
-    """Builds the reports of one replica; news stays in them until one was `delivered`."""
+    """Builds the reports of one replica; news stays in them until one was `delivered`.
 
-    def __init__(self, replica_id: ReplicaId, engine: Any, governor: Governor, tap: EngineTap) -> None:
+    `instruments` must have `PREFILL_OUTSTANDING`: a gauge that is not set with every report is forgotten.
+    """
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        engine: Any,
+        governor: Governor,
+        tap: EngineTap,
+        instruments: Instruments,
+    ) -> None:
         self.replica_id = replica_id
         self._engine = engine
         self._governor = governor
         self._tap = tap
+        self._instruments = instruments
         self._learned: list[tuple[str, int, int]] = []
         self._hits: list[tuple[JobId, int]] = []
         self._ended: list[JobId] = []
@@ -53,6 +66,8 @@ class ReportBuilder:
         if self.is_dead:
             return ReplicaGone(self.replica_id)
         watch.collect()
+        self._tap.show()
+        self._instruments.set(PREFILL_OUTSTANDING, len(self._governor.ledger.accepted))
         self._ended += map(job_of, self._governor.ledger.take_ended())
         for news in self._news:
             del news[:-_MOST_KEPT]

@@ -145,7 +145,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             profile,
             setup.fairness(),
         )
-        self._reports = reports = ReportBuilder(self._replica_id, self.engine, self._governor, self._tap)
+        self._reports = reports = ReportBuilder(
+            self._replica_id, self.engine, self._governor, self._tap, self._instruments
+        )
         monitored = Monitored(
             self._replica_id,
             self._governor,

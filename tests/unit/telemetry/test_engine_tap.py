@@ -55,6 +55,33 @@ def test_what_was_done_under_pressure_is_counted_as_it_came():
     assert not [name for name, _, _ in counted if "skipped" in name or "reserve" in name]
 
 
+def test_gauges_are_set_again_as_the_last_step_has_left_them():
+    gauges = []
+
+    class Setting(Nothing):
+        def set(self, metric, value, **labels):
+            gauges.append((metric.name, value))
+
+        def count(self, *_, **__):
+            pass
+
+    tap = EngineTap("decode", Setting())
+    tap.show()
+    assert gauges == [("slackserve_kv_usage_ratio", 0.0)]
+    figures = PressureFigures(swap_used=0.25, peak=0.9, reserve=0.1)
+    for told in (figures, PressureFigures(skipped=1)):  # the last one has measured nothing
+        stats = {PRESSURE_KEY: msgspec.to_builtins(told)}
+        tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0), None)
+    gauges.clear()
+    tap.show()
+    assert gauges == [
+        ("slackserve_kv_usage_ratio", 0.5),
+        ("slackserve_decode_swap_ratio", 0.25),
+        ("slackserve_decode_predicted_peak_ratio", 0.9),
+        ("slackserve_decode_reserve_ratio", 0.1),
+    ]
+
+
 def test_every_step_is_progress_also_one_without_requests():
     tap = EngineTap("decode", Nothing())
     step(tap)

@@ -1,0 +1,45 @@
+"""A replica's reports, and the gauges that are set with each of them."""
+
+from types import SimpleNamespace
+
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.report import ReportBuilder
+from slo.predict.pass_shape import PassShape
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM
+from telemetry.engine_tap import EngineTap
+
+WATCH = SimpleNamespace(collect=lambda: None, view=lambda: None, reached=lambda: (0, 0), is_up=True)
+ENGINE = SimpleNamespace(_engine_client=SimpleNamespace(errored=False))
+
+
+class Instruments:
+    def __init__(self):
+        self.gauges = {}
+
+    def set(self, metric, value, **labels):
+        self.gauges[metric.name] = value
+
+
+def test_a_replica_at_rest_goes_on_setting_its_gauges():
+    """Ray forgets one that is not set for two of its intervals."""
+    instruments = Instruments()
+    ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
+    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
+    governor = Governor(ledger, {PREMIUM: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
+    tap = EngineTap("prefill", instruments)
+    builder = ReportBuilder(ReplicaId("p"), ENGINE, governor, tap, instruments)
+    for outstanding in (0, 1):
+        if outstanding:
+            ledger.arrived(Accepted(JobId("a"), PREMIUM, 100, NO_DEADLINE, 0.0))
+        instruments.gauges.clear()
+        assert len(builder.build(WATCH).jobs) == outstanding
+        assert instruments.gauges == {
+            "slackserve_kv_usage_ratio": 0.0,
+            "slackserve_prefill_outstanding": outstanding,
+        }
