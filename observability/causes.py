@@ -17,6 +17,7 @@ from telemetry.catalogue import (
     REQUESTS,
     ROUTER_FALLBACKS,
     SLO_JUDGED,
+    SUBSCRIBERS,
     VOTE_TIMEOUTS,
     WORK_WASTED,
 )
@@ -62,6 +63,14 @@ def cause_alerts() -> RuleGroup:
                 "More prefill work arrives for {{ $labels.model }} than its replicas can do: "
                 "{{ $value | humanizePercentage }} of it.",
                 for_="10m",
+            ),
+            Alert(
+                "SlackServePrefillLost",
+                f"{select(SUBSCRIBERS, role='prefill')} == 0\n"
+                f"and on (model) {select(SUBSCRIBERS, role='decode')} > 0",
+                Severity.TICKET,
+                "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
+                for_="2m",
             ),
             Alert(
                 "SlackServeManyStops",

@@ -14,6 +14,11 @@ _OF_RAY: Final = frozenset({"replica", "deployment", "application"})
 """Labels that Ray Serve adds to what the processes record."""
 _SEEN: Final = "1h"
 """A series is as old as what was seen in so long before a window."""
+_WATCHED: Final = "count(up offset 5m)[50m:5m]"
+"""Whether anything was scraped in that time, but for its last minutes: by then every target was, once.
+
+Shorter than an hour by the offset and by how long Prometheus holds on to a sample.
+"""
 
 
 def exported(metric: Metric) -> str:
@@ -48,10 +53,12 @@ def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
     """How much a counter has grown in a window, from nothing too.
 
     Ray exports a counter only once it has counted, and `increase` does not see what a series begins with. A
-    series begins when it was not seen for an hour: a scrape that failed is no beginning.
+    series begins when it was not seen for an hour in which others were: a scrape that failed is no beginning,
+    nor is a Prometheus that was away.
     """
     series = select(metric, **matchers)
     begun = f"(max_over_time({series}[{window}]) unless max_over_time({series}[{_SEEN}] offset {window}))"
+    begun = f"({begun} and on () count_over_time({_WATCHED} offset {window}))"
     return _summed(metric, f"{begun} or increase({series}[{window}])", by)
 
 

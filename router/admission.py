@@ -52,8 +52,7 @@ class Gate:
         new = tokens - cached_tokens
         work_s = min((one.predictor.prefill_s(new, cached_tokens) for one in replicas), default=0.0)
         if not replicas:
-            self._replicas = 0
-            self.admission.has_capacity(0.0)
+            self.no_replica(now_s)
         elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
             self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s))
@@ -72,6 +71,13 @@ class Gate:
         )
         refused = self.admission.decide(asked, now_s)
         return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)
+
+    def no_replica(self, now_s: float) -> None:
+        """A request has come, and no prefill replica is there for it."""
+        if self.admission is not None:
+            self._replicas = 0
+            self.admission.has_capacity(0.0)
+            self.admission.asked(now_s)
 
     def served(self, jobs: Iterable[JobId]) -> None:
         """Prefills have ended."""

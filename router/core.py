@@ -161,6 +161,8 @@ class RouterCore:
         decode = self._choose_decode(request, newcomer, now_s)
         if decode is None or not (replicas or self._may_do_without(now_s)):
             settled = self._is_settled(now_s)
+            if settled and not replicas and not request.is_admitted:
+                self._gate.no_replica(now_s)
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
         memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer, now_s)

@@ -140,7 +140,7 @@ class ModelRouter:
         return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:
-        self._instruments.set(catalogue.FLEET_LOAD, self._admission.load(now_s), model=self._model)
+        self._instruments.set(catalogue.FLEET_LOAD, self._admission.shown_load(now_s), model=self._model)
         for tier in tiers:
             backlog_s = self._admission.backlog_s(tier)
             self._instruments.set(catalogue.FLEET_BACKLOG, backlog_s, model=self._model, tier=tier)
@@ -173,12 +173,11 @@ class ModelRouter:
             case PrefillReported():
                 for error in self._core.prefill_reported(report, time.monotonic()):
                     self._instruments.observe(catalogue.PROMPT_LENGTH_ERROR, error, model=self._model)
-                if report.learned:
-                    self._instruments.set(
-                        catalogue.BYTES_PER_TOKEN,
-                        self._core.view.prompt_length.bytes_per_token,
-                        model=self._model,
-                    )
+                self._instruments.set(
+                    catalogue.BYTES_PER_TOKEN,
+                    self._core.view.prompt_length.bytes_per_token,
+                    model=self._model,
+                )
             case DecodeReported():
                 self._core.view.decode_reported(report, time.monotonic())
                 self._show_load(self._tiers.names, time.monotonic())  # also of a model that nobody asks for

@@ -142,6 +142,7 @@ class AdmissionController:
         self._never_shed = tuple(tier for tier, policy in tiers.items() if _is_never_shed(policy))
         self._kept = 0.0
         self._capacity = 0.0
+        self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
         self._backlog_s = dict.fromkeys(tiers, 0.0)
@@ -259,6 +260,10 @@ class AdmissionController:
         """
         self._capacity = replicas
 
+    def asked(self, now_s: float) -> None:
+        """A request has come that the fleet could do nothing with."""
+        self._asked_s = now_s
+
     def follow(self, shed: Mapping[Tier, float], reserved: float) -> None:
         """Apply the monitor's policy until the next one.
 
@@ -276,6 +281,14 @@ class AdmissionController:
         """Work that arrives per second, over what the fleet can do in a second."""
         self._refresh(now_s)
         return self._load
+
+    def shown_load(self, now_s: float) -> float:
+        """The load for people: infinite while requests come and no replica is there for them.
+
+        Decisions reckon with `load`, which is 0 then, so that nobody is refused for a share.
+        """
+        is_asked = now_s - self._asked_s < self._rules.memory_s
+        return math.inf if self._capacity <= 0 and is_asked else self.load(now_s)
 
     def demand(self, now_s: float) -> tuple[float, float]:
         """What there is to do for replicas to come.

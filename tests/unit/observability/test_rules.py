@@ -70,6 +70,7 @@ def gauge(series, above, below):
 CAUSES = {
     "SlackServeMonitorLost": gauge('ray_slackserve_monitor_lost{deployment="Router"}', 1, 0),
     "SlackServeOverload": gauge("ray_slackserve_fleet_load_ratio", 1.01, 1),
+    "SlackServePrefillLost": gauge('slackserve_monitor_subscribers{model="m",role="prefill"}', 0, 1),
     "SlackServeManyStops": Input('ray_slackserve_preemptions_total{replica="r",outcome="kept"}', 20.4, 19.6),
     "SlackServeWastedWork": Input(
         'ray_slackserve_prefill_work_wasted_seconds_total{replica="r",reason="recompute"}', 3.1, 2.9
@@ -87,6 +88,7 @@ BESIDE = {
     'ray_slackserve_requests_total{tier="premium",outcome="finished"}': "0+100x180",
     'ray_slackserve_kv_usage_ratio{role="decode",replica="d"}': "0+0x180",
     'ray_slackserve_kv_usage_ratio{role="prefill",replica="p"}': "0+0x180",
+    'slackserve_monitor_subscribers{model="m",role="decode"}': "1+0x180",
     'slackserve_slo_judged_total{objective="all",met="yes",tier="premium",model="m"}': "0+1x180",
 }
 
@@ -134,6 +136,17 @@ def test_a_cause_is_told_above_its_threshold_until_it_is_over(alert, tmp_path):
 
 
 @needs_promtool
+def test_work_for_no_replica_at_all_is_an_overload_and_a_start_of_both_tiers_no_loss(tmp_path):
+    load = {"ray_slackserve_fleet_load_ratio": " ".join(["Inf"] * 60)}
+    check(tmp_path, "1m", load, "SlackServeOverload", {58: 1})
+    both = {
+        'slackserve_monitor_subscribers{model="m",role="decode"}': "0+0x59",
+        'slackserve_monitor_subscribers{model="m",role="prefill"}': "0+0x59",
+    }
+    check(tmp_path, "1m", both, "SlackServePrefillLost", {58: 0})
+
+
+@needs_promtool
 def test_an_absent_indicator_is_told_and_one_that_comes_back_ends_it(tmp_path):
     series = {'slackserve_slo_judged_total{model="m",tier="premium"}': "0+1x9 _x20 5+1x30"}
     check(tmp_path, "1m", series, "SlackServeSliAbsent", {9: 0, 12: 0, 28: 1, 31: 0, 40: 0})
@@ -148,14 +161,27 @@ def test_an_absent_indicator_is_told_and_one_that_comes_back_ends_it(tmp_path):
     ],
 )
 def test_what_a_counter_begins_with_counts_also_when_its_process_ends_at_once(alert, series, first, tmp_path):
-    check(tmp_path, "1m", {series: f"_x20 {first}x30"}, alert, {19: 0, 21: 1, 29: 1, 45: 0})
-    check(tmp_path, "1m", {series: f"_x20 {first}x1"}, alert, {22: 1, 24: 1, 45: 0})
+    up = {"up": "1x60"}
+    check(tmp_path, "1m", {**up, series: f"_x20 {first}x30"}, alert, {19: 0, 21: 1, 29: 1, 45: 0})
+    check(tmp_path, "1m", {**up, series: f"_x20 {first}x1"}, alert, {22: 1, 24: 1, 45: 0})
+
+
+@needs_promtool
+@pytest.mark.parametrize("away_min", [0, 30, 60, 68, 70, 72, 75, 79, 81, 300])
+def test_a_prometheus_that_was_away_makes_nothing_of_what_a_counter_had_before(away_min, tmp_path):
+    """Nor does a new one: the first part is its start beside a deployment that has run for long."""
+    series = {
+        'up{job="ray"}': f"1x30 _x{away_min} 1x60",
+        'ray_slackserve_kv_transfers_total{result="expired"}': f"_ 100x29 _ _x{away_min} 100x59",
+    }
+    check(tmp_path, "1m", series, "SlackServeKvTransfersLost", dict.fromkeys(range(90 + away_min), 0))
 
 
 @needs_promtool
 @pytest.mark.parametrize("gap", ["stale", "_x3", "stale _x30"])
 def test_a_scrape_that_failed_makes_nothing_of_what_a_counter_had_before(gap, tmp_path):
     series = {
+        'up{job="ray"}': "1x130",
         'ray_slackserve_kv_transfers_total{result="expired"}': f"100x30 {gap} 100x60",
         'ray_slackserve_requests_total{tier="premium"}': "0+1x120",
         'ray_slackserve_router_fallbacks_total{cause="error"}': f"100x30 {gap} 100x60",

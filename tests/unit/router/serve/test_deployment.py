@@ -1,5 +1,6 @@
 """One job's failure is its own; a replica that is lost is lost to all."""
 
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from router.messages import Answered, JobEnded, LiveJobs, Placed, PlacementReque
 from router.serve import model_router
 from router.serve.deployment import SlackRouter
 from router.serve.model_router import Route, RouterConfig
-from slo.admission.tenant_limits import TenantLimit
+from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
@@ -50,6 +51,50 @@ async def test_a_model_has_a_fleet_of_its_own():
     assert [(await router.fleet(model=model))["ready"] for model in TWO.models] == [False, True]
     with pytest.raises(ValueError, match="no model 'other', but small, large"):
         await router.place(request("lost"), model="other")
+
+
+class Gauges:
+    """The latest value of each gauge, by its name and its labels."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, metric, value, **labels):
+        self.values[metric.name, *labels.values()] = value
+
+    def count(self, *_, **__):
+        pass
+
+    observe = count
+
+
+@pytest.mark.parametrize("local_prefills", [0, 4])
+def test_gauges_are_set_with_every_report_and_a_fleet_that_is_gone_has_no_load_of_0(
+    monkeypatch, local_prefills
+):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    gauges = Gauges()
+    config = replace(TWO, limits=RouterLimits(max_local_prefills=local_prefills))
+    router = model_router.ModelRouter("small", config, TenantGates({}), gauges)
+    clock.now_s = 100.0
+
+    def load():
+        gauges.values.clear()
+        clock.now_s += 1.0
+        router.report(DecodeReported(D, 0.0, 0))
+        return gauges.values["slackserve_fleet_load_ratio", "small"]
+
+    router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
+    assert gauges.values["slackserve_prompt_bytes_per_token", "small"] > 0
+    assert load() == 0.0
+    assert isinstance(router.place(request("served")), Placed)
+    assert 0.0 < load() < 1.0
+    router.report(ReplicaGone(A))
+    assert isinstance(router.place(request("by-decode")), Placed if local_prefills else Rejected)
+    assert load() == math.inf
+    clock.now_s += 100.0
+    assert load() == 0.0, "nobody asks any more"
 
 
 async def test_a_tenants_limit_holds_over_all_models():
