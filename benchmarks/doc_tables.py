@@ -233,6 +233,22 @@ def migration() -> str:
     return markdown(["Placement", "Load", *columns], table)
 
 
+_SIZERS: Final = {"ours": "ours", "ray": "Ray's defaults", "ray_tuned": "Ray's, tuned", "fixed": "fixed"}
+
+
+def sizers_on_streams(file: str) -> str:
+    """What became of the sizers of a tier on further streams: least, mean and most."""
+    rows = []
+    for row in result(f"cores/{file}_streams")["rows"]:
+        cells = [(row["attainment"], ".1%"), (row["replica_hours"], ".2f"), (row["per_replica_hour"], ",.0f")]
+        if row["arm"] != "ours":
+            cells.append((row["ours over it"], ".2f"))
+        spans = [" / ".join(format(each, shown) for each in span) for span, shown in cells]
+        rows.append([row["load"], _SIZERS[row["arm"]], *spans, *[""] * (4 - len(spans))])
+    columns = ["Load", "Arm", "In time", "Replica hours", "In time per replica hour", "Ours over it"]
+    return markdown(columns, rows)
+
+
 def validation() -> str:
     """What a real server did and what the simulator foretells, by arm and load."""
     rows = []
@@ -436,6 +452,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-migration": decode_migration,
     "decode-pace": decode_pace,
     "validation": validation,
+    "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
 }
