@@ -18,6 +18,8 @@ from prefill_node.worker.forward import Forward, NoBoard
 
 TOKENS: Final = 32
 _STEP_ID: Final = 1
+_PASSES: Final = (0, 1)
+"""The first tokens of two passes, which have no token in the same place."""
 
 
 class _Script(NoBoard):
@@ -35,7 +37,7 @@ def why_inexact(
     forward: Forward,
     boundaries: int,
     tokens: int,
-    run: Callable[[], torch.Tensor],
+    run: Callable[[int], torch.Tensor],
     seen: Callable[[Checkpoint], None] = lambda _: None,
 ) -> str:
     """What keeps a pass from being resumed exactly; empty for nothing. All ranks call it together.
@@ -44,7 +46,8 @@ def why_inexact(
         forward: The model's forward pass; no step runs.
         boundaries: How many one pass has.
         tokens: Rows of the batch that `run` computes.
-        run: Runs the whole pass and returns its hidden states, of shape [tokens, width].
+        run: Runs a whole pass and returns its hidden states, of shape [tokens, width]; with another number
+            it is over other tokens in all places.
         seen: Is told the checkpoint of each boundary, in order.
     """
     signal, votes, script = forward.signal, forward.votes, _Script()
@@ -61,28 +64,33 @@ def _compare(
     script: _Script,
     boundaries: int,
     tokens: int,
-    run: Callable[[], torch.Tensor],
+    run: Callable[[int], torch.Tensor],
     seen: Callable[[Checkpoint], None],
 ) -> str:
     def begin(checkpoint: Checkpoint | None) -> None:
         forward.begin(_STEP_ID, lambda: (("rehearsal", tokens),), checkpoint)
 
-    expected = run()
+    expected = [run(first) for first in _PASSES]
     begin(None)
-    again = run()
+    again = run(_PASSES[0])
     forward.end()
-    if not torch.equal(again, expected) or not expected.isfinite().all():
+    if not torch.equal(again, expected[0]) or not all(each.isfinite().all() for each in expected):
         return "two undisturbed passes of it do not end with the same values"
-    checkpoint = None
+    kept: list[Checkpoint | None] = [None for _ in _PASSES]
     for script.stop_at in range(boundaries):
-        begin(checkpoint)
-        run()
-        if (stop := forward.end()) is None or stop.boundary != script.stop_at:
-            return f"a pass of it does not stop at boundary {script.stop_at}"
-        checkpoint = stop.checkpoint
-        seen(checkpoint)
+        for number, first in enumerate(_PASSES):
+            begin(kept[number])
+            run(first)
+            if (stop := forward.end()) is None or stop.boundary != script.stop_at:
+                return f"a pass of it does not stop at boundary {script.stop_at}"
+            kept[number] = stop.checkpoint
+            if number == 0:
+                seen(stop.checkpoint)
     script.stop_at = None
-    begin(checkpoint)
-    if not torch.equal(run(), expected):
-        return "a pass of it that is stopped and resumed ends with other values than an undisturbed one"
+    for number, first in enumerate(_PASSES):
+        begin(kept[number])
+        output = run(first)
+        forward.end()
+        if not torch.equal(output, expected[number]):
+            return "a pass of it that is stopped and resumed ends with other values than an undisturbed one"
     return ""

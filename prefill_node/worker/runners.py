@@ -45,10 +45,10 @@ class Runner(Protocol):
         may read the step's inputs from memory of the host, which the next step writes.
         """
 
-    def dry_pass(self, tokens: int) -> torch.Tensor:
+    def dry_pass(self, tokens: int, first: int = 0) -> torch.Tensor:
         """The hidden states of vLLM's own dummy pass, with attention, over tokens that differ.
 
-        Writes no KV.
+        Two passes with another `first` have no token in the same place. Writes no KV.
         """
 
 
@@ -98,11 +98,11 @@ class FirstRunner:
         report, self.of.kv_connector_output = self.of.kv_connector_output, None
         return report
 
-    def dry_pass(self, tokens: int) -> torch.Tensor:
+    def dry_pass(self, tokens: int, first: int = 0) -> torch.Tensor:
         """See `Runner`."""
         runner = self.of
         ids = runner.input_ids.gpu[:tokens]
-        _differ(ids, runner)
+        _differ(ids, first, runner)
         runner.positions[:tokens] = torch.arange(tokens, device=runner.positions.device)
         hidden, _ = runner._dummy_run(  # noqa: SLF001 - nothing public runs a pass without requests
             tokens, force_attention=True, skip_eplb=True
@@ -171,13 +171,13 @@ class SecondRunner:
         self.of.execute_model_state = None
         return self.of.kv_connector.post_forward(scheduled.finished_req_ids)
 
-    def dry_pass(self, tokens: int) -> torch.Tensor:
+    def dry_pass(self, tokens: int, first: int = 0) -> torch.Tensor:
         """See `Runner`. Outside of CUDA graphs, which would replay the whole pass."""
         state = self.of.model_state
         prepare = state.prepare_inputs
 
         def prepare_inputs(batch: Any, *arguments: Any) -> Any:
-            _differ(batch.input_ids[:tokens], self.of)
+            _differ(batch.input_ids[:tokens], first, self.of)
             batch.positions[:tokens] = torch.arange(tokens, device=batch.positions.device)
             return prepare(batch, *arguments)
 
@@ -212,9 +212,9 @@ def _filled(runner: Any, rows: Rows, state: Callable[[str], tuple[Sequence[Seque
     return filled
 
 
-def _differ(ids: torch.Tensor, runner: Any) -> None:
-    """Have these tokens be different ones."""
-    ids.copy_(torch.arange(len(ids)) * 7919 % runner.model_config.get_vocab_size())
+def _differ(ids: torch.Tensor, first: int, runner: Any) -> None:
+    """Have these tokens be different ones, and others for another `first`."""
+    ids.copy_(torch.arange(first, first + len(ids)) * 7919 % runner.model_config.get_vocab_size())
 
 
 def _wait_for_device(runner: Any) -> None:

@@ -279,7 +279,9 @@ def rehearse(preemption: Preemption) -> None:
         sizes.append(checkpoint.bytes_per_token if checkpoint.boundary else 0.0)
 
     try:
-        refusal = rehearsal.why_inexact(forward, boundaries, tokens, lambda: runner.dry_pass(tokens), seen)
+        refusal = rehearsal.why_inexact(
+            forward, boundaries, tokens, lambda first: runner.dry_pass(tokens, first), seen
+        )
     except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
         refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
     _agree(refusal and f"{type(runner.of.get_model()).__name__}: {refusal}")

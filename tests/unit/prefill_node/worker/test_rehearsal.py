@@ -49,6 +49,30 @@ class Counting(Layer):
         return hidden * self.calls, residual
 
 
+class Remembering(Layer):
+    """One that hands on something beside the model, in memory that every pass writes to."""
+
+    memory = torch.zeros(TOKENS, WIDTH)
+
+    def forward(self, hidden, residual):
+        if residual is not None:
+            hidden = hidden + self.memory
+        hidden, residual = super().forward(hidden, residual)
+        self.memory.copy_(hidden)
+        return hidden, residual
+
+
+class Borrowing(Layer):
+    """One whose first layer hands on memory that every pass writes to."""
+
+    memory = torch.zeros(TOKENS, WIDTH)
+
+    def forward(self, hidden, residual):
+        if residual is None:
+            hidden = self.memory.copy_(hidden)
+        return super().forward(hidden, residual)
+
+
 class Model(nn.Module):
     def __init__(self, layer, skips=()):
         super().__init__()
@@ -81,7 +105,7 @@ def rehearsed(model):
     boundaries = install(model, BoundaryLevel.LAYER, forward)
     given = torch.linspace(-1, 1, TOKENS * WIDTH).view(TOKENS, WIDTH)
     with torch.inference_mode():
-        refusal = why_inexact(forward, boundaries.count, TOKENS, lambda: model(given.clone()))
+        refusal = why_inexact(forward, boundaries.count, TOKENS, lambda first: model(given + first))
     assert (forward.signal, forward.votes, forward.active) == (bystander, bystander, False)
     return refusal
 
@@ -96,10 +120,29 @@ def test_layers_that_hand_on_all_that_they_know_resume_exactly():
         pytest.param(lambda: Model(Layer, {4: 1}), "ends with other values", id="a skip over two layers"),
         pytest.param(lambda: Model(Layer, {2: 1}), "ends with other values", id="a skip over one layer"),
         pytest.param(lambda: Model(Counting), "two undisturbed passes", id="a state of its own"),
+        pytest.param(lambda: Model(Remembering), "ends with other values", id="memory that passes share"),
+        pytest.param(lambda: Model(Borrowing), "ends with other values", id="a checkpoint in such memory"),
     ],
 )
 def test_what_would_end_with_other_values_is_found(model, why):
     assert why in rehearsed(model())
+
+
+def test_two_passes_go_on_by_turns():
+    model = Model(Layer)
+    forward = Forward(0, Bystander(), SoleVote(), HostOnly())
+    boundaries = install(model, BoundaryLevel.LAYER, forward)
+    given, passes = torch.ones(TOKENS, WIDTH), []
+
+    def run(first):
+        passes.append(first)
+        return model(given + first)
+
+    with torch.inference_mode():
+        assert why_inexact(forward, boundaries.count, TOKENS, run) == ""
+    undisturbed, by_turns = passes[:3], passes[3:]
+    assert undisturbed == [0, 1, 0]
+    assert by_turns == [0, 1] * (boundaries.count + 1)
 
 
 def test_a_pass_that_never_comes_to_a_boundary_is_found():
@@ -108,7 +151,7 @@ def test_a_pass_that_never_comes_to_a_boundary_is_found():
     boundaries = install(model, BoundaryLevel.LAYER, forward)
     given = torch.ones(TOKENS, WIDTH)
     with torch.inference_mode():
-        why = why_inexact(forward, boundaries.count + 1, TOKENS, lambda: model(given))
+        why = why_inexact(forward, boundaries.count + 1, TOKENS, lambda first: model(given + first))
     assert "does not stop at boundary 5" in why
 
 

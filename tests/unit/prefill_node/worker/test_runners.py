@@ -46,6 +46,24 @@ def test_a_dry_pass_reads_tokens_that_differ():
     assert [len(column.unique()) for column in hidden.T] == [8, 8]
 
 
+def test_another_dry_pass_reads_another_token_in_each_place():
+    runner = SecondRunner(second(lambda batch: batch.input_ids.clone()))
+    assert torch.equal(runner.dry_pass(8), runner.dry_pass(8))
+    assert not (runner.dry_pass(8) == runner.dry_pass(8, first=1)).any()
+
+
+def test_a_dry_pass_of_the_first_runner_leaves_no_tokens_behind():
+    ids = torch.zeros(10)
+    runner = SimpleNamespace(
+        input_ids=SimpleNamespace(gpu=ids),
+        positions=torch.zeros(10),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+        _dummy_run=lambda tokens, **_: (ids[:tokens].clone(), None),
+    )
+    assert not (FirstRunner(runner).dry_pass(8) == FirstRunner(runner).dry_pass(8, first=1)).any()
+    assert not ids.any()
+
+
 @pytest.mark.parametrize("kind", [FirstRunner, SecondRunner])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_stopped_step_ends_when_its_device_has_read_its_inputs(kind, device, monkeypatch):
