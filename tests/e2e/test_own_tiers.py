@@ -22,7 +22,7 @@ from waiting import assert_soon
 
 from benchmarks.harness.tiny_models import build_tiny
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TIERS = {
     "text": {

@@ -10,7 +10,7 @@ import pytest
 
 from prefill_node.worker.boundary import BoundaryLevel
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.long]
 """Whether anybody has to be stopped is a matter of milliseconds, which other tests would take."""
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,6 @@ def test_every_request_of_the_load_is_on_time_late_or_unfinished(found):
     assert row["on_time_by_kind"]
 
 
-@pytest.mark.long
 def test_compiled_passes_make_way_too(tmp_path):
     """On a CPU it is the worker that has them compiled in pieces; a GPU is told so from the start."""
     found = run(tmp_path, "--arm", "compiled", "--part", "urgent")
@@ -79,7 +78,6 @@ def test_compiled_passes_make_way_too(tmp_path):
     assert row["preemptions"] > 0
 
 
-@pytest.mark.long
 def test_a_stock_engine_is_as_vllm_ships_it(tmp_path):
     """On a CPU: compiled as a whole, and no steps ahead; a GPU has both otherwise."""
     found = run(tmp_path, "--arm", "stock", "--part", "urgent")
