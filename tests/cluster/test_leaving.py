@@ -1,0 +1,172 @@
+"""Nodes with a proxy each, as pods have: they are left and replaced, and nobody's stream is cut.
+
+Each node has a host of its own, a network namespace, as all proxies listen on the same port.
+"""
+
+import asyncio
+import contextlib
+import random
+import tempfile
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+from fleet import until
+from namespaces import Network
+from nodes import ROOT, Cluster
+from ports import free_port
+from streams import WHOLE, client, stream
+from waiting import assert_soon
+
+from benchmarks.harness.tiny_models import build_tiny_llama
+from deployments.local.launcher import get_json
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
+
+PORT = free_port()
+TIER = "slackserve.io/tier"
+STREAMS, TOKENS = 4, 6000
+PREFILL_DRAIN_S, DECODE_DRAIN_S = 300, 10
+"""What a node lasts when it is left is as long: its replica is shut down at once."""
+
+
+def serve_config(model):
+    ports = random.randrange(24_000, 31_000)
+    args = {
+        "model": str(model),
+        "model_name": "tiny",
+        "max_model_len": 16_384,
+        "warmup_tokens": [32, 512],
+        "ingress_replicas": 2,
+        "node_labels": {TIER: "ingress"},
+        "prefill": {"node_labels": {TIER: "prefill"}, "drain_s": PREFILL_DRAIN_S},
+        "decode": {"node_labels": {TIER: "decode"}, "drain_s": DECODE_DRAIN_S},
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "monitor": {"port": 0, "shed": False},
+        "tiers": {"premium": {"ttft_ms": 30_000, "sheddable": False}, "standard": {}, "background": {}},
+    }
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        # Both engines are on one machine after all, and would share its memory.
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": "eth0",
+    }
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": PORT},
+        "applications": [
+            {
+                "name": "slackserve",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build",
+                "runtime_env": {"env_vars": environment},
+                "args": args,
+            }
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def network():
+    with Network(84) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def cluster(network):
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        # A proxy of many on few cores needs a while to start, and would be started anew meanwhile.
+        cluster = Cluster(directory, network.address, {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"})
+        try:
+            cluster.start_head()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def add(cluster, network):
+    """Adds a node for a tier, as another pod of its group; its process, its address and Ray's id of it."""
+
+    def add(tier):
+        host = network.add_host()
+        labels = {TIER: tier, "host": host[0]}
+        process = cluster.add(labels, 2, host)
+        url = f"http://{host[1]}:{PORT}"
+        return SimpleNamespace(process=process, url=url, node_id=cluster.node_id(**labels))
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def nodes(add):
+    return {tier: add(tier) for tier in ("ingress", "prefill", "decode")} | {"other ingress": add("ingress")}
+
+
+@pytest.fixture(scope="module")
+def config(cluster, nodes, tmp_path_factory):
+    """What has been deployed, when every node's proxy says that it is ready."""
+    config = serve_config(build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384))
+    assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
+    for name, node in nodes.items():
+        assert_soon(lambda url=node.url: is_ready(url), 300, f"{name} is not ready")
+    return config
+
+
+def is_ready(url):
+    return (get_json(f"{url}/ready") or {}).get("status") == "ready"
+
+
+async def end(node):
+    """End what Ray has on a node, as its pod would be."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        node.process.terminate()
+        await asyncio.to_thread(node.process.wait, 60)
+
+
+@pytest.mark.timeout(900)
+async def test_streams_that_only_pass_through_a_node_are_whole_when_it_is_left(cluster, config, nodes):
+    node = nodes["prefill"]
+    fleet = SimpleNamespace(deployment=SimpleNamespace(url=node.url), key="none")
+    begun = set()
+    async with client(fleet) as http:
+        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
+
+        async def all_stream():
+            return len(begun) == len(calls)
+
+        await until(all_stream, 60, "not every answer has begun")
+        leaving = asyncio.create_task(asyncio.to_thread(cluster.leave, node.node_id, PREFILL_DRAIN_S))
+
+        async def has_no_replica():
+            return not await asyncio.to_thread(cluster.running, "Prefill:tiny")
+
+        await until(has_no_replica, 60, "its replica is still there")
+        still = sum(not call.done() for call in calls)
+        left = await leaving
+        await end(node)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert still == STREAMS, "no stream outlasted the replica"
+    assert left.returncode == 0, left.stderr + left.stdout
+    assert answers == [(TOKENS, WHOLE)] * STREAMS
+
+
+async def test_a_node_that_comes_for_one_that_was_left_is_ready(cluster, config, nodes, add):
+    before = cluster.running("Ingress")
+    assert len(before) == 2
+    node = nodes["ingress"]
+    left = await asyncio.to_thread(cluster.leave, node.node_id, DECODE_DRAIN_S + 40)
+    assert left.returncode == 0, left.stderr + left.stdout
+    await end(node)
+    assert is_answered(nodes["other ingress"].url)
+    another = nodes["ingress"] = await asyncio.to_thread(add, "ingress")
+    await asyncio.to_thread(assert_soon, lambda: is_answered(another.url), 60, "it has no proxy")
+    assert len(cluster.running("Ingress") - before) == 1
+
+
+def is_answered(url):
+    """Whether an ingress answers there."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/v1/models", timeout=20).status_code == httpx.codes.OK
+    return False
