@@ -405,14 +405,10 @@ def comparison_paired() -> str:
 
 
 def _points(cell: Mapping[str, Any]) -> str:
-    return f"{100 * cell['points']:+.0f} points ({spread(_in_points(cell), '{:+.0f}')})"
+    def shown(share: float) -> str:
+        return f"{100 * share:+.0f}"
 
-
-def _in_points(cell: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [100 * each for each in value] if name == "by_round" else 100 * value
-        for name, value in cell.items()
-    }
+    return f"{shown(cell['points'])} points ({spread(cell, shown)})"
 
 
 def _server(arm: str, found: Mapping[str, Any]) -> str:
@@ -424,7 +420,7 @@ def _server(arm: str, found: Mapping[str, Any]) -> str:
 
 
 def _attained(cell: Mapping[str, Any]) -> str:
-    return f"{cell['attained']:.0%} ({spread({**cell}, '{:.0%}')})"
+    return f"{cell['attained']:.0%} ({spread(cell, '{:.0%}'.format)})"
 
 
 def _first_tokens(cell: Mapping[str, float], end: str) -> str:

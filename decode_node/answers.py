@@ -16,6 +16,8 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 _ERROR_EVENT: Final = 'data: {"error"'
 SERVER_ERRORS: Final = 500
 """Codes from here on are the server's fault, not the request's."""
+NOT_TAKEN: Final = (ValueError, TypeError, OverflowError)
+"""What a renderer or a tokenizer raises for input that it does not take; vLLM answers with 400."""
 REQUEST_FAILED: Final = "engine_error"
 """Type of the error that a replica answers with when its engine fails a request and lives on."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
-from decode_node.answers import error_response
+from decode_node.answers import NOT_TAKEN, error_response
 
 BAD_REQUEST = 400
 _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
@@ -61,7 +61,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
-    except (ValueError, TypeError, OverflowError, VLLMClientError) as error:  # what vLLM answers with 400
+    except (*NOT_TAKEN, VLLMClientError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,11 +191,11 @@ def _ratio(ours: dict[str, float], best: dict[str, float]) -> float | None:
     return ours["p99"] / best["p99"] if "p99" in ours and "p99" in best else None
 
 
-def spread(cell: dict[str, Any], shown: str, to: str = " to ") -> str:
+def spread(cell: Mapping[str, Any], shown: Callable[[float], str], to: str = " to ") -> str:
     """The interval of a share or a difference, or what each round had."""
     if "low" in cell:
-        return to.join(shown.format(cell[end]) for end in ("low", "high"))
-    return ", ".join(shown.format(value) for value in cell["by_round"])
+        return to.join(shown(cell[end]) for end in ("low", "high"))
+    return ", ".join(map(shown, cell["by_round"]))
 
 
 LONGEST = ("p99", "longest")
@@ -225,7 +225,7 @@ def loads_table(rows: Sequence[dict[str, Any]]) -> Table:
         before = row["load"]
         cells = []
         for kind in KINDS:
-            cells += [f"{row[kind]['attained']:.0%}", spread(row[kind], "{:.0%}", "-")]
+            cells += [f"{row[kind]['attained']:.0%}", spread(row[kind], "{:.0%}".format, "-")]
         for kind, end in zip(KINDS, LONGEST, strict=True):
             times = row["ttft_ms"][kind]
             cells.append(f"{times.get('p50', 0):.0f}/{times.get(end, 0):.0f}")

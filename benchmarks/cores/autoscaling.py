@@ -11,7 +11,6 @@ streams, to results/cores/autoscaling_streams.json:
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -97,16 +96,9 @@ def constants(pool: ProcessPoolExecutor) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Simulate everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--streams", type=int, default=0)
-    asked = parser.parse_args()
+    asked = sizing.options_of(__doc__)
     if asked.streams:
-        seeds = range(SEED + 1, SEED + 1 + asked.streams)
-        with ProcessPoolExecutor(asked.workers) as pool:
-            rows = sizing.on_more_streams(pool, _run, ours, "cores/autoscaling", seeds)
-        sizing.print_streams(rows)
-        print(write("cores/autoscaling_streams", {"seeds": [*seeds], "rows": rows}))
+        sizing.on_further_streams(asked, _run, ours, "cores/autoscaling")
         return
     with ProcessPoolExecutor(asked.workers) as pool:
         loads, settled = sizing.compare(pool, _run, ours, RAY_SETTINGS), constants(pool)

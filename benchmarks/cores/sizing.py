@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -12,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-from benchmarks.report import RESULTS, print_rows
+from benchmarks.report import RESULTS, print_rows, write
 from simulator.fleet.sizers import ByRequests
 
 SEED: Final = 1
@@ -136,6 +137,28 @@ def compare(
             "all_fixed": [{"replicas": key, **asdict(value)} for key, value in by_size.items()],
         }
     return found
+
+
+def options_of(about: str | None) -> argparse.Namespace:
+    """The options of a comparison, whose docstring is `about`."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=0)
+    return parser.parse_args()
+
+
+def on_further_streams(
+    asked: argparse.Namespace,
+    run: Callable[[str, Callable[[], Any], int, int], Sizing],
+    ours: Callable[[], Any],
+    file: str,
+) -> None:
+    """What became of the sizers of the result `file` on as many streams more, printed and written."""
+    seeds = range(SEED + 1, SEED + 1 + asked.streams)
+    with ProcessPoolExecutor(asked.workers) as pool:
+        rows = on_more_streams(pool, run, ours, file, seeds)
+    print_streams(rows)
+    print(write(f"{file}_streams", {"seeds": [*seeds], "rows": rows}))
 
 
 def on_more_streams(

@@ -27,7 +27,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from decode_node.answers import error_in
+from decode_node.answers import NOT_TAKEN, error_in
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
 
-_CLIENTS_ERRORS: Final = (ValueError, TypeError, OverflowError)
-"""What a tokenizer raises for input that it does not take."""
 _CONVERTED: Final = {"tokenize": "prompt", "detokenize": "tokens"}
 _OPERATIONS: Final = {"chat": "chat", "completions": "text_completion"}
 """The names of our methods in OpenTelemetry's conventions for generative AI."""
@@ -158,7 +156,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             raise
         except Exception as error:
             cause = getattr(error, "cause", error)
-            if isinstance(cause, _CLIENTS_ERRORS):
+            if isinstance(cause, NOT_TAKEN):
                 raise http_errors.bad_body(str(cause), _CONVERTED[method]) from error
             logs.event("request_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
             raise http_errors.internal_error(request_id) from error

@@ -48,27 +48,26 @@ def monitor_prefix(application: str) -> str:
     return f"slo-monitor-{application}-"
 
 
-def monitor_name(application: str) -> str:
+def monitor_name(application: str, code: str | None = None) -> str:
     """The actor's name: that of the Serve application and of the code that runs here.
 
     Two applications of one cluster have a monitor each, and those that run new code do not report to the
     monitor of the old, which ends when nobody reports to it any more.
-    """
-    return monitor_prefix(application) + running_code()
-
-
-def find_monitor(application: str, code: str | None = None) -> Any:
-    """The handle of an application's monitor.
 
     Args:
         application: The name of the Serve application.
         code: What that runs, as its own processes' `running_code` says; by default the code of this process.
+    """
+    return monitor_prefix(application) + (code or running_code())
+
+
+def find_monitor(application: str, code: str | None = None) -> Any:
+    """The handle of an application's monitor, by what `monitor_name` takes.
 
     Raises:
         ValueError: when there is none that runs that code.
     """
-    name = monitor_prefix(application) + (code or running_code())
-    return ray.get_actor(name, namespace=NAMESPACE)
+    return ray.get_actor(monitor_name(application, code), namespace=NAMESPACE)
 
 
 def find_own_monitor() -> Any:

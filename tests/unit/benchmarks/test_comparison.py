@@ -111,8 +111,8 @@ def test_of_few_rounds_each_is_shown_and_no_interval():
     ]
     for cell in (summary(runs)[0]["urgent"], paired(runs)[0]["urgent"]):
         assert not {"low", "high"} & set(cell)
-    assert spread(summary(runs)[0]["urgent"], "{:.0%}") == "50%, 100%"
-    assert spread({"low": -0.1, "high": 0.2}, "{:+.1f}") == "-0.1 to +0.2"
+    assert spread(summary(runs)[0]["urgent"], "{:.0%}".format) == "50%, 100%"
+    assert spread({"low": -0.1, "high": 0.2}, "{:+.1f}".format) == "-0.1 to +0.2"
 
 
 def test_throughput_is_tokens_over_time_of_all_rounds():
