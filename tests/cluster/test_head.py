@@ -1,7 +1,6 @@
 """A cluster whose control plane is in Redis loses its head, and gets another."""
 
 import asyncio
-import random
 import shutil
 import subprocess
 import tempfile
@@ -11,9 +10,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from applications import TIER, arguments, is_ready, serving
 from fleet import tell, until
 from namespaces import Network
-from nodes import ROOT, Cluster
+from nodes import Cluster
 from ports import free_port
 from steady_load import SteadyLoad
 from streams import WHOLE, client, stream
@@ -21,47 +21,18 @@ from waiting import assert_soon
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.local.ending import kill, kill_after
-from deployments.local.launcher import get_json
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
-TIER = "slackserve.io/tier"
 AWAY_S = 10.0
 STREAMS, TOKENS = 4, 8000
 CLIENTS = 3
 
 
 def serve_config(model, port):
-    ports = random.randrange(24_000, 31_000)
-    args = {
-        "model": str(model),
-        "model_name": "tiny",
-        "max_model_len": 16_384,
-        "warmup_tokens": [32, 512],
-        "node_labels": {TIER: "all"},
-        "prefill": {"node_labels": {TIER: "all"}},
-        "decode": {"node_labels": {TIER: "all"}, "engine_kwargs": {"max_num_batched_tokens": 512}},
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
-        "monitor": {"port": 0, "shed": False},
-        "tiers": {
-            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
-            "standard": {"ttft_ms": 30_000, "weight": 2},
-            "background": {"weight": 1},
-        },
-    }
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": port},
-        "applications": [
-            {
-                "name": "slackserve",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
-                "args": args,
-            }
-        ],
-    }
+    args = arguments(model, ingress="all", prefill="all", decode="all")
+    args["decode"]["engine_kwargs"] = {"max_num_batched_tokens": 512}
+    return serving(args, port, on_every_node=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +74,7 @@ def deployed(network, directory, redis, tmp_path_factory):
         )
         assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
         url = f"http://{host[1]}:{port}"
-        assert_soon(lambda: (get_json(f"{url}/ready") or {}).get("status") == "ready", 300, "not ready")
+        assert_soon(lambda: is_ready(url), 300, "not ready")
         yield SimpleNamespace(cluster=cluster, head=head, url=url)
     finally:
         cluster.stop()

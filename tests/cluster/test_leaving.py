@@ -5,66 +5,42 @@ Each node has a host of its own, a network namespace, as all proxies listen on t
 
 import asyncio
 import contextlib
-import random
 import tempfile
 from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
+from applications import HOSTS, TIER, arguments, is_ready, serving
 from fleet import until
 from namespaces import Network
-from nodes import ROOT, Cluster
+from nodes import Cluster
 from ports import free_port
 from streams import WHOLE, client, stream
 from waiting import assert_soon
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from deployments.local.launcher import get_json
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
 PORT = free_port()
-TIER = "slackserve.io/tier"
 STREAMS, TOKENS = 4, 6000
 PREFILL_DRAIN_S, DECODE_DRAIN_S = 300, 10
 """What a node lasts when it is left is as long: its replica is shut down at once."""
 
 
 def serve_config(model):
-    ports = random.randrange(24_000, 31_000)
-    args = {
-        "model": str(model),
-        "model_name": "tiny",
-        "max_model_len": 16_384,
-        "warmup_tokens": [32, 512],
-        "ingress_replicas": 2,
-        "node_labels": {TIER: "ingress"},
-        "prefill": {"node_labels": {TIER: "prefill"}, "drain_s": PREFILL_DRAIN_S},
-        "decode": {"node_labels": {TIER: "decode"}, "drain_s": DECODE_DRAIN_S},
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
-        "monitor": {"port": 0, "shed": False},
-        "tiers": {"premium": {"ttft_ms": 30_000, "sheddable": False}, "standard": {}, "background": {}},
-    }
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        # Both engines are on one machine after all, and would share its memory.
-        "UCX_TLS": "tcp,self",
-        "UCX_NET_DEVICES": "eth0",
-    }
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": PORT},
-        "applications": [
-            {
-                "name": "slackserve",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": environment},
-                "args": args,
-            }
-        ],
-    }
+    args = arguments(
+        model,
+        ingress="ingress",
+        prefill="prefill",
+        decode="decode",
+        ingress_replicas=2,
+        tiers={"premium": {"ttft_ms": 30_000, "sheddable": False}, "standard": {}, "background": {}},
+    )
+    args["prefill"]["drain_s"] = PREFILL_DRAIN_S
+    args["decode"]["drain_s"] = DECODE_DRAIN_S
+    return serving(args, PORT, HOSTS, on_every_node=True)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +88,6 @@ def config(cluster, nodes, tmp_path_factory):
     for name, node in nodes.items():
         assert_soon(lambda url=node.url: is_ready(url), 300, f"{name} is not ready")
     return config
-
-
-def is_ready(url):
-    return (get_json(f"{url}/ready") or {}).get("status") == "ready"
 
 
 async def end(node):

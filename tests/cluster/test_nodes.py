@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import random
 import shutil
 import tempfile
 import time
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from applications import TIER, arguments, is_ready, serving
 from fleet import tell, until
 from nodes import ROOT, Cluster
 from ports import free_port
@@ -38,41 +38,14 @@ def another_version(directory):
 
 
 def serve_config(model, code):
-    ports = random.randrange(24_000, 31_000)
-    args = {
-        "model": str(model),
-        "model_name": "tiny",
-        "max_model_len": 4096,
-        "warmup_tokens": [32, 512],
-        "node_labels": {TIER: "head"},
-        "prefill": {"replicas": 2, "node_labels": {TIER: "prefill"}},
-        "decode": {"replicas": 2, "node_labels": {TIER: "decode"}},
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
-        "monitor": {"port": 0, "shed": False},
-        "tiers": {
-            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
-            "standard": {"ttft_ms": 30_000, "weight": 2},
-            "background": {"weight": 1},
-        },
-    }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": PORT},
-        "applications": [
-            {
-                "name": "slackserve",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": {"PYTHONPATH": str(code)}},
-                "args": args,
-            }
-        ],
-    }
+    args = arguments(model, ingress="head", prefill="prefill", decode="decode", max_model_len=4096)
+    for tier in ("prefill", "decode"):
+        args[tier]["replicas"] = 2
+    return serving(args, PORT, {"PYTHONPATH": str(code)})
 
 
 PORT = free_port()
 URL = f"http://127.0.0.1:{PORT}"
-TIER = "slackserve.io/tier"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +75,7 @@ def config(cluster, nodes, tmp_path_factory):
     config = serve_config(build_tiny_llama(directory / "tiny"), another_version(directory / "before"))
     assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
     try:
-        assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+        assert_soon(lambda: is_ready(URL), 300, "not ready")
     except AssertionError as error:
         raise AssertionError(f"{error}: {states(cluster)}, {get_json(f'{URL}/ready')}") from None
     return config

@@ -1,7 +1,6 @@
 """The hosts of the two tiers lose each other; the head still reaches both."""
 
 import asyncio
-import random
 import tempfile
 import time
 from pathlib import Path
@@ -9,64 +8,30 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from applications import HOSTS, TIER, arguments, is_ready, serving
 from fleet import tell, until
 from namespaces import Network
-from nodes import ROOT, Cluster
+from nodes import Cluster
 from ports import free_port
 from steady_load import SteadyLoad
 from streams import WHOLE, client, stream
 from waiting import assert_soon
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from deployments.local.launcher import get_json
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
 PORT = free_port()
 URL = f"http://127.0.0.1:{PORT}"
-TIER = "slackserve.io/tier"
 CUT_S = 20.0
 STREAMS, TOKENS = 4, 8000
 CLIENTS = 3
 
 
 def serve_config(model):
-    ports = random.randrange(24_000, 31_000)
-    args = {
-        "model": str(model),
-        "model_name": "tiny",
-        "max_model_len": 16_384,
-        "warmup_tokens": [32, 512],
-        "node_labels": {TIER: "head"},
-        "prefill": {"node_labels": {TIER: "prefill"}},
-        "decode": {"node_labels": {TIER: "decode"}, "engine_kwargs": {"max_num_batched_tokens": 512}},
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
-        "monitor": {"port": 0, "shed": False},
-        "tiers": {
-            "premium": {"ttft_ms": 30_000, "sheddable": False, "weight": 4},
-            "standard": {"ttft_ms": 30_000, "weight": 2},
-            "background": {"weight": 1},
-        },
-    }
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        # Both engines are on one machine after all, and would share its memory.
-        "UCX_TLS": "tcp,self",
-        "UCX_NET_DEVICES": "eth0",
-    }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": PORT},
-        "applications": [
-            {
-                "name": "slackserve",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": environment},
-                "args": args,
-            }
-        ],
-    }
+    args = arguments(model, ingress="head", prefill="prefill", decode="decode")
+    args["decode"]["engine_kwargs"] = {"max_num_batched_tokens": 512}
+    return serving(args, PORT, HOSTS)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +55,7 @@ def cluster(network, directory, tmp_path_factory):
             cluster.add({TIER: tier}, 2, network.add_host())
         config = serve_config(build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384))
         assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
-        assert_soon(lambda: (get_json(f"{URL}/ready") or {}).get("status") == "ready", 300, "not ready")
+        assert_soon(lambda: is_ready(URL), 300, "not ready")
         yield cluster
     finally:
         cluster.stop()
