@@ -53,6 +53,16 @@ def write(name: str, results: dict[str, Any]) -> Path:
     return path
 
 
+def write_again(path: Path, step: str, made: Mapping[str, Any], checkout: Path = Path()) -> None:
+    """Put what was made anew of a result into its file; `step` says of which commit.
+
+    It is still the file of its measurement, whose command and machine stay.
+    """
+    found = json.loads(path.read_text())
+    found["results"] |= {**made, step: {"commit": commit(checkout), "dirty": is_dirty(checkout)}}
+    path.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def about() -> dict[str, Any]:
     """Command, date, machine and versions."""
     spec = sys.modules["__main__"].__spec__

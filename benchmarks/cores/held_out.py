@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import RESULTS, commit, is_dirty, print_rows, write
+from benchmarks.report import RESULTS, print_rows, write, write_again
 from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS, with_classes
@@ -192,11 +192,9 @@ def earlier(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]
 
 
 def compare_again(file: Path, ours: str) -> None:
-    """Write what is made of a result's streams by now; it is still the file of their simulation."""
-    found = json.loads(file.read_text())
-    found["results"]["rows"] = against(found["results"]["rows"], ours)
-    found["results"]["compared"] = {"commit": commit(), "dirty": is_dirty()}
-    file.write_text(json.dumps(found, indent=2) + "\n")
+    """Write what is made of a result's streams by now."""
+    rows = json.loads(file.read_text())["results"]["rows"]
+    write_again(file, "compared", {"rows": against(rows, ours)})
 
 
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

@@ -30,6 +30,7 @@ except ModuleNotFoundError:
 from benchmarks.report import print_rows, write
 from simulator.arms.arms import ARMS
 from simulator.study.goodput import Experiment, enclosed
+from simulator.study.least_work import least_works
 from simulator.study.presets import PRESETS, on_trace
 
 PRESET = "flowprefill-8b"
@@ -50,14 +51,12 @@ class Work(NamedTuple):
 
 def works(experiment: Experiment, rate_rps: float, seed: int) -> list[Work]:
     """A stream as the optimum sees it."""
-    cost, seen, found = experiment.hardware.cost, set[int](), []
-    for arrival in experiment.workload.stream(rate_rps, experiment.requests, seed):
-        known = next((n for n, block in enumerate(arrival.blocks) if block not in seen), len(arrival.blocks))
-        seen.update(arrival.blocks)
-        cached = min(known * arrival.block_tokens, arrival.tokens - 1)
-        due_s = arrival.at_s + (arrival.ttft_s or math.inf)
-        found.append(Work(arrival.at_s, due_s, cost.added_s(arrival.tokens - cached, cached)))
-    return found
+    arrivals = experiment.workload.stream(rate_rps, experiment.requests, seed)
+    added_s = least_works(experiment.hardware.cost, arrivals)
+    return [
+        Work(arrival.at_s, arrival.at_s + (arrival.ttft_s or math.inf), work_s)
+        for arrival, work_s in zip(arrivals, added_s, strict=True)
+    ]
 
 
 def broken_intervals(jobs: list[Work], chosen: list[int]) -> list[tuple[float, float]]:

@@ -35,7 +35,7 @@ from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, RunningServer, ServerArm, running
 from benchmarks.harness.cut_model import cut_model
 from benchmarks.harness.local_server import environment
-from benchmarks.report import RESULTS, commit, is_dirty, print_rows, write
+from benchmarks.report import RESULTS, commit, print_rows, write, write_again
 from simulator.cost.operators import Measured
 from simulator.study.validation import Recorded, Recording, compare, faster
 from simulator.workload.arrivals import Arrival, Kind, Mix
@@ -162,12 +162,10 @@ def main() -> None:
 
 
 def simulate_again() -> None:
-    """Write what the simulator says of the recordings by now; it is still the file of their measurement."""
-    found = json.loads(_FILE.read_text())
-    recordings = found["results"]["recordings"]
-    found["results"]["rows"] = [row for each in recordings for row in rows_of(Recording.of(each))]
-    found["results"]["simulated"] = {"commit": commit(_ROOT), "dirty": is_dirty(_ROOT)}
-    _FILE.write_text(json.dumps(found, indent=2) + "\n")
+    """Write what the simulator says of the recordings by now."""
+    recordings = json.loads(_FILE.read_text())["results"]["recordings"]
+    rows = [row for each in recordings for row in rows_of(Recording.of(each))]
+    write_again(_FILE, "simulated", {"rows": rows}, _ROOT)
 
 
 def kept(measured_now: set[tuple[str, float]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -29,6 +29,7 @@ from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import FleetSetup
 from simulator.report.canvas import blank, theme
 from simulator.study.goodput import Experiment
+from simulator.study.least_work import least_works
 from simulator.study.presets import PRESETS, Preset, on_trace
 from simulator.workload.arrivals import Arrival
 from slo.predict.handoff import INSTANT_LINK
@@ -139,28 +140,16 @@ def _bound(asked: Asked, load: float) -> PlacementPoint:
     been seen; cached tokens are taken for no work.
     """
     arrivals = stream_of(asked, load)
-    works = _works(asked, arrivals)
+    works = least_works(asked.preset.hardware.cost, arrivals)
     room_s = REPLICAS * max(arrival.at_s + (arrival.ttft_s or 0.0) for arrival in arrivals)
     met = np.searchsorted(np.cumsum(sorted(works)), room_s, side="right")
     return PlacementPoint(load, float(met) / len(works), 0.0, 1.0, 0.0)
 
 
-def _works(asked: Asked, arrivals: Sequence[Arrival]) -> list[float]:
-    """Of each request, the seconds that it adds at least."""
-    seen: set[int] = set()
-    works = []
-    for arrival in arrivals:
-        known = sum(1 for block in arrival.blocks if block in seen) * arrival.block_tokens
-        seen.update(arrival.blocks)
-        left = max(1, arrival.tokens - min(known, arrival.tokens - 1))
-        works.append(asked.preset.hardware.cost.added_s(left, arrival.tokens - left))
-    return works
-
-
 def long_run_load(asked: Asked) -> float:
     """The load at which `LEVEL` of an endless stream's requests, those with the least work, take all time."""
     arrivals = stream_of(asked, 1.0)
-    works = sorted(_works(asked, arrivals))
+    works = sorted(least_works(asked.preset.hardware.cost, arrivals))
     alone_s = sum(asked.preset.hardware.cost.prefill_s(arrival.tokens) for arrival in arrivals)
     return alone_s / sum(works[: round(LEVEL * len(works))])
 
