@@ -2,36 +2,25 @@
 
 import json
 import os
-import random
 import re
 
 import httpx
 import openai
 import pytest
 from ports import free_port
-from serving import start
 from waiting import assert_soon
 
 from benchmarks.harness.local_server import environment, start_until
-from benchmarks.harness.tiny_models import build_tiny_adapter
 from deployments.local.launcher import get_json
 
 pytestmark = pytest.mark.e2e
 
 MODELS = ("tiny", "a", "b")
-MONITOR_PORT = free_port()
 UNIT = {"type": "string", "enum": ["celsius", "fahrenheit"]}
 SCHEMA = {"type": "object", "properties": {"unit": UNIT}, "required": ["unit"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 ASKED = [{"role": "user", "content": "How warm is it in Graz? " * 20}]
 CALL = '[weather(unit="celsius")]'
-ANSWERS = {
-    "enable_auto_tool_choice": True,
-    "tool_call_parser": "pythonic",
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-}
-"""Without whitespace, a random model comes to an end of an object."""
-
 CHATS = {
     "greedy": {"temperature": 0, "max_tokens": 12},
     "seeded": {"seed": 7, "max_tokens": 12},
@@ -100,46 +89,15 @@ RESPONSES = {
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory, tiny_model):
-    directory = tmp_path_factory.mktemp("adapters")
-    return {
-        name: str(build_tiny_adapter(directory / name, tiny_model, seed)) for seed, name in enumerate("ab")
-    }
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory, tiny_model, adapters):
-    config = {
-        "model": str(tiny_model),
-        "model_name": "tiny",
-        "lora": {"adapters": adapters},
-        "decode": {"engine_kwargs": ANSWERS},
-        "port": free_port(),
-        "kv_transfer": {
-            "prefill_port": random.randrange(24_000, 27_000),
-            "decode_port": random.randrange(28_000, 31_000),
-        },
-        "monitor": {"port": MONITOR_PORT},
-        "max_model_len": 2048,
-        "warmup_tokens": [32, 512],
-        "tiers": {"standard": {"ttft_ms": 20_000}},
-    }
-    running = start(tmp_path_factory.mktemp("ours"), config)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory, tiny_model, adapters):
+def stock(tmp_path_factory, places, answers):
     """vLLM's own server, with all of it in one engine."""
     port, log = free_port(), tmp_path_factory.mktemp("stock") / "log"
-    command = ["vllm.entrypoints.openai.api_server", "--port", str(port), "--model", str(tiny_model)]
-    command += ["--served-model-name", "tiny", "--max-model-len", "2048", "--dtype", "float32"]
+    command = ["vllm.entrypoints.openai.api_server", "--port", str(port), "--model", str(places["tiny"])]
+    command += ["--served-model-name", "tiny", "--max-model-len", "4096", "--dtype", "float32"]
     command += ["--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "pythonic"]
-    command += ["--structured-outputs-config", json.dumps(ANSWERS["structured_outputs_config"])]
+    command += ["--structured-outputs-config", json.dumps(answers["structured_outputs_config"])]
     command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"]
-    command += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
+    command += ["--lora-modules", *(f"{name}={places[name]}" for name in "ab")]
     env = {**environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     env |= {"VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(os.cpu_count())}
     url = f"http://127.0.0.1:{port}"
@@ -185,10 +143,10 @@ def _put_together(events):
     return answers
 
 
-def compared(ours, stock, create, *, is_stream, **asked):
+def compared(served, stock, create, *, is_stream, **asked):
     """What both say to the same request."""
     both = []
-    for client in (ours.client(), stock):
+    for client in (served.client(), stock):
         answer = create(client)(**asked, stream=is_stream)
         both.append(told(list(answer) if is_stream else answer))
     return both
@@ -197,10 +155,10 @@ def compared(ours, stock, create, *, is_stream, **asked):
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_chat_is_answered_as_by_one_engine(ours, stock, model, name, is_stream):
+def test_a_chat_is_answered_as_by_one_engine(served, stock, model, name, is_stream):
     asked = {"model": model, "messages": ASKED, **CHATS[name]}
     answer, expected = compared(
-        ours, stock, lambda one: one.chat.completions.create, is_stream=is_stream, **asked
+        served, stock, lambda one: one.chat.completions.create, is_stream=is_stream, **asked
     )
     assert answer == expected
     if "tool" in name:
@@ -210,9 +168,11 @@ def test_a_chat_is_answered_as_by_one_engine(ours, stock, model, name, is_stream
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", COMPLETIONS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_completion_is_answered_as_by_one_engine(ours, stock, model, name, is_stream):
+def test_a_completion_is_answered_as_by_one_engine(served, stock, model, name, is_stream):
     asked = {"model": model, "prompt": "How warm is it? " * 20, **COMPLETIONS[name]}
-    answer, expected = compared(ours, stock, lambda one: one.completions.create, is_stream=is_stream, **asked)
+    answer, expected = compared(
+        served, stock, lambda one: one.completions.create, is_stream=is_stream, **asked
+    )
     assert answer == expected
 
 
@@ -242,32 +202,32 @@ def said_by(events):
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", RESPONSES)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_response_is_the_one_of_one_engine(ours, stock, model, name, is_stream):
+def test_a_response_is_the_one_of_one_engine(served, stock, model, name, is_stream):
     asked = {"model": model, "input": "How warm is it? " * 20, "store": False, **RESPONSES[name]}
-    answers = [client.responses.create(**asked, stream=is_stream) for client in (ours.client(), stock)]
+    answers = [client.responses.create(**asked, stream=is_stream) for client in (served.client(), stock)]
     answer, expected = (said_by(list(one)) if is_stream else said(one) for one in answers)
     assert answer == expected
     if "function" in name:
         assert "weather" in str(expected)
 
 
-def test_a_response_has_an_objective_and_is_not_kept(ours):
+def test_a_response_has_an_objective_and_is_not_kept(served):
     asked = {"model": "tiny", "input": "Once", "max_output_tokens": 4}
     headers = {"x-slo-tier": "premium", "x-slo-ttft-ms": "9000"}
-    answer = ours.client().responses.with_raw_response.create(**asked, extra_headers=headers)
+    answer = served.client().responses.with_raw_response.create(**asked, extra_headers=headers)
     assert (answer.headers["x-slo-tier"], answer.headers["x-slo-ttft-budget-ms"]) == ("premium", "9000.0")
     response = answer.parse()
     assert response.status == "incomplete"
     with pytest.raises(openai.NotFoundError):
-        ours.client().responses.retrieve(response.id)
+        served.client().responses.retrieve(response.id)
     with pytest.raises(openai.BadRequestError, match="keeps nothing") as refused:
-        ours.client().responses.create(**asked, previous_response_id=response.id)
+        served.client().responses.create(**asked, previous_response_id=response.id)
     assert refused.value.param == "previous_response_id"
 
 
-def test_each_adapter_says_something_of_its_own(ours):
+def test_each_adapter_says_something_of_its_own(served):
     texts = {
-        ours.client()
+        served.client()
         .completions.create(model=model, prompt="Once", max_tokens=20, temperature=0)
         .choices[0]
         .text
@@ -276,41 +236,42 @@ def test_each_adapter_says_something_of_its_own(ours):
     assert len(texts) == len(MODELS)
 
 
-def test_adapters_are_models_of_their_own_name(ours):
-    cards = {card.id: card for card in ours.client().models.list()}
-    assert set(cards) == set(MODELS)
+def test_adapters_are_models_of_their_own_name(served):
+    cards = {card.id: card for card in served.client().models.list()}
+    assert set(cards) == {*MODELS, "small", "small-lora"}
     assert (cards["a"].parent, cards["a"].root, cards["tiny"].parent) == ("tiny", "tiny", None)
     assert cards["a"].metadata["parent"] == "tiny"
-    assert ours.client().models.retrieve("b").id == "b"
+    assert served.client().models.retrieve("b").id == "b"
     with pytest.raises(openai.NotFoundError):
-        ours.client().chat.completions.create(model="c", messages=ASKED)
+        served.client().chat.completions.create(model="c", messages=ASKED)
 
 
-def test_who_names_no_model_gets_the_one_without_an_adapter(ours):
+def test_who_names_no_model_gets_the_one_without_an_adapter(served):
     asked = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{ours.url}/v1/completions", json=asked, timeout=60).json()
-    named = ours.client().completions.create(model="tiny", **asked)
+    key = {"authorization": f"Bearer {served.keys['acme']}"}
+    answer = httpx.post(f"{served.url}/v1/completions", json=asked, headers=key, timeout=60).json()
+    named = served.client().completions.create(model="tiny", **asked)
     assert (answer["model"], answer["choices"][0]["text"]) == ("tiny", named.choices[0].text)
 
 
-def test_prefill_computes_with_the_adapter_and_its_first_token_is_kept(ours):
-    log = ours.log.read_text()
+def test_prefill_computes_with_the_adapter_and_its_first_token_is_kept(served):
+    log = served.log.read_text()
     asked = {"model": "b", "prompt": "Twice " * 60, "max_tokens": 5, "temperature": 0}
-    resampled = ours.metric("slackserve_first_tokens_resampled_total")
-    ours.client().completions.create(**asked)
-    assert_soon(lambda: ours.log.read_text()[len(log) :].count("prefill_ended "), 10)
-    assert ours.metric("slackserve_first_tokens_resampled_total") == resampled
+    resampled = served.metric("slackserve_first_tokens_resampled_total")
+    served.client().completions.create(**asked)
+    assert_soon(lambda: served.log.read_text()[len(log) :].count("prefill_ended "), 10)
+    assert served.metric("slackserve_first_tokens_resampled_total") == resampled
 
 
-def test_objectives_are_counted_by_the_name_that_was_asked_for(ours):
+def test_objectives_are_counted_by_the_name_that_was_asked_for(served, monitor_port):
     def judged():
         return re.findall(
             r'slackserve_slo_judged_total\{met="yes",model="a",objective="ttft".*\} (\d+)', scraped()
         )
 
     def scraped():
-        return httpx.get(f"http://127.0.0.1:{MONITOR_PORT}/metrics").text
+        return httpx.get(f"http://127.0.0.1:{monitor_port}/metrics").text
 
     asked = {"model": "a", "prompt": "Thrice", "max_tokens": 3, "stream": True}
-    assert list(ours.client().completions.create(**asked))
+    assert list(served.client().completions.create(**asked))
     assert_soon(judged, 30, "the monitor has judged no request of the adapter")
