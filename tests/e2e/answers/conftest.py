@@ -60,7 +60,7 @@ def served(tmp_path_factory, places, answers, monitor_port):
             "decode_port": random.randrange(28_000, 30_800),
         },
         "monitor": {"port": monitor_port},
-        "admission": {"max_backlog_s": 0.3},
+        "admission": {"max_backlog_s": 0.1},
         "warmup_tokens": [32, 512],
         "tiers": {"standard": {"ttft_ms": 20_000}},
         "api_keys": [
