@@ -54,6 +54,10 @@ ALL: Final = "all"
 WORST: Final = "worst class"
 
 
+AHEAD: Final = ("fcfs-chunked", "sedf-chunked", "slackserve-chunked", "targets-chunked")
+"""Arms without preemption, which know what they do next."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One arm with one setting on one stream.
@@ -63,6 +67,8 @@ class Case:
         sigma: Of the predictions' error, and `bias` its median.
         scale: What the mix's objectives are multiplied by.
         charged_s: What each boundary adds to a pass of an arm of ours that can be stopped.
+        hidden: Part of the host's time for a pass that an arm without preemption hides, since it composes the
+            next pass while one runs; what can be stopped is composed when the device is free.
     """
 
     model: str
@@ -74,6 +80,7 @@ class Case:
     bias: float = 1.0
     scale: float = 1.0
     charged_s: float = 0.0
+    hidden: float = 0.0
 
 
 def arm_of(name: str) -> Arm:
@@ -90,6 +97,9 @@ def offered(case: Case, level: float) -> tuple[Hardware, Mix]:
         replica = replace(replica, noise=PredictionNoise(case.sigma, case.bias, case.seed))
     if case.charged_s > 0 and (case.arm == "slackserve" or case.arm in BY_CLASS):
         replica = replace(replica, cost=replace(replica.cost, check_s=case.charged_s, _by_tokens={}))
+    if case.hidden > 0 and case.arm in AHEAD:
+        step_s = (1 - case.hidden) * replica.cost.step_s
+        replica = replace(replica, cost=replace(replica.cost, step_s=step_s, _by_tokens={}))
     if case.scale != 1:
         kinds = {
             name: replace(kind, ttft_s=case.scale * (kind.ttft_s or 0)) for name, kind in mix.kinds.items()

@@ -1,9 +1,9 @@
 """The worst class's goodput along what the held-out comparison holds fixed, and without parts of SlackServe.
 
-Objectives from half to twice the mix's, predictions that are off, log-normally or all in one direction, and
-what each boundary would cost, on held-out streams. The peers have the settings that `held_out`
-found best for their worst class with exact predictions, and are charged nothing. The break-even is the charge
-at which SlackServe is down to suspend-and-resume, between two charges by a line.
+Objectives from half to twice the mix's, predictions that are off, log-normally or all in one direction, what
+each boundary would cost, and peers that compose their passes ahead, on held-out streams. Every other arm has
+at each place the setting that is best for its worst class there, and is charged nothing. The break-even is a
+charge at which SlackServe is down to suspend-and-resume, between two charges by a line.
 
     python -m benchmarks.cores.held_out_axes [--streams 3] [--model 8b]
     python -m benchmarks.cores.held_out_axes --model 8b --model 14b --model 70b --level 0.9 --level 0.99 \
@@ -32,18 +32,18 @@ from benchmarks.cores.held_out import (
     on_grid,
     ratio_interval,
 )
-from benchmarks.doc_tables import result
 from benchmarks.report import print_rows, write
 from simulator.arms.by_class import BY_CLASS
 
 OURS: Final = "targets"
 PEER: Final = "sedf-resume"
-PEERS: Final = (PEER, "sedf-chunked")
+ARMS_COMPARED: Final = (PEER, "sedf-chunked", "targets-chunked", OURS)
 AXES: Final[Mapping[str, Sequence[float]]] = {
     "scale": (0.5, 1.0, 2.0),
     "sigma": (0.15, 0.3, 0.5),
     "bias": (0.7, 1.5),
     "charged_s": (20e-6, 100e-6, 400e-6),
+    "hidden": (1.0,),
 }
 CHUNKS: Final = (1024.0, 2048.0)
 """What takes the place of preemption is tried with both."""
@@ -55,29 +55,28 @@ def setting_of(name: str, value: float | None) -> int:
     return values.index(value)
 
 
-def best_settings(model: str, level: float) -> dict[str, float | None]:
-    """The arms along the axes, with the joins or chunks that were best for their worst class (`held_out`)."""
-    figure = f"worst class {level:.0%}"
-    best = {
-        row["arm"]: next(iter(row["setting"].values()))
-        for row in result("cores/held_out")["rows"]
-        if (row["model"], row["figure"]) == (model, figure) and row["arm"] in PEERS
-    }
-    return {**{name: best[name] for name in PEERS}, OURS: None}
-
-
 def compared(
-    cases: Mapping[str, Sequence[Case]], found: Mapping[Case, float], ours: str = OURS
+    cases: Mapping[str, Sequence[Sequence[Case]]], found: Mapping[Case, float], ours: str = OURS
 ) -> list[dict[str, Any]]:
-    """A row for each arm: its mean, and ours over it."""
-    found_of = {name: [found[case] for case in of_arm] for name, of_arm in cases.items()}
-    model = cases[ours][0].model
-    mine = on_grid(model, found_of[ours])
+    """A row for each arm: its mean with the setting that is best for it, and ours over it."""
+    best = {
+        name: max(tried, key=lambda of_setting: statistics.fmean(found[case] for case in of_setting))
+        for name, tried in cases.items()
+    }
+    model = best[ours][0].model
+    mine = on_grid(model, [found[case] for case in best[ours]])
     rows = []
-    for name, streams in found_of.items():
+    for name, of_setting in best.items():
+        streams = [found[case] for case in of_setting]
         values = on_grid(model, streams)
         low, ratio, high = ratio_interval(mine, values)
-        row = {"arm": name, "goodput_rps": statistics.fmean(values), "streams": streams}
+        setting = dict(arm_of(of_setting[0].arm).settings[of_setting[0].setting])
+        row = {
+            "arm": name,
+            "setting": setting,
+            "goodput_rps": statistics.fmean(values),
+            "streams": streams,
+        }
         rows.append({**row, "ours over it": ratio, "low": low, "high": high, "below": streams.count(0.0)})
     return rows
 
@@ -90,20 +89,19 @@ def break_even_s(charges: Sequence[tuple[float, float]]) -> float | None:
     return None
 
 
-def along(
-    base: Case, streams: int, axis: str, value: float, settings: Mapping[str, float | None]
-) -> dict[str, list[Case]]:
-    """The cases of each arm at a place on an axis; what is charged is charged to ours alone."""
+def along(base: Case, streams: int, axis: str, value: float) -> dict[str, list[list[Case]]]:
+    """The cases of each arm and setting at a place on an axis; what is charged is charged to ours alone."""
     found = {}
-    for name, setting in settings.items():
-        case = replace(base, arm=name, setting=setting_of(name, setting))
+    for name in ARMS_COMPARED:
+        case = replace(base, arm=name)
         if axis != "charged_s" or name == OURS:
             case = replace(case, **{axis: value})
-        found[name] = over_streams(case, streams)
+        settings = range(len(arm_of(name).settings))
+        found[name] = [over_streams(replace(case, setting=setting), streams) for setting in settings]
     return found
 
 
-def without_parts(base: Case, streams: int) -> dict[str, list[Case]]:
+def without_parts(base: Case, streams: int) -> dict[str, list[list[Case]]]:
     """The cases of SlackServe without one part each, preemption first."""
     found = {}
     for name in BY_CLASS:
@@ -111,8 +109,8 @@ def without_parts(base: Case, streams: int) -> dict[str, list[Case]]:
         for chunk in chunks:
             case = replace(base, arm=name, setting=setting_of(name, chunk))
             title = name if chunk is None else f"{name} {chunk:.0f}"
-            found[title] = over_streams(case, streams)
-    found["slackserve"] = over_streams(replace(base, arm="slackserve"), streams)
+            found[title] = [over_streams(case, streams)]
+    found["slackserve"] = [over_streams(replace(base, arm="slackserve"), streams)]
     return found
 
 
@@ -142,9 +140,16 @@ def main() -> None:
     models, levels = options.model or MODELS[:1], options.level or [0.9]
     rows = []
     for level in levels:
-        groups = {place: cases for model in models for place, cases in _places(model, level, options)}
+        groups = {place: cases for model in models for place, cases in _places(model, options)}
         cases = sorted(
-            {case for group in groups.values() for part in group.values() for case in part}, key=repr
+            {
+                case
+                for group in groups.values()
+                for tried in group.values()
+                for of_setting in tried
+                for case in of_setting
+            },
+            key=repr,
         )
         with ProcessPoolExecutor(options.processes) as pool:
             figures = pool.map(partial(goodputs, whom=(WORST,), levels=(level,)), cases)
@@ -167,13 +172,13 @@ def main() -> None:
 
 
 def _places(
-    model: str, level: float, options: argparse.Namespace
-) -> Iterator[tuple[tuple[str, str, float], dict[str, list[Case]]]]:
+    model: str, options: argparse.Namespace
+) -> Iterator[tuple[tuple[str, str, float], dict[str, list[list[Case]]]]]:
     """What is simulated of a model: (model, axis, value), and the cases of each arm there."""
-    base, settings = Case(model, OURS, 0, 0.0, 0, options.requests), best_settings(model, level)
+    base = Case(model, OURS, 0, 0.0, 0, options.requests)
     for axis in options.axis or AXES:
         for value in AXES[axis] if options.value is None else (options.value,):
-            yield (model, axis, value), along(base, options.streams, axis, value, settings)
+            yield (model, axis, value), along(base, options.streams, axis, value)
     if not options.no_parts:
         yield (model, "without", 0.0), without_parts(base, options.streams)
 

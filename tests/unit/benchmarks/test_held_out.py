@@ -45,9 +45,9 @@ def test_a_stream_below_the_lowest_load_makes_the_mean_a_bound():
     assert peer["goodput_rps"] == pytest.approx((2.0 + least_rps) / 2)
     assert peer["ours over it"] == pytest.approx(4.0 / (2.0 + least_rps))
     assert peer["streams"] == [2.0, 0.0]
-    bases = {name: [Case("8b", name, 0, 0.0, seed, 100) for seed in (1, 2)] for name in ("targets", "sedf")}
-    found = dict(zip([case for cases in bases.values() for case in cases], (2.0, 2.0, 2.0, 0.0), strict=True))
-    _, peer = held_out_axes.compared(bases, found)
+    bases = {name: [[Case("8b", name, 0, 0.0, seed, 100) for seed in (1, 2)]] for name in ("targets", "sedf")}
+    cases = [case for tried in bases.values() for case in tried[0]]
+    _, peer = held_out_axes.compared(bases, dict(zip(cases, (2.0, 2.0, 2.0, 0.0), strict=True)))
     assert (peer["below"], peer["goodput_rps"]) == (1, pytest.approx((2.0 + least_rps) / 2))
 
 
@@ -133,26 +133,40 @@ def test_the_break_even_lies_between_the_charges_about_it():
     assert held_out_axes.break_even_s([(0.0, 1.1), (1e-4, 1.05)]) is None
 
 
-@pytest.mark.parametrize(
-    ("model", "level", "settings"),
-    [
-        ("8b", 0.9, {"sedf-resume": 2048.0, "sedf-chunked": 1024.0, "targets": None}),
-        ("14b", 0.99, {"sedf-resume": 1024.0, "sedf-chunked": 768.0, "targets": None}),
-    ],
-)
-def test_the_peers_have_the_settings_that_were_best_for_that_model_and_level(model, level, settings):
-    assert held_out_axes.best_settings(model, level) == settings
+def test_at_each_place_a_peer_has_the_setting_that_is_best_there():
+    tried = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "scale", 0.5)
+    assert {name: len(of_arm) for name, of_arm in tried.items()} == {
+        "sedf-resume": len(ARMS["sedf-resume"].settings),
+        "sedf-chunked": len(ARMS["sedf-chunked"].settings),
+        "targets-chunked": len(ARMS["sedf-chunked"].settings),
+        "targets": 1,
+    }
+    cases = [case for of_arm in tried.values() for of_setting in of_arm for case in of_setting]
+    assert {case.scale for case in cases} == {0.5}
+    found = {case: 6.0 if case.arm == "targets" else 1.0 + case.setting for case in cases}
+    rows = {row["arm"]: row for row in held_out_axes.compared(tried, found)}
+    assert rows["sedf-chunked"]["setting"] == ARMS["sedf-chunked"].settings[-1]
+    assert rows["sedf-chunked"]["goodput_rps"] == len(ARMS["sedf-chunked"].settings)
 
 
 def test_what_is_charged_is_charged_to_ours_alone():
-    settings = held_out_axes.best_settings("8b", 0.9)
-    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4, settings)
-    assert {name: [case.charged_s for case in cases] for name, cases in groups.items()} == {
-        "sedf-resume": [0.0, 0.0],
-        "sedf-chunked": [0.0, 0.0],
-        "targets": [1e-4, 1e-4],
+    groups = held_out_axes.along(Case("8b", "targets", 0, 0.0, 0, 100), 2, "charged_s", 1e-4)
+    assert {name: {case.charged_s for case in tried[0]} for name, tried in groups.items()} == {
+        "sedf-resume": {0.0},
+        "sedf-chunked": {0.0},
+        "targets-chunked": {0.0},
+        "targets": {1e-4},
     }
-    assert [case.seed for case in groups["targets"]] == [1000, 1001]
+    assert [case.seed for case in groups["targets"][0]] == [1000, 1001]
+
+
+@pytest.mark.parametrize(
+    ("arm", "step_s"),
+    [("targets-chunked", 0.0), ("sedf-chunked", 0.0), ("sedf-resume", 3e-3), ("targets", 3e-3)],
+)
+def test_who_cannot_be_stopped_may_compose_passes_ahead(arm, step_s):
+    replica, _ = offered(Case("8b", arm, 0, 0.0, 1000, 200, hidden=1.0), 0.9)
+    assert replica.cost.step_s == step_s
 
 
 def test_preemption_is_removed_first():
