@@ -347,6 +347,7 @@ _SERVERS: Final = {
     "stock-priority": f"{_STOCK}, vLLM's priorities, {{chunks}}",
     "stock-pools": f"{_STOCK}, a pool for each tier",
     "slackserve-chunked": "SlackServe, no preemption, chunks of {chunks}",
+    "slackserve-sedf": "SlackServe, S-EDF and its rule when to stop",
     "slackserve-whole": "SlackServe, whole prompts",
     "slackserve": "**SlackServe**",
 }

@@ -7,7 +7,7 @@ decode replica, 1 GiB of KV cache each, no waiting for a batch of the stream, an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class ServerArm:
         is_prioritised: Send vLLM's `priority` by tier.
         is_spinning: NIXL's progress threads spin, as its Python API has them.
         stop_within_ms: Ours: how long a stop may take, by which chunks are cut; None for the default.
+        rules: Ours: what else of `preemption` differs from the defaults.
         pools: Tiers that have a server each, on the same cores; none is one server for all.
     """
 
@@ -55,6 +56,7 @@ class ServerArm:
     is_spinning: bool = False
     pools: tuple[Tier, ...] = ()
     stop_within_ms: float | None = None
+    rules: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes it, for the results."""
@@ -63,6 +65,7 @@ class ServerArm:
                 "application": "slackserve",
                 "preemption": self.preemption,
                 "stop_within_ms": self.stop_within_ms,
+                **self.rules,
                 "max_num_batched_tokens": self.step_tokens,
             }
         return {
@@ -102,6 +105,8 @@ def chunked(name: str, chunking: Chunking) -> ServerArm:
             return ServerArm(name, step_tokens=chunking.tokens)
         case "stock-priority":
             return ServerArm(name, (*chunking.arguments(), "--priority"), is_prioritised=True)
+        case "stock-pools":
+            return ServerArm(name, chunking.arguments(), pools=(PREMIUM, STANDARD))
         case _:
             return ServerArm(name, chunking.arguments())
 
@@ -110,20 +115,23 @@ ANY_TIME_MS = 1e6
 """A stop may take any time: prompts are whole, or cut by `max_num_batched_tokens` alone."""
 SHIPPED_TOKENS = 2048
 """vLLM's default of `max_num_batched_tokens`."""
+FLOWPREFILL = {"order": "sedf", "policy": "conservative", "margin": 1.0}
+"""S-EDF with suspend-and-resume, as in FlowPrefill, with our boundaries, chunks and limits."""
 FIXED = {
     arm.name: arm
     for arm in (
         ServerArm("stock", ()),
         ServerArm("stock-shipped", Chunking(SHIPPED_TOKENS).arguments(), is_spinning=True),
-        ServerArm("stock-pools", Chunking(SHIPPED_TOKENS).arguments(), pools=(PREMIUM, STANDARD)),
         ServerArm("slackserve-off"),
         ServerArm("slackserve", preemption="resume"),
+        ServerArm("slackserve-sedf", preemption="resume", rules=FLOWPREFILL),
         ServerArm("slackserve-whole", preemption="resume", stop_within_ms=ANY_TIME_MS),
     )
 }
 TUNED = {
     "stock-chunked": ("256", "512", "1024", "2048"),
-    "stock-priority": ("128/64", "256/64", "256/128", "512/128", "512/384"),
+    "stock-priority": ("128/64", "256/32", "256/64", "256/128", "512/64", "512/128", "512/384"),
+    "stock-pools": ("256", "512", "1024", "2048"),
     "slackserve-chunked": ("128", "256", "512", "1024", "2048"),
 }
 """Arms whose chunks are tuned before they are measured, and what is tried for them."""
@@ -184,7 +192,7 @@ def _end_children() -> None:
 def _start_ours(arm: ServerArm, log: Path, directory: Path, model: Path | None) -> None:
     settings = embedded_settings(
         max_model_len=MODEL_LEN,
-        preemption={"mode": arm.preemption, "stop_within_ms": arm.stop_within_ms},
+        preemption={"mode": arm.preemption, "stop_within_ms": arm.stop_within_ms, **arm.rules},
         # All arms do the same work: nothing is refused, here nor by shedding below.
         admission={"max_backlog_s": NEVER_S, "max_late_backlog_s": NEVER_S, "calm_s": NEVER_S},
     )

@@ -5,9 +5,10 @@ Urgent short prompts arrive among long ones, which are most of the work. Arms:
 - `stock`: first come, first served, whole prompts; `stock-shipped`: vLLM's default of 2,048 tokens a step,
   NIXL's progress threads spinning as its Python API has them; `stock-chunked` and `stock-priority`: chunks
   tuned in a pilot, and with these vLLM's priorities and a cap on what one prompt takes of a step;
-  `stock-pools`: a server for urgent prompts and one for long ones, on the same cores;
+  `stock-pools`: a server for urgent prompts and one for long ones, on the same cores, with tuned chunks;
 - `slackserve-off`: our order without preemption; `slackserve-chunked`: the same with tuned chunks;
-  `slackserve`; `slackserve-whole`: the same with whole prompts, however long a stop takes.
+  `slackserve`; `slackserve-sedf`: the same with S-EDF and FlowPrefill's rule when to stop;
+  `slackserve-whole`: with whole prompts, however long a stop takes.
 
 Loads are fractions of the prefill capacity, which a burst of the same mix on the stock server shows. What is
 offered is within 2 % of that, or the run fails. Each start of a server serves all loads; rounds take the arms

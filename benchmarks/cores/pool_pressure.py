@@ -63,6 +63,7 @@ WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "vLLM": FirstCome,
     "vLLM, watermark 0.05": partial(FirstCome, 0.05),
     "vLLM, priorities": ByPriority,
+    "vLLM, priorities, watermark 0.05": partial(ByPriority, 0.05),
     "least computed": LeastComputed,
     "SGLang": Retract,
     "TensorRT-LLM, no eviction": NoEviction,

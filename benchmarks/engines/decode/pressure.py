@@ -273,6 +273,7 @@ def arms(blocks: int, tuned: Mapping[str, int]) -> list[Arm]:
         Arm("stock", blocks, {}),
         Arm("watermark 0.05", blocks, {"watermark": 0.05}),
         Arm("priority", blocks, {"scheduling_policy": "priority"}),
+        Arm("priority, watermark 0.05", blocks, {"scheduling_policy": "priority", "watermark": 0.05}),
         Arm(f"capped at {tuned['fcfs']}", blocks, {"max_num_seqs": tuned["fcfs"]}),
         Arm(
             f"priority, capped at {tuned['priority']}",

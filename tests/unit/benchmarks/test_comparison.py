@@ -5,8 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.comparison import load
-from benchmarks.comparison.arms import Chunking, chunked
+from benchmarks.comparison.arms import FIXED, Chunking, chunked
 from benchmarks.comparison.table import loads_table, paired, shared, spread, summary, verdict
+from deployments.config.preemption import PreemptionConfig
+from slo.preemption.types import PreemptionPolicy
+from slo.queue.order import QueueOrder
+from slo.tiers import PREMIUM, STANDARD
 
 MIX = load.mix(800, 20_000)
 
@@ -58,6 +62,20 @@ def test_chunks_as_they_are_given(text, tokens, long):
 def test_the_tuned_arm_of_ours_has_its_steps_and_no_preemption():
     arm = chunked("slackserve-chunked", Chunking.parse("512"))
     assert (arm.stock, arm.preemption, arm.step_tokens) == (None, "off", 512)
+
+
+def test_pools_have_their_tiers_and_the_chunks_that_are_tried():
+    arm = chunked("stock-pools", Chunking.parse("512"))
+    assert arm.pools == (PREMIUM, STANDARD)
+    assert arm.stock == chunked("stock-chunked", Chunking.parse("512")).stock
+
+
+def test_suspend_and_resume_is_a_setting_of_ours():
+    arm = FIXED["slackserve-sedf"]
+    given = PreemptionConfig.model_validate({"mode": arm.preemption, **arm.rules})
+    assert given.rules().policy is PreemptionPolicy.CONSERVATIVE
+    assert (given.order, given.margin) == (QueueOrder.SEDF, 1.0)
+    assert arm.settings()["order"] == "sedf"
 
 
 def test_of_chunks_that_are_equally_good_those_are_chosen_that_are_sooner():
