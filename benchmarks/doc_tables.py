@@ -172,17 +172,25 @@ def serving_path_stages() -> str:
 
 def decode_pace() -> str:
     """Streams with and without TPOT objectives, by arm."""
-    rows = [
-        [
-            _PACED.get(row["arm"], row["arm"]),
-            *(", ".join(f"{row[f'{tier} {what}']:.0%}" for tier in _PROMISED) for what in ("in pace", "met")),
-            f"{row['background end p50 s']:.1f} s",
-            f"{row['gap max s']:.1f} s",
-            f"{row['tokens/s']:,.0f}",
-        ]
-        for row in result("engines/decode_pace")["means"]
-    ]
-    columns = ["Premium, standard in pace", "Premium, standard met", "Background ends, p50"]
+    found = result("engines/decode_pace")
+    rows = []
+    for row in found["means"]:
+        of_rounds = [one for one in found["rounds"] if one["arm"] == row["arm"]]
+        shares = [f"{tier} {what}" for what in ("in pace", "met") for tier in _PROMISED]
+        rows.append(
+            [
+                _PACED.get(row["arm"], row["arm"]),
+                *(
+                    f"{row[one]:.0%} ({', '.join(f'{each[one]:.0%}' for each in of_rounds)})"
+                    for one in shares
+                ),
+                f"{row['background end p50 s']:.1f} s",
+                f"{row['gap max s']:.1f} s",
+                f"{row['tokens/s']:,.0f}",
+            ]
+        )
+    columns = [f"{tier.title()} {what}" for what in ("in pace", "met") for tier in _PROMISED]
+    columns.append("Background ends, p50")
     return markdown(["", *columns, "Longest wait for a token", "Tokens/s"], rows)
 
 
