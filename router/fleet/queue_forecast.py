@@ -72,6 +72,7 @@ class QueuePlan:
         runner_start_by_s: The same for the running pass, infinite when it has no deadline or is late anyway.
         waits_for_end: Whether they are also on time if the running pass is not stopped.
         total_s: Work of all that wait.
+        due_s: Work of those of them that have a deadline.
     """
 
     value: float
@@ -83,12 +84,14 @@ class QueuePlan:
     runner_start_by_s: float
     waits_for_end: bool
     total_s: float
+    due_s: float
 
 
 def plan(work: OutstandingWork) -> QueuePlan:
     """Predict which prefills the replica keeps on time."""
     runner = work.runner
-    total_s = sum(prefill.remaining_s for prefill in work.waiting)
+    total_s = sum([prefill.remaining_s for prefill in work.waiting])
+    due_s = sum([prefill.remaining_s for prefill in work.waiting if prefill.deadline_s < math.inf])
     best_value, chosen, stops_at_s = _best(work, work.waiting)
     waits = stops_at_s is None
     kept = [prefill for prefill in chosen.feasible if prefill is not runner]
@@ -105,7 +108,16 @@ def plan(work: OutstandingWork) -> QueuePlan:
         before[position] = min(before[position + 1], start_by_s if position < place else math.inf)
         behind[position] = min(behind[position + 1], start_by_s if position >= place else math.inf)
     return QueuePlan(
-        best_value, deadlines_s, work_before_s, before, behind, place, runner_start_by_s, waits, total_s
+        best_value,
+        deadlines_s,
+        work_before_s,
+        before,
+        behind,
+        place,
+        runner_start_by_s,
+        waits,
+        total_s,
+        due_s,
     )
 
 
@@ -121,10 +133,10 @@ def prospect(work: OutstandingWork, new: Prefill, value_before: float) -> Prospe
         if prefill is new:
             return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=True)
         start_s += prefill.remaining_s
-    start_s = work.free_at_s + sum(prefill.remaining_s for prefill in work.waiting)
-    if new.deadline_s < math.inf:  # before those without a deadline
-        start_s -= sum(prefill.remaining_s for prefill in chosen.rest if prefill.deadline_s == math.inf)
-    return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=new.deadline_s == math.inf)
+    is_due = new.deadline_s < math.inf  # and so before those without a deadline
+    ahead = [prefill for prefill in work.waiting if not is_due or prefill.deadline_s < math.inf]
+    start_s = work.free_at_s + sum([prefill.remaining_s for prefill in ahead])
+    return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=not is_due)
 
 
 def _best(work: OutstandingWork, waiting: Sequence[Prefill]) -> tuple[float, FeasibleSet, float | None]:

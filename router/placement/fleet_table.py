@@ -31,7 +31,8 @@ class Trial:
     Attributes:
         own_s: Its work there.
         is_free: Whether it would be on time and all that are on time would remain so.
-        end_s: When it would then end; otherwise, when it would end behind all that wait.
+        end_s: When it would then end; otherwise, when it would end behind all that wait and have a deadline:
+            those without one run after it, however late it is.
         shortfall_s: Seconds that are missing where it is not free; infinite where it would be late even ahead
             of all others.
         backlog_s: Work outstanding there, without it.
@@ -64,6 +65,7 @@ class FleetTable:
         self._free_at = np.full(rows, -np.inf)
         self._preemptible_in = np.full(rows, np.inf)
         self._total = np.zeros(rows)
+        self._due = np.zeros(rows)
         self._coefficients = np.zeros((rows, 3))
         self.value = np.zeros(rows)
         self._index = np.arange(rows)
@@ -111,6 +113,7 @@ class FleetTable:
         self._free_at[row] = -np.inf if work.runner is None else work.free_at_s
         self._preemptible_in[row] = np.inf if replica.preemptible_in_s is None else replica.preemptible_in_s
         self._total[row] = laid.total_s
+        self._due[row] = laid.due_s
         self.value[row] = laid.value
         predictor = replica.predictor
         self._coefficients[row] = predictor.fixed_s, predictor.per_token_s, predictor.per_pair_s
@@ -152,7 +155,8 @@ class FleetTable:
         holds_stopping = (before[:, 0] >= stops_at) & (behind[:, 0] >= free_at)
         waits = holds & (shortfall_waiting <= 0)
         stops = holds_stopping & (shortfall_stopping <= 0)
-        end = np.where(waits, end_waiting, np.where(stops, end_stopping, now_s + backlog + own))
+        end_late = free_at + self._due + own
+        end = np.where(waits, end_waiting, np.where(stops, end_stopping, end_late))
         shortfall = np.where(
             stops_at + own <= due_s, np.minimum(shortfall_waiting, shortfall_stopping), np.inf
         )

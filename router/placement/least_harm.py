@@ -35,7 +35,8 @@ class LeastHarm:
 
     Bounded: where it is free nowhere, the replicas with the smallest shortfall, at most `CANDIDATES`
     (`CANDIDATES_OF_MANY` in a large fleet), are predicted in full, although on another one a request of less
-    weight might have become late. A request that is late on all of them goes to the shortest backlog.
+    weight might have become late. A request that is late on all of them goes where it ends first: behind all
+    that have a deadline, before those without one.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,8 @@ class LeastHarm:
                 choice = Choice(replicas[row], found.start_s, found.end_s, found.is_on_time, reason)
         if choice is not None:
             return choice
-        row = _argmin(trial.backlog_s + trial.own_s, trial.backlog_s)
-        end_s = now_s + float(trial.backlog_s[row] + trial.own_s[row])
+        row = _argmin(trial.end_s, trial.backlog_s)
+        end_s = float(trial.end_s[row])
         start_s = end_s - float(trial.own_s[row])
         return Choice(replicas[row], start_s, end_s, is_on_time=False, reason=reason)
 

@@ -254,6 +254,15 @@ def test_what_has_begun_is_placed_however_late_it_will_be():
     assert isinstance(core().place(request(1, 1000, **late, however_late=True), 0.0), Placed)
 
 
+def test_one_that_is_late_everywhere_does_not_wait_for_work_without_a_deadline():
+    router = core(prefill=1)
+    jobs = [OutstandingJob(JobId(f"batch-{n}"), BACKGROUND, 1000, None, 1.0) for n in range(30)]
+    router.prefill_reported(report("prefill-0", *jobs), 0.0)
+    placed = router.place(request(1, 2500), 0.0)
+    assert isinstance(placed, Placed), "a tier's own objective is stretched to twice what it takes alone"
+    assert placed.predicted_ttft_s == pytest.approx(2.5 + 0.1)
+
+
 def test_an_idle_fleet_is_predicted_exactly():
     placed = core().place(request(1, 1000), 0.0)
     assert isinstance(placed, Placed)

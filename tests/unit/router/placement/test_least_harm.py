@@ -148,6 +148,25 @@ def test_what_is_late_everywhere_goes_where_there_is_least_to_do():
     assert choice.end_s == pytest.approx(0.8)
 
 
+@given(replicas_of_any_kind, st.integers(1, 2000), st.floats(0.01, 0.9))
+def test_the_end_of_one_that_is_late_is_that_of_the_full_prediction(known, tokens, part):
+    new = prefill(tokens, part * tokens * 0.001)
+    choice = LeastHarm().choose(new, [known], 0.0)
+    work = known.outstanding(0.0)
+    found = prospect(work, queued(new, tokens * 0.001, 0.0), plan(work).value)
+    assert not choice.is_on_time
+    assert not found.is_on_time
+    assert (choice.start_s, choice.end_s) == pytest.approx((found.start_s, found.end_s))
+
+
+def test_of_two_where_it_is_late_it_goes_before_work_without_a_deadline():
+    due = replica((900, 99.0, STANDARD), name="due")
+    undue = replica(*[(1000, NO_DEADLINE, BACKGROUND)] * 5, (300, 99.0, STANDARD), name="undue")
+    choice = LeastHarm().choose(prefill(400, 0.2), [due, undue], 0.0)
+    assert choice.replica is undue
+    assert choice.end_s == pytest.approx(0.7)
+
+
 def test_without_a_deadline_it_ends_behind_everybody():
     choice = LeastHarm().choose(prefill(300, NO_DEADLINE), [replica((900, NO_DEADLINE, PREMIUM))], 0.0)
     assert choice.end_s == pytest.approx(1.2)
