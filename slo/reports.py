@@ -51,6 +51,7 @@ class PrefillReported(Message):
         hits: (job, prompt tokens that its prefix cache held) of prefills that started or ended since the last
             report.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
+        caches_prefixes: Whether it keeps the KV cache of prompts for others that begin alike.
     """
 
     replica_id: ReplicaId
@@ -65,6 +66,7 @@ class PrefillReported(Message):
     kv_tokens: int = 0
     hits: tuple[tuple[JobId, int], ...] = ()
     draining: bool = False
+    caches_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

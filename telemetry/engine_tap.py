@@ -31,6 +31,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
     Attributes:
         kv_usage: Fraction of its KV blocks in use.
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
+        caches_prefixes: Whether it has a prefix cache.
         tpot_s: Time per output token of late; None before the second token of a first request.
         steps: How many steps have ended.
         load: What its streams hold and will hold; None when it does not say.
@@ -41,6 +42,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
     def __init__(self, role: str, instruments: Instruments) -> None:
         self.kv_usage = 0.0
         self.kv_tokens = 0
+        self.caches_prefixes = True
         self.tpot_s: float | None = None
         self.steps = 0
         self.load: DecodeLoad | None = None
@@ -64,6 +66,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         manager.stat_loggers.append(self)
         cache = engine._engine_client.vllm_config.cache_config  # noqa: SLF001 - no public way in
         self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
+        self.caches_prefixes = bool(cache.enable_prefix_caching)
 
     @property
     def recomputes(self) -> bool:

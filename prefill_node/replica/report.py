@@ -84,6 +84,7 @@ class ReportBuilder:
             hits=tuple(self._hits),
             kv_tokens=self._tap.kv_tokens,
             draining=is_draining(),
+            caches_prefixes=self._tap.caches_prefixes,
         )
 
     def delivered(self) -> None:

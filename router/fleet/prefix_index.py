@@ -84,8 +84,11 @@ class PrefixIndex:
         """A prefill has found so many tokens cached where so many were expected.
 
         A replica that has clearly less than was expected evicts sooner than its account: it is then held to a
-        smaller part of its capacity, which grows back slowly.
+        smaller part of its capacity, which grows back slowly. Where hardly anything was expected, nothing is
+        learned.
         """
+        if expected_tokens <= _ROUNDED_TOKENS:
+            return
         account = self._accounts[replica_id]
         if expected_tokens - cached_tokens > max(_ROUNDED_TOKENS, _ESTIMATED * expected_tokens):
             account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)

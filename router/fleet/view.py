@@ -190,7 +190,9 @@ class FleetView:
         return estimator.observe(size_bytes, tokens)
 
     def _hear_of_prefixes(self, replica: PrefillView, event: PrefillReported) -> None:
-        if event.kv_tokens:
+        if not event.caches_prefixes:
+            self.prefixes.resize(event.replica_id, 0)
+        elif event.kv_tokens:
             self.prefixes.resize(event.replica_id, event.kv_tokens)
         for job_id, cached_tokens in event.hits:
             if (job := replica.jobs.get(job_id)) is not None:

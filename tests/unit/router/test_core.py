@@ -240,6 +240,22 @@ def test_what_decode_computes_for_its_several_answers_is_in_no_prefix_cache_of_p
     assert router.place(request(3, 400, **prompt), 0.0).cached_tokens == 384
 
 
+def test_replicas_without_a_prefix_cache_are_expected_to_have_nothing_in_it():
+    router = core()
+    names, prompt = ["prefill-0", "prefill-1"], {"prefix_hashes": tuple(range(7)), "hash_block": 128}
+    about = {"kv_tokens": 100_000, "caches_prefixes": False}
+    for name in names:
+        router.prefill_reported(report(name, **about), 0.0)
+    for number in range(20):
+        pair = [router.place(request(f"{number}-{n}", 1000, **prompt), 0.0) for n in range(2)]
+        assert [placed.cached_tokens for placed in pair] == [0, 0]
+        assert sorted(placed.prefill_replica for placed in pair) == names
+        for n, placed in enumerate(pair):
+            job = JobId(f"job-{number}-{n}")
+            ended = report(placed.prefill_replica, hits=((job, 0),), ended=(job,), **about)
+            router.prefill_reported(ended, 0.0)
+
+
 def test_a_replica_that_failed_the_request_is_not_used_for_it_again():
     router = core(decode=2)
     failed = (ReplicaId("decode-0"),)

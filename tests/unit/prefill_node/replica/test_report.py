@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
@@ -26,14 +28,29 @@ class Instruments:
         self.gauges[metric.name] = value
 
 
+def builder_of(ledger, tap, instruments):
+    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
+    governor = Governor(ledger, {PREMIUM: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
+    return ReportBuilder(ReplicaId("p"), ENGINE, governor, tap, instruments)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_the_router_is_told_whether_there_is_a_prefix_cache(caches):
+    cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=caches)
+    config = SimpleNamespace(cache_config=cache)
+    manager = SimpleNamespace(stat_loggers=[])
+    tap = EngineTap("prefill", Instruments())
+    tap.attach(SimpleNamespace(_engine_client=SimpleNamespace(logger_manager=manager, vllm_config=config)))
+    ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
+    report = builder_of(ledger, tap, Instruments()).build(WATCH)
+    assert (report.kv_tokens, report.caches_prefixes) == (160, caches)
+
+
 def test_a_replica_at_rest_goes_on_setting_its_gauges():
     """Ray forgets one that is not set for two of its intervals."""
     instruments = Instruments()
     ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
-    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
-    governor = Governor(ledger, {PREMIUM: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
-    tap = EngineTap("prefill", instruments)
-    builder = ReportBuilder(ReplicaId("p"), ENGINE, governor, tap, instruments)
+    builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
     for outstanding in (0, 1):
         if outstanding:
             ledger.arrived(Accepted(JobId("a"), PREMIUM, 100, NO_DEADLINE, 0.0))

@@ -71,6 +71,17 @@ def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
     assert shrunk < index.tokens_of(A) <= 1000
 
 
+def test_prefills_of_which_nothing_was_expected_win_no_trust_back():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, range(10), 100)
+    for _ in range(200):
+        index.found(A, expected_tokens=1000, cached_tokens=0)
+        for _ in range(10):
+            index.found(A, expected_tokens=0, cached_tokens=0)
+    assert index.tokens_of(A) <= 300
+
+
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(["placed", "forget", "resize", "found"]),
