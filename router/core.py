@@ -180,13 +180,17 @@ class RouterCore:
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
+        # A first token that prefill samples does not wait for decode's memory.
+        wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
+        end_s = choice.end_s + wait_s
         if self._may_go_to_decode(request, newcomer, decode) and is_cheaper_on_decode(
             tokens, choice, decode, now_s, self._link
         ):
-            return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
-        # A first token that prefill samples does not wait for decode's memory.
-        wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
-        if (late_s := max(0.0, choice.end_s + wait_s - terms.latest_s)) > 0:
+            local_end_s = now_s + choice.replica.predictor.prefill_s(tokens)
+            if local_end_s <= terms.latest_s:
+                return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
+            end_s = min(end_s, local_end_s)  # prefill may have its prefix cached
+        if (late_s := max(0.0, end_s - terms.latest_s)) > 0:
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
                 self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s

@@ -9,11 +9,12 @@ from router.messages import Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import NewPrefill
+from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.02, handoff_s=0.1)
 PREFILL, DECODE = ReplicaId("prefill"), ReplicaId("decode")
@@ -72,6 +73,28 @@ def test_what_decode_computes_is_predicted_and_is_no_work_of_the_prefill_tier():
     assert placed.predicted_ttft_s == pytest.approx(0.5 + 0.03 + 0.1)
     assert placed.ttft_budget_s == 2.0
     assert not core.view.prefill[PREFILL].jobs
+
+
+def test_one_that_would_be_late_on_either_way_is_refused():
+    late = asked(10, objective=Objective(STANDARD, 0.005, None))
+    refused = router().place(dataclasses.replace(late, explicit_deadline=True), 0.0)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert refused.predicted_ttft_s == pytest.approx(0.03 + 0.1)
+
+
+def test_what_a_tier_promises_is_stretched_and_what_is_never_shed_is_never_late():
+    tight = Objective(STANDARD, 0.005, None)
+    assert is_on_decode(router().place(asked(10, objective=tight), 0.0))
+    premium = asked(10, objective=Objective(PREMIUM, 0.005, None))
+    assert is_on_decode(router().place(dataclasses.replace(premium, explicit_deadline=True), 0.0))
+
+
+def test_one_whose_way_over_decode_is_too_slow_goes_where_its_prefix_is():
+    core, prefix = router(), {"prefix_hashes": (1, 2, 3), "hash_block": 16}
+    core.view.prefixes.placed(PREFILL, prefix["prefix_hashes"], 16)
+    tight = asked(50, objective=Objective(STANDARD, 0.15, None), **prefix)
+    assert is_on_decode(core.place(dataclasses.replace(tight), 0.0))
+    assert not is_on_decode(core.place(dataclasses.replace(tight, explicit_deadline=True), 0.0))
 
 
 @pytest.mark.parametrize(
