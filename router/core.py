@@ -180,17 +180,12 @@ class RouterCore:
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
+        local_end_s = self._local_end_s(request, newcomer, choice, decode, now_s)
+        if local_end_s < math.inf and local_end_s <= terms.latest_s:
+            return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
-        end_s = choice.end_s + wait_s
-        if self._may_go_to_decode(request, newcomer, decode) and is_cheaper_on_decode(
-            tokens, choice, decode, now_s, self._link
-        ):
-            local_end_s = now_s + choice.replica.predictor.prefill_s(tokens)
-            if local_end_s <= terms.latest_s:
-                return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
-            end_s = min(end_s, local_end_s)  # prefill may have its prefix cached
-        if (late_s := max(0.0, end_s - terms.latest_s)) > 0:
+        if (late_s := max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)) > 0:
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
                 self._gate.withdrawn(request.job_id, now_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -247,10 +242,24 @@ class RouterCore:
     def _has_too_many(self, decode: DecodeView) -> bool:
         return decode.local_prefills >= self._limits.max_local_prefills
 
-    def _may_go_to_decode(self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView) -> bool:
-        """Whether decode may compute a prompt that the prefill tier could: a short one that is new."""
-        is_short = newcomer.tokens <= self._limits.local_below_tokens and not request.is_admitted
-        return is_short and decode.has_room(newcomer) and not self._has_too_many(decode)
+    def _local_end_s(
+        self,
+        request: PlacementRequested,
+        newcomer: Newcomer,
+        choice: Choice,
+        decode: DecodeView,
+        now_s: float,
+    ) -> float:
+        """When decode would have computed a prompt that the prefill tier could: a short one that is new.
+
+        Infinite where it may not, or where the prefill tier delays it less.
+        """
+        tokens = newcomer.tokens
+        may = tokens <= self._limits.local_below_tokens and not request.is_admitted
+        may = may and decode.has_room(newcomer) and not self._has_too_many(decode)
+        if may and is_cheaper_on_decode(tokens, choice, decode, now_s, self._link):
+            return now_s + choice.replica.predictor.prefill_s(tokens)
+        return math.inf
 
     def _compute_on_decode(
         self,
