@@ -198,8 +198,7 @@ class RouterCore:
         tier = request.objective.tier
         rank = self._ranks.get(tier, 0)
         is_top = rank == len(self._ranks) - 1
-        answers = request.answers_per_prompt
-        return Newcomer(request.job_id, tier, tokens, answers, request.output_tokens, is_top, rank)
+        return Newcomer(request.job_id, tier, tokens, request.answers, request.output_tokens, is_top, rank)
 
     def _decode_full(self, request: PlacementRequested, memory_s: float) -> Rejected | None:
         """The refusal of a request for which the best decode replica has no memory in time."""
@@ -355,7 +354,7 @@ class RouterCore:
 
     def _answer_tokens(self, request: PlacementRequested) -> int:
         """How many tokens one of its answers is expected to have."""
-        most = request.output_tokens // request.answers_per_prompt or FIRST_GUESS
+        most = request.output_tokens // request.answers or FIRST_GUESS
         return self._answers.whole(request.objective.tier, request.tenant, most)
 
     def _bind(

@@ -42,6 +42,7 @@ class PlacementRequested(Message):
         output_tokens: The most that all its answers may have together.
         key_limit: Of the key that it came with; None for none.
         decode_samples_first: Whether decode samples its first token, and not prefill.
+        prompts: How many it has.
     """
 
     job_id: JobId
@@ -65,6 +66,12 @@ class PlacementRequested(Message):
     output_tokens: int = 0
     key_limit: KeyLimit | None = None
     decode_samples_first: bool = False
+    prompts: int = 1
+
+    @property
+    def answers(self) -> int:
+        """How many answers it has in all."""
+        return self.prompts * self.answers_per_prompt
 
     @property
     def counts_tokens(self) -> bool:

@@ -53,7 +53,7 @@ class Newcomer:
 
     Attributes:
         tokens: Of its prompt.
-        answers: How many it asks for.
+        answers: How many it asks for, of all its prompts.
         most_output: The most that all its answers may have; 0 leaves that open.
         is_top: Whether it is of the top tier.
         rank: Of its tier.

@@ -70,6 +70,7 @@ class Asked:
             answers_per_prompt=request_fields.answers_per_prompt(body),
             decode_samples_first=request_fields.decode_samples_first(body),
             output_tokens=output_tokens,
+            prompts=request_fields.prompts(body),
         )
         return cls(body, placement, arrived_s)
 

@@ -323,6 +323,14 @@ def test_the_first_token_is_due_as_early_as_the_rest_of_the_answer_takes():
     assert (both.ttft_budget_s, both.promised_ttft_s) == (2.5, 2.5)
 
 
+def test_the_answers_to_several_prompts_end_together():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.03), 0.0)
+    placed = router.place(replace(ends_in(2.0, output_tokens=128), prompts=8, answers_per_prompt=2), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(2.0 - 7 * router.view.decode["decode-0"].pace.tpot_s(2))
+    assert placed.ttft_budget_s > 1.6
+
+
 def test_an_answer_that_must_end_soon_is_decoded_where_it_can():
     router = core(decode=2)
     for replica, tpot_s in (("decode-0", 0.05), ("decode-1", 0.01)):

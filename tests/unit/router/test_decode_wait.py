@@ -1,5 +1,7 @@
 """What a decode replica without memory means for a request's first token, and for its end."""
 
+from dataclasses import replace
+
 import pytest
 
 from router.core import RouterCore
@@ -66,6 +68,16 @@ def test_an_answer_that_is_due_at_its_end_has_less_time_for_its_first_token():
     without.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.1, 1, kv_tokens=10_000), 0.0)
     free, waits = [core.place(asked(e2e_s=30.0), 0.0).ttft_budget_s for core in (without, router())]
     assert free - waits == pytest.approx(WAIT_S - 1.0)
+
+
+def test_the_answers_to_all_prompts_take_memory():
+    core = router()
+    load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("there"): Holding(7000, 2000, 1)}, answers={PREMIUM: 100})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.7, 1, kv_tokens=10_000, load=load), 0.0)
+    one = replace(asked(decode_samples_first=True), output_tokens=1600)
+    assert core.place(one, 0.0).decode_wait_s == 0
+    core.job_ended(JobEnded(JobId("job")), 0.0)
+    assert core.place(replace(one, prompts=8, answers_per_prompt=2), 0.0).decode_wait_s > 0
 
 
 def test_both_kinds_of_first_tokens_have_ways_of_their_own():

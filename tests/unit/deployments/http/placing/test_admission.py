@@ -57,7 +57,7 @@ class Admission:
             ended=self.ended.append,
             tell=self.told.append,
         )
-        self.body = CompletionRequest(model="tiny", prompt=[1, 2, 3], **{"stream": True, **body})
+        self.body = CompletionRequest(model="tiny", **{"prompt": [1, 2, 3], "stream": True, **body})
         tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
         state = State({"headers": [(TTFT_HEADER, "3000")], "tenant": tenant})
         self.asked = Asked.of(self.body, state, objective, JobId("j"), arrived_s, output_tokens=40)
@@ -79,8 +79,14 @@ class Admission:
 def test_the_router_is_asked_for_what_was_read():
     placement = Admission(HERE, n=2).asked.placement
     assert (placement.prompt_tokens, placement.answers_per_prompt, placement.output_tokens) == (3, 2, 40)
+    assert (placement.prompts, placement.answers) == (1, 2)
     assert placement.explicit_deadline
     assert placement.elapsed_s == pytest.approx(0.25, abs=0.1)
+
+
+def test_the_router_is_told_of_the_answers_to_all_prompts():
+    placement = Admission(HERE, prompt=[[1, 2, 3], [4, 5]], n=2).asked.placement
+    assert (placement.prompt_tokens, placement.prompts, placement.answers) == (5, 2, 4)
 
 
 async def test_a_place_is_named_to_the_other_processes_with_what_is_left_of_the_budget():
