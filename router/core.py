@@ -33,7 +33,7 @@ from slo.errors import Rejected, RejectionReason
 from slo.predict.path_time import PathTime
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import PrefillReported
-from slo.request import JobId
+from slo.request import JobId, ReplicaId
 from slo.tiers import SYSTEM, Tier, TierPolicy
 
 _LOCAL_RETRY_S: Final = 5.0
@@ -168,7 +168,7 @@ class RouterCore:
         memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer, now_s)
         cached = self.view.cached_tokens(request, tokens)
         if not request.is_admitted:
-            max_cached = max(cached.values(), default=0)
+            max_cached = _max_cached(cached, replicas)
             rejected = self._gate.refusal(request, tokens, replicas, now_s, max_cached)
             if rejected is None and (rejected := self._decode_full(request, memory_s)) is not None:
                 self._gate.withdrawn(request.job_id, now_s)
@@ -394,3 +394,8 @@ class RouterCore:
             promised_ttft_s=terms.promised_s,
             decode_wait_s=wait_s,
         )
+
+
+def _max_cached(cached: Mapping[ReplicaId, int], replicas: Sequence[PrefillView]) -> int:
+    """The most that one of the replicas has cached; of others that are known nothing counts."""
+    return max((cached.get(one.replica_id, 0) for one in replicas), default=0) if cached else 0

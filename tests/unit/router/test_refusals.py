@@ -101,6 +101,16 @@ def test_every_answer_to_a_prompt_counts_against_its_tenant():
     assert isinstance(ask(core, "other", tenant="b", limit=limit), Placed)
 
 
+def test_a_prefix_saves_no_work_while_its_replica_takes_none():
+    core, admission = router(replicas=2)
+    prefix = {"prefix_hashes": tuple(range(7)), "hash_block": 128}
+    assert ask(core, "first", tokens=1000, **prefix).prefill_replica == "prefill-0"
+    report(core, ended=(JobId("first"),), draining=True)
+    assert admission.backlog_s(BACKGROUND) == 0
+    assert ask(core, "second", tokens=1000, **prefix).prefill_replica == "prefill-1"
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(1.0)
+
+
 def test_output_is_reserved_until_the_end_says_how_much_there_was():
     core, _ = router()
     limit = TenantLimit(output_tokens_per_s=1.0, burst_output_tokens=1000)
