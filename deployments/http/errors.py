@@ -79,6 +79,18 @@ def unauthorized(error: AuthenticationError) -> HTTPError:
     )
 
 
+def keys_not_read() -> HTTPError:
+    """503 while nobody can tell whose a key is."""
+    return HTTPError(
+        503,
+        "the server cannot read its API keys; retry later, its log says why",
+        kind="service_unavailable",
+        code="api_keys_not_read",
+        headers={"retry-after": "1"},
+        outcome=Outcome.FAILED,
+    )
+
+
 def too_large(limit_bytes: int) -> HTTPError:
     """413."""
     message = f"the body is larger than {limit_bytes} bytes, limits.max_body_bytes"

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.errors import HTTPError
-from deployments.http.key_watch import KeyWatch
+from deployments.http.key_watch import KeysNotReadError, KeyWatch
 from slo.errors import AuthenticationError, FieldError
 from slo.request import INTERNAL_HEADER_PREFIX, REQUEST_ID_HEADER
 from telemetry import logs
@@ -143,9 +143,11 @@ class Gatekeeper:
                 raise _refused(name, "is set by the server itself", "leave it out")
         try:
             state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
-        except AuthenticationError as error:
+        except (AuthenticationError, KeysNotReadError) as error:
             if scope["path"] not in OPEN_PATHS:
-                raise http_errors.unauthorized(error) from None
+                if isinstance(error, AuthenticationError):
+                    raise http_errors.unauthorized(error) from None
+                raise http_errors.keys_not_read() from None
             state["tenant"] = None
         length = dict(headers).get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > limits.max_body_bytes:

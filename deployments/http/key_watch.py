@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from deployments.config.keys import KeySource
 from slo.admission.tenants import KeyRing
@@ -16,10 +16,15 @@ LOOK_S: Final = 1.0
 """How often the file is looked at. A mounted secret changes by a link, which this sees as well."""
 
 
+class KeysNotReadError(Exception):
+    """This process has not been able to read the file of keys so far, and cannot tell whose a key is."""
+
+
 class KeyWatch:
-    """The keys as of the file's last readable state.
+    """The keys as of the last state of the file that this process could read.
 
     A file that cannot be used changes nothing: the last keys that could be read stay, and the log says so.
+    They do not travel to another process, for which they may be out of date.
 
     Args:
         source: Where the keys come from.
@@ -30,12 +35,18 @@ class KeyWatch:
 
     def __init__(self, source: KeySource) -> None:
         self._source = source
-        self._ring = source.ring()
+        self._ring: KeyRing | None = source.ring()
         self._seen: tuple[int, ...] | None = None
         """What the file was like when its keys were read."""
         self._told = ""
         """Why it could not be, as it was logged last."""
         self._thread: threading.Thread | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels: without the keys where a file has to say which they are by then."""
+        if self._source.path is None:
+            return self.__dict__
+        return {**self.__dict__, "_ring": None, "_seen": None, "_told": "", "_thread": None}
 
     @property
     def ring(self) -> KeyRing:
@@ -43,11 +54,16 @@ class KeyWatch:
 
         The first to ask, in the replica's process and maybe long after the application was built, waits for
         the file to be read.
+
+        Raises:
+            KeysNotReadError: when this process has not been able to read it so far, saying why.
         """
         if self._thread is None and self._source.path is not None:
             self._look(self._source.path)
             self._thread = threading.Thread(target=self._watch, args=(self._source.path,), daemon=True)
             self._thread.start()
+        if self._ring is None:
+            raise KeysNotReadError(self._told)
         return self._ring
 
     def _watch(self, path: Path) -> None:

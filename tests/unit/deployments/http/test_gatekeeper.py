@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.gatekeeper import Gatekeeper
+from deployments.http.key_watch import KeysNotReadError
 from slo.admission.tenants import ApiKey, KeyRing, Tenant, digest
 
 LIMITS = LimitsConfig(max_body_bytes=1024, body_timeout_s=0.2, max_headers=16, max_header_bytes=2048)
@@ -18,6 +19,14 @@ class Keys:
 
     def __init__(self, *keys):
         self.ring = KeyRing(keys)
+
+
+class NoKeys:
+    """As `KeyWatch`, of a file that could not be read so far."""
+
+    @property
+    def ring(self):
+        raise KeysNotReadError("keys.yaml: expected a list of keys")
 
 
 class Counts:
@@ -124,3 +133,18 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_has_failed_nobody(
         await gate({"type": "http", "path": "/v1/completions", "headers": []}, receive, send)
     assert not sent
     assert not caplog.records
+
+
+@pytest.mark.parametrize("headers", [[("authorization", "Bearer key-of-acme")], []])
+async def test_while_no_keys_could_be_read_nobody_is_let_in_but_to_the_open_paths(headers):
+    gate = Gatekeeper(served, NoKeys(), LIMITS)
+    gate._instruments = Counts()
+    transport = httpx.ASGITransport(app=gate)
+    async with httpx.AsyncClient(transport=transport, base_url="http://slackserve") as client:
+        answer = await client.post("/v1/completions", headers=headers)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "api_keys_not_read"
+        assert "keys.yaml" not in answer.text, "why is for the log"
+        assert gate._instruments.last["reason"] == "api_keys_not_read"
+        for path in ("/health", "/ready"):
+            assert (await client.get(path, headers=headers)).status_code == 200

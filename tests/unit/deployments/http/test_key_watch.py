@@ -9,7 +9,7 @@ import yaml
 from waiting import assert_soon
 
 from deployments.config.settings import parse
-from deployments.http.key_watch import KeyWatch
+from deployments.http.key_watch import KeysNotReadError, KeyWatch
 from slo.errors import AuthenticationError
 
 
@@ -99,3 +99,51 @@ def test_a_file_that_could_not_be_opened_is_read_once_it_can_be_though_it_stays_
             assert knows(watch, "a-key-12345") == "a"
         assert_soon(lambda: knows(watch, "b-key-12345") == "b", 3)
     assert knows(watch, "a-key-12345") is None
+
+
+def broken(file):
+    file.write_text("- {tenant: c, key: c-key-12345, expires: 2026-06-31T00:00:00Z}")
+
+
+def without_keys(file):
+    file.write_text("[]")
+
+
+@pytest.mark.parametrize("ruin", [without_keys, broken, lambda file: file.unlink()])
+def test_an_ingress_that_has_never_read_the_file_knows_no_key_of_the_build(ruin, file, caplog):
+    write(file, "a-key-12345", "b-key-12345")
+    watch = built(file)
+    ruin(file)
+    with caplog.at_level("INFO", "ray.serve"):
+        for key in ("a-key-12345", "b-key-12345", None):
+            with pytest.raises(KeysNotReadError):
+                knows(watch, key)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["api_keys_not_read"]
+    write(file, "b-key-12345")
+    assert_soon(lambda: reads(watch) and knows(watch, "b-key-12345") == "b", 3)
+    assert knows(watch, "a-key-12345") is None
+
+
+def reads(watch):
+    try:
+        return watch.ring
+    except KeysNotReadError:
+        return None
+
+
+def test_a_variable_that_only_the_build_has_gives_the_ingress_no_key(file, monkeypatch):
+    monkeypatch.setenv("KEY_OF_A", "a-key-12345")
+    file.write_text("[{tenant: a, key_env: KEY_OF_A}]")
+    watch = built(file)
+    monkeypatch.delenv("KEY_OF_A")
+    with pytest.raises(KeysNotReadError, match="KEY_OF_A"):
+        knows(watch, "a-key-12345")
+
+
+def test_keys_of_the_configuration_alone_need_no_file(monkeypatch):
+    monkeypatch.setenv("KEY_OF_A", "a-key-12345")
+    config = parse({"api_keys": [{"tenant": "a", "key_env": "KEY_OF_A"}]})
+    watch = pickle.loads(pickle.dumps(KeyWatch(config.key_source())))
+    monkeypatch.delenv("KEY_OF_A")
+    assert knows(watch, "a-key-12345") == "a"
+    assert knows(watch, "b-key-12345") is None
