@@ -123,6 +123,8 @@ class FleetView:
             and now_s - job.placed_at_s < self._limits.in_transit_s
             and job.job_id not in replica.confirmed
         ]
+        for job_id in known - replica.jobs.keys():
+            self._turned_up(job_id, replica)
         replica.confirmed = known
         replica.preemptible_in_s = event.preemptible_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
@@ -188,6 +190,12 @@ class FleetView:
         self.prompt_length.observe(size_bytes, tokens)
         estimator = self._prompt_lengths.setdefault(tenant, PromptLengthEstimator())
         return estimator.observe(size_bytes, tokens)
+
+    def _turned_up(self, job_id: JobId, where: PrefillView) -> None:
+        """A job that was not placed where it is, is not on its way to any other replica."""
+        for other in self.prefill.values():
+            if other is not where and job_id not in other.confirmed:
+                other.remove(job_id)
 
     def _hear_of_prefixes(self, replica: PrefillView, event: PrefillReported) -> None:
         if not event.caches_prefixes:

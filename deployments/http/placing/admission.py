@@ -23,6 +23,7 @@ from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
+from slo.predict.prompt_length import PromptLengthEstimator
 from slo.request import RequestContext
 from telemetry.tracing import TRACER, traceparent_of
 
@@ -48,6 +49,9 @@ async def admit(
     try:
         decision = await placement.place(asked.placement)
     except (asyncio.CancelledError, TaskCancelledError):
+        # The router may give it a place all the same: it has taken nothing of that.
+        record.meter = TokenMeter(asked.body, _admitted(asked.placement, None))
+        record.answered(None)
         record.end(Outcome.CANCELLED)
         raise
     finally:
@@ -98,10 +102,17 @@ def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) ->
 
 
 def _admitted(asked: PlacementRequested, placed: Placed | None) -> Usage | None:
-    """The most tokens that a request may take; None when nothing limits it, or nobody has counted."""
-    if placed is None or not asked.counts_tokens:
+    """The most tokens that a request may take; None when nothing limits it.
+
+    Without a placement as well: the router may have given one too late to be heard of. The length of a prompt
+    that came as text is guessed then.
+    """
+    if not asked.counts_tokens:
         return None
-    return Usage(placed.tokens * asked.answers_per_prompt, asked.output_tokens)
+    tokens = asked.prompt_tokens if placed is None else placed.tokens
+    if tokens is None:
+        tokens = PromptLengthEstimator().tokens(asked.prompt_bytes)
+    return Usage(tokens * asked.answers_per_prompt, asked.output_tokens)
 
 
 def _context(record: RequestRecord, asked: PlacementRequested, placed: Placed | None) -> RequestContext:

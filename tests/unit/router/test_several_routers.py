@@ -74,3 +74,16 @@ def test_a_shared_prefix_leads_to_the_replica_that_has_it():
     router.prefill_reported(report(first.prefill_replica), 1.0)
     third = router.place(PlacementRequested(JobId("3"), objective, True, 1000, 0, **prefix), 1.0)
     assert third.cached_tokens == 0
+
+
+def test_a_job_that_turns_up_elsewhere_is_not_on_its_way_to_where_it_was_placed():
+    """Its ingress did not wait for the router's answer."""
+    router = core("a", "b", "c")
+    expected = router.place(request("x"), 0.0).prefill_replica
+    here, elsewhere = (name for name in "abc" if name != expected)
+    router.prefill_reported(report(here, runs(1000, name="x")), 0.1)
+    assert not router.view.prefill[expected].jobs
+    assert router.view.prefill[expected].outstanding_tokens == 0
+    assert set(router.view.prefill[here].jobs) == {"x"}
+    router.prefill_reported(report(elsewhere, runs(1000, name="x")), 0.2)
+    assert set(router.view.prefill[here].jobs) == {"x"}, "it says itself that it has it"

@@ -14,13 +14,14 @@ from deployments.http.errors import HTTPError
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from router.messages import Placed, PlacementReason
-from slo.admission.tenant_limits import TenantLimit, Usage
+from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
+from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import TTFT_HEADER, Objective
 from slo.outcomes import ObjectiveName, Outcome
 from slo.request import JobId, ReplicaId
-from slo.tiers import PREMIUM, STANDARD
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
 
 P, D = ReplicaId("p"), ReplicaId("d")
 OBJECTIVE = Objective(STANDARD, 3.0, 0.05, clamped_from=PREMIUM)
@@ -186,7 +187,7 @@ LIMITED = TenantLimit(output_tokens_per_s=10.0)
 
 @pytest.mark.parametrize(
     ("decision", "limit", "used"),
-    [(HERE, LIMITED, Usage(20, 0)), (HERE, None, None), (None, LIMITED, None)],
+    [(HERE, LIMITED, Usage(20, 0)), (HERE, None, None), (None, LIMITED, Usage(6, 0)), (None, None, None)],
 )
 async def test_what_a_limited_tenant_takes_is_metered_against_what_was_admitted(decision, limit, used):
     admission = Admission(decision, limit=limit, n=2)
@@ -194,6 +195,44 @@ async def test_what_a_limited_tenant_takes_is_metered_against_what_was_admitted(
     admission.record.end(Outcome.CANCELLED)
     assert admission.ended[0].used == used
     assert admission.body.stream_options.continuous_usage_stats is (used is not None)
+
+
+@pytest.mark.parametrize(("limit", "used"), [(LIMITED, NO_USAGE), (None, None)])
+async def test_who_leaves_before_there_is_a_place_has_taken_nothing(limit, used):
+    admission = Admission(asyncio.CancelledError(), limit=limit)
+    with pytest.raises(asyncio.CancelledError):
+        await admission.context()
+    assert admission.ended[0].used == used
+
+
+async def test_a_place_that_came_too_late_to_be_heard_of_costs_what_was_generated():
+    """The router has admitted a request that its ingress has sent off without it."""
+    admission = Admission(None, limit=LIMITED)
+    asked = admission.asked.placement
+    rules = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.5)
+
+    def decide(job_id):
+        usage = Usage(3, 100)
+        of = AdmissionRequest(JobId(job_id), STANDARD, asked.tenant, usage, 0.1, limit=LIMITED)
+        return rules.decide(of, 0.0)
+
+    assert decide("j") is None
+    assert decide("k") is not None, "all is reserved"
+    await admission.context()
+    counts = '"usage":{"prompt_tokens":3,"total_tokens":8,"completion_tokens":5}'
+    admission.record.event('data: {"id":"c","choices":[{"index":0,"text":"a"}],' + counts + "}\n\n")
+    admission.record.end(Outcome.CANCELLED)
+    (ended,) = admission.ended
+    assert ended.used == Usage(3, 5)
+    rules.ended(ended.job_id, 0.5, ended.used)
+    assert decide("k") is None
+
+
+async def test_the_length_of_a_text_is_guessed_where_the_router_has_not_said_it():
+    admission = Admission(None, limit=LIMITED, prompt="a" * 400)
+    await admission.context()
+    admission.record.end(Outcome.CANCELLED)
+    assert admission.ended[0].used == Usage(100, 0)
 
 
 async def test_a_model_may_show_its_usage_to_all():
