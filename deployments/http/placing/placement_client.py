@@ -116,8 +116,7 @@ class PlacementClient:
             return None
 
     def job_ended(self, ended: JobEnded) -> None:
-        """Tell the router that a request is over; if it does not hear it, it does within `RECONCILE_S`."""
-        self._live.discard(ended.job_id)
+        """Tell the router that a request is over; what it misses it knows within twice `RECONCILE_S`."""
         self._background.run("telling_router", self._tell(ended), job_id=ended.job_id)
 
     def lost(self, replica: ReplicaId) -> None:
@@ -128,7 +127,13 @@ class PlacementClient:
         await self._router.report.remote(ReplicaGone(replica))
 
     async def _tell(self, ended: JobEnded) -> None:
-        await self._router.job_ended.remote(ended)
+        try:
+            telling = asyncio.ensure_future(self._router.job_ended.remote(ended))
+            # Until then it lives: a word without it might come first, and would not say what it took.
+            await asyncio.wait((telling,), timeout=RECONCILE_S)
+        finally:
+            self._live.discard(ended.job_id)
+        await telling
 
     async def _reconcile(self) -> None:
         while True:

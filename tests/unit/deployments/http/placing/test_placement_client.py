@@ -165,6 +165,29 @@ async def test_the_router_is_told_what_lives_until_it_hears_it(monkeypatch):
     assert told[-1].jobs == ()
 
 
+async def test_no_word_of_what_lives_overtakes_that_of_an_end(monkeypatch):
+    """Of what it hears first the router ends a request, and only an end says what was taken."""
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.1)
+    heard, spoken, empty = [], asyncio.Event(), asyncio.Event()
+
+    async def reconcile(live):
+        heard.append(set(live.jobs))
+        (spoken if live.jobs else empty).set()
+
+    async def end(ended):
+        await spoken.wait()
+        heard.append(ended.job_id)
+
+    router = Router(answering(HERE))
+    router.reconcile, router.job_ended = Method(reconcile), Method(end)
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    await client.place(request())
+    client.job_ended(JobEnded(JobId("job")))
+    async with asyncio.timeout(5):
+        await empty.wait()
+    assert heard[:2] == [{"job"}, "job"]
+
+
 async def test_a_rejected_request_does_not_live():
     client = PlacementClient(
         Router(answering(Rejected(RejectionReason.NO_REPLICA, 1.0, None, None))), TIMEOUT_S, Counts()
