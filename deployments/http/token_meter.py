@@ -41,6 +41,7 @@ class TokenMeter:
         self._answers_in_all = self._answers_per_prompt * prompts(body)
         self._answers: dict[int, Usage] = {}
         self._streams = bool(body.stream)
+        self._hides_reasoning = getattr(body, "include_reasoning", None) is False
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
@@ -88,7 +89,11 @@ class TokenMeter:
         if self._whole is not None or not self._streams:
             return self._whole
         seen = self._answers.values()
-        output_tokens = sum(answer.output_tokens for answer in seen)
+        output_tokens = self._total_tokens
+        if output_tokens is None:
+            if seen and self._hides_reasoning:  # of which no event tells anything
+                return None
+            output_tokens = sum(answer.output_tokens for answer in seen)
         if len(seen) < self._answers_in_all:  # of some prompts the length is not known
             return Usage(self._admitted.prompt_tokens, output_tokens)
         return Usage(sum(answer.prompt_tokens for answer in seen), output_tokens)

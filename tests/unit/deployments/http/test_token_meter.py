@@ -102,6 +102,24 @@ def test_a_stream_that_is_left_before_its_first_token():
     assert TokenMeter(chat(stream=True), ADMITTED).used == Usage(1000, 0)
 
 
+def test_of_hidden_reasoning_nobody_knows_how_much_there_was_until_the_end():
+    meter = TokenMeter(chat(stream=True, include_reasoning=False), ADMITTED)
+    assert meter.used == Usage(1000, 0), "the first event comes with the first token"
+    meter.read(chat_event(0, 0, ""))
+    assert meter.used is None, "no event comes while it reasons"
+    meter.read(chat_event(0, 300))
+    assert meter.used is None, "nor tells the next one what comes after it"
+    meter.read(totals(7, 400))
+    assert meter.used == Usage(7, 400)
+
+
+def test_reasoning_that_is_shown_is_counted():
+    meter = TokenMeter(chat(stream=True, include_reasoning=True), ADMITTED)
+    meter.read(chat_event(0, 0, ""))
+    meter.read(chat_event(0, 3))
+    assert meter.used == Usage(7, 3)
+
+
 def test_an_answer_that_comes_whole():
     meter = TokenMeter(chat(n=3), ADMITTED)
     assert meter.used is None, "what a cancelled one has generated nobody knows"
