@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
-from slo.admission.tenant_limits import NO_USAGE, KeyLimit, TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import KeyLimit, TenantGate, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
@@ -220,15 +220,25 @@ class AdmissionController:
         `used` is what it took of its tenant's tokens; None when nobody knows.
         """
         self.served(job_id)
-        if (job := self._jobs.pop(job_id, None)) is not None and job.tier != SYSTEM:
-            lasted_s = now_s - job.admitted_s
-            self._tenants.of(job.tenant).ended(lasted_s, job.usage, used, now_s)
-            if job.key_name is not None:
-                self._tenants.known_key(job.tenant, job.key_name).ended(lasted_s, job.usage, used, now_s)
+        if (job := self._jobs.pop(job_id, None)) is not None:
+            for gate in self._gates_of(job):
+                gate.ended(now_s - job.admitted_s, job.usage, used, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
-        """A request that was admitted is not run after all."""
-        self.ended(job_id, now_s, NO_USAGE)
+        """A request that was admitted is not run after all; its tenant is as if it had not come."""
+        self.served(job_id)
+        if (job := self._jobs.pop(job_id, None)) is not None:
+            for gate in self._gates_of(job):
+                gate.withdrawn(job.usage, now_s)
+
+    def _gates_of(self, job: _Job) -> tuple[TenantGate, ...]:
+        """Those that have counted a request: none of the server's own."""
+        if job.tier == SYSTEM:
+            return ()
+        tenant = self._tenants.of(job.tenant)
+        if job.key_name is None:
+            return (tenant,)
+        return tenant, self._tenants.known_key(job.tenant, job.key_name)
 
     def reconcile(self, asker: str, asked: int, live: Collection[JobId], now_s: float) -> list[JobId]:
         """End what an asker has no more, and all of those askers that are gone; returns what was ended.

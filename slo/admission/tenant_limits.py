@@ -179,6 +179,12 @@ class TenantGate:
             if used is not None and reason is not RejectionReason.REQUEST_RATE:
                 bucket.take(_amount(reason, used) - _amount(reason, asked), now_s)
 
+    def withdrawn(self, asked: Usage, now_s: float) -> None:
+        """A request that was admitted is not run after all: it has taken nothing, and lasted no time."""
+        self._running -= 1
+        for bucket, reason in self._buckets:
+            bucket.take(-_amount(reason, asked), now_s)
+
 
 class TenantGates:
     """The gates of all tenants.

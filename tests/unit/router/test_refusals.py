@@ -13,7 +13,7 @@ from router.core import RouterCore
 from router.messages import JobEnded, Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
-from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
+from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usage
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding
 from slo.errors import Rejected, RejectionReason
@@ -126,6 +126,37 @@ def test_a_request_that_is_refused_for_its_deadline_takes_nothing_of_its_tenant(
     late = ask(core, "late", STANDARD, tokens=10_000, ttft_s=0.1, limit=limit)
     assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
     assert isinstance(ask(core, "next", tokens=10_000, limit=limit), Placed)
+
+
+@pytest.mark.parametrize("of_key", [False, True])
+def test_a_request_that_is_refused_for_its_deadline_says_nothing_of_how_long_one_takes(of_key):
+    core, _ = router()
+    limit = TenantLimit(max_concurrent=1)
+    mine = {"key_limit": KeyLimit("ci", limit)} if of_key else {"limit": limit}
+    for number in range(200):  # until their mean is 30 s
+        now_s = 30.0 * number
+        report(core, now_s=now_s)
+        core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), now_s)
+        assert isinstance(ask(core, f"{number}", now_s=now_s, **mine), Placed)
+        if number < 199:
+            core.job_ended(JobEnded(JobId(f"{number}")), now_s + 30.0)
+    core.job_ended(JobEnded(JobId("199")), now_s := now_s + 5.0)
+    for number in range(50):
+        late = ask(core, f"late-{number}", STANDARD, tokens=10_000, ttft_s=0.1, now_s=now_s, **mine)
+        assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert isinstance(ask(core, "next", now_s=now_s, **mine), Placed)
+    refused = ask(core, "one more", now_s=now_s, **mine)
+    wait_s = pytest.approx(30.0, abs=2.0)
+    assert (refused.reason, refused.retry_after_s) == (RejectionReason.CONCURRENCY, wait_s)
+
+
+def test_a_request_that_is_refused_for_its_deadline_is_none_of_its_tenants_requests_per_second():
+    core, _ = router()
+    limit = TenantLimit(requests_per_s=1.0)
+    late = ask(core, "late", STANDARD, tokens=10_000, ttft_s=0.1, limit=limit)
+    assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert isinstance(ask(core, "next", limit=limit), Placed)
+    assert ask(core, "third", limit=limit).reason is RejectionReason.REQUEST_RATE
 
 
 def test_what_decode_prefills_itself_still_runs():

@@ -108,6 +108,19 @@ def test_output_tokens_are_reserved_and_what_was_not_generated_is_given_back():
     assert gate.refusal(asked, 0.0) is None
 
 
+def test_a_request_that_is_withdrawn_leaves_no_trace():
+    limit = TenantLimit(
+        requests_per_s=1.0, tokens_per_s=1.0, burst_tokens=10, output_tokens_per_s=1.0, max_concurrent=1
+    )
+    gate, asked = TenantGate(limit), Usage(10, 10)
+    for _ in range(50):
+        assert gate.refusal(asked, 0.0) is None
+        gate.began(asked, 0.0)
+        gate.withdrawn(asked, 0.0)
+    gate.began(asked, 0.0)
+    assert gate.refusal(asked, 0.0) == (RejectionReason.CONCURRENCY, 1.0), "as before any had ended"
+
+
 def test_prompt_tokens_are_charged_as_they_were_in_the_end():
     gate = TenantGate(TenantLimit(tokens_per_s=10, burst_tokens=100))
     gate.began(Usage(20), 0.0)
