@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
@@ -20,6 +20,9 @@ from slo.admission.tenants import ANONYMOUS, ApiKey, KeyRing, Tenant, cache_salt
 from slo.files.strict_yaml import Section, TierName, explain, nearest, read_yaml
 from slo.tiers import Tier, TierSet
 
+_MIN_CHARACTERS: Final = 8
+"""Of a key."""
+
 
 class KeyConfig(Section):
     """One API key; `key_env` names the environment variable that holds it, a file of keys may have `key`."""
@@ -28,7 +31,7 @@ class KeyConfig(Section):
     name: Annotated[str, Field(pattern=r"^[\w.:@/-]{1,64}$")] | None = Field(
         None, description="What refusals and logs call the key; keys of a tenant with one name count as one."
     )
-    key: str | None = Field(None, min_length=8, repr=False)
+    key: str | None = Field(None, min_length=_MIN_CHARACTERS, repr=False)
     key_env: str | None = None
     expires: AwareDatetime | None = Field(
         None, description="From when on the key is refused, with its time zone; by default never."
@@ -61,17 +64,22 @@ class KeyConfig(Section):
         return self
 
     def secret(self) -> str:
-        """The key itself.
+        """The key itself, without blanks around it, as a client's is read.
 
         Raises:
-            ConfigError: when its environment variable is not set.
+            ConfigError: when its environment variable is not set, or it is too short.
         """
         if self.key is not None:
-            return self.key
-        assert self.key_env is not None
-        if not (value := os.environ.get(self.key_env)):
-            msg = f"api_keys: tenant {self.tenant!r} takes its key from ${self.key_env}, which is not set"
-            raise ConfigError(msg)
+            value, whose = self.key, f"the key of tenant {self.tenant!r}"
+        else:
+            assert self.key_env is not None
+            whose = f"tenant {self.tenant!r} takes its key from ${self.key_env}, which"
+            if (found := os.environ.get(self.key_env)) is None:
+                raise ConfigError(f"api_keys: {whose} is not set")
+            value = found
+        if len(value := value.strip()) < _MIN_CHARACTERS:
+            problem = f"is shorter than {_MIN_CHARACTERS} characters" if value else "is empty"
+            raise ConfigError(f"api_keys: {whose} {problem}")
         return value
 
 
@@ -158,7 +166,8 @@ class KeySource:
 
         Raises:
             ConfigError: when the file cannot be read or holds no keys, a highest tier is unknown, a variable
-                is not set, two keys are equal, or two of one tenant, or of one name, have different limits.
+                is not set, a key is too short, two keys are equal, or two of one tenant, or of one name,
+                have different limits.
         """
         keys = [*self.fixed, *((digest(key.secret()), key) for key in read_keys(self.path))]
         configs = [key for _, key in keys]

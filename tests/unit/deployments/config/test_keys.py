@@ -78,6 +78,35 @@ def test_a_key_that_is_no_key_is_not_told(key, in_file):
         assert str(key).strip("[']") not in str(refused.value)
 
 
+@pytest.mark.parametrize("blank", ["\n", "\r\n", " \t"])
+def test_blanks_around_a_key_are_none_of_it(blank, in_file, monkeypatch):
+    """As of a secret that was made with `echo`, or of a block of YAML; the client's are dropped as well."""
+    monkeypatch.setenv("K", f"acme-key-1{blank}")
+    keys = {"tenant": "file", "key": f" key-of-file{blank}"}
+    ring = ring_of(in_file(keys, api_keys=[{"tenant": "acme", "key_env": "K"}]))
+    assert ring.tenant("acme-key-1", 0).name == "acme"
+    assert ring.tenant("key-of-file", 0).name == "file"
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [("", "is empty"), (" \n", "is empty"), ("acme-k1\n", "is shorter than 8 characters")],
+)
+def test_a_variable_without_a_whole_key_is_refused_and_not_told(value, complaint, monkeypatch):
+    monkeypatch.setenv("K", value)
+    config = parse({"api_keys": [{"tenant": "acme", "key_env": "K"}]})
+    with pytest.raises(
+        ConfigError, match=rf"tenant 'acme' takes its key from \$K, which {complaint}"
+    ) as refused:
+        config.key_source()
+    assert "acme-k1" not in str(refused.value)
+
+
+def test_a_key_of_blanks_in_a_file_is_refused(in_file):
+    with pytest.raises(ConfigError, match="the key of tenant 'a' is shorter than 8 characters"):
+        in_file({"tenant": "a", "key": "abc" + 9 * " "}).key_source()
+
+
 def test_a_key_expires(in_file):
     config = in_file({"tenant": "a", "key": "key-of-a-1", "expires": "2030-01-01T00:00:00+00:00"})
     assert ring_of(config).tenant("key-of-a-1", NOW_S - 1).name == "a"
