@@ -110,6 +110,14 @@ class Objective:
             return promised_s
         return _smaller(promised_s, max(_FIRST_OF_E2E * self.e2e_s, self.e2e_s - predicted_rest_s))
 
+    def budget_header(self, budget_s: float) -> str:
+        """The header that would lengthen a budget for the first token of `budget_s`.
+
+        Of a multiple of the prefill time, which the router alone has worked out, it is the first token's.
+        """
+        is_of_ttft = self.ttft_scale is not None or (self.ttft_s is not None and self.ttft_s <= budget_s)
+        return TTFT_HEADER if is_of_ttft or self.e2e_s is None else E2E_HEADER
+
 
 def resolve(
     headers: Iterable[tuple[str, str]],

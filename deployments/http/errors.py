@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import JSONResponse
 
 from slo.errors import AuthenticationError, EvictionReason, FieldError, Rejected, RejectionReason
+from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
 from slo.protocol import OTHER_PROTOCOL
 
@@ -126,7 +127,7 @@ def unknown_model(model: str, known: list[str]) -> HTTPError:
     return _refusal(404, message, param="model", code="model_not_found")
 
 
-def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
+def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objective) -> HTTPError:
     """503 when there is no replica, else 429; `code` is the reason, `headers` say what was asked.
 
     The type is `rate_limit_error` for what its tenant's own limits refuse, `overloaded_error` for what the
@@ -140,7 +141,7 @@ def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
         status, kind = 503, "service_unavailable"
     return HTTPError(
         status,
-        _why_refused(decision),
+        _why_refused(decision, objective),
         kind=kind,
         code=reason.value,
         headers=retry_after,
@@ -148,13 +149,14 @@ def rejected(decision: Rejected, headers: Mapping[str, str]) -> HTTPError:
     )
 
 
-def _why_refused(decision: Rejected) -> str:
+def _why_refused(decision: Rejected, objective: Objective) -> str:
     if decision.reason is RejectionReason.DEADLINE_INFEASIBLE:
         assert decision.predicted_ttft_s is not None
         assert decision.ttft_budget_s is not None
+        header = objective.budget_header(decision.ttft_budget_s)
         return (
             f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
-            f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer x-slo-ttft-ms"
+            f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer {header}"
         )
     if decision.reason in _LIMITS:
         whose, section = "this tenant", "limits"

@@ -98,7 +98,8 @@ def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) ->
     promised_s = objective.judged_ttft_s(decision.ttft_budget_s)
     record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
     record.refused(outcome_of(decision.reason))
-    return record.traced(http_errors.rejected(decision, response_headers(objective, record)))
+    refused = http_errors.rejected(decision, response_headers(objective, record), objective)
+    return record.traced(refused)
 
 
 def _admitted(asked: PlacementRequested, placed: Placed | None) -> Usage | None:

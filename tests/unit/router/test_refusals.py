@@ -24,6 +24,7 @@ from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
+OBJECTIVE = Objective(STANDARD, 0.5, None)
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 LIMITS = {
     RejectionReason.REQUEST_RATE,
@@ -37,7 +38,9 @@ NOBODY = {RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED}
 @pytest.mark.parametrize("reason", RejectionReason)
 def test_every_refusal_has_its_answer(reason):
     infeasible = reason is RejectionReason.DEADLINE_INFEASIBLE
-    error = rejected(Rejected(reason, 2.3, 0.9 if infeasible else None, 0.5), {"x-slo-tier": "standard"})
+    error = rejected(
+        Rejected(reason, 2.3, 0.9 if infeasible else None, 0.5), {"x-slo-tier": "standard"}, OBJECTIVE
+    )
     body = json.loads(error.response().body)["error"]
     assert body["code"] == reason.value
     assert body["message"]
@@ -126,6 +129,24 @@ def test_a_request_that_is_refused_for_its_deadline_takes_nothing_of_its_tenant(
     late = ask(core, "late", STANDARD, tokens=10_000, ttft_s=0.1, limit=limit)
     assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
     assert isinstance(ask(core, "next", tokens=10_000, limit=limit), Placed)
+
+
+@pytest.mark.parametrize(
+    ("objective", "header"),
+    [
+        (Objective(STANDARD, None, None, e2e_s=0.2), "x-slo-e2e-ms"),
+        (Objective(STANDARD, 9.0, None, e2e_s=0.2), "x-slo-e2e-ms"),
+        (Objective(STANDARD, 0.1, None, e2e_s=90.0), "x-slo-ttft-ms"),
+        (Objective(STANDARD, 0.1, None), "x-slo-ttft-ms"),
+        (Objective(STANDARD, None, None, ttft_scale=0.01), "x-slo-ttft-ms"),
+    ],
+)
+def test_a_refusal_names_the_header_that_would_give_it_more_time(objective, header):
+    core, _ = router()
+    asked = PlacementRequested(JobId("late"), objective, True, 10_000, 0)
+    refused = core.place(asked, 0.0)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert rejected(refused, {}, objective).message.endswith(f"ask for a longer {header}")
 
 
 @pytest.mark.parametrize("of_key", [False, True])
@@ -269,7 +290,9 @@ def test_an_overload_is_refused_by_share_with_a_time_to_come_back():
 
 @pytest.mark.parametrize("reason", sorted(LIMITS))
 def test_a_refusal_names_the_limit_and_whose_it_is(reason):
-    of_tenant, of_key = (rejected(Rejected(reason, 1.0, key_name=name), {}).message for name in (None, "ci"))
+    of_tenant, of_key = (
+        rejected(Rejected(reason, 1.0, key_name=name), {}, OBJECTIVE).message for name in (None, "ci")
+    )
     limit = re.search(r" limits\.(\w+)", of_tenant)[1]
     assert limit in {field.name for field in fields(TenantLimit)}
     assert of_tenant.startswith("this tenant ")
