@@ -104,6 +104,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     refuse_unknown_fields(values, fields_of(model.model_fields))
     request_fields.refuse_large_grammars(values, limits)
     refuse_media(values.get("messages"), limits.media_domains)
+    values = {**values, **request_fields.allowed_default(values, model, limits)}
     try:
         body = model.model_validate(values)
     except (ValidationError, VLLMClientError) as error:

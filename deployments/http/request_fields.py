@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import to_jsonable_python
 
@@ -17,6 +17,9 @@ from deployments.http.allowed_fields import MEDIA_KEYS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from slo.request import RESERVED_XARG_PREFIX
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
@@ -78,6 +81,16 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
         limit = getattr(limits, name)
         if limit is not None and found > limit:
             raise FieldError(field, f"asks for {found} {what}", f"limits.{name} allows {limit}")
+
+
+def allowed_default(
+    values: Mapping[str, Any], model: type[BaseModel], limits: LimitsConfig
+) -> dict[str, int]:
+    """What a body that names no `max_tokens` has instead of vLLM's default, where the limit is lower."""
+    limit, field = limits.max_output_tokens, model.model_fields.get("max_tokens")
+    if limit is None or field is None or field.default is None or values.get("max_tokens") is not None:
+        return {}
+    return {"max_tokens": min(limit, field.default)}
 
 
 def _listed(body: Any, field: str) -> Collection[Any]:

@@ -11,7 +11,9 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from deployments.config.limits import LimitsConfig
 from deployments.http.body_shape import json_shape
 from deployments.http.errors import HTTPError
-from deployments.http.request_body import parse
+from deployments.http.request_body import parse, read
+from deployments.http.request_fields import output_tokens
+from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 
 LIMITS = LimitsConfig()
@@ -147,3 +149,20 @@ def test_numbers_that_no_engine_takes_are_refused(number, why, place):
 def test_other_numbers_with_many_digits_are_not(number):
     body = b'{"model": "m", "prompt": "a", "vllm_xargs": {"a": %s}}' % number.encode()
     assert parse(body, CompletionRequest, LIMITS).vllm_xargs == {"a": json.loads(number)}
+
+
+@pytest.mark.parametrize(("limit", "most"), [(8, 8), (16, 16), (100, 16), (None, 16)])
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": None}])
+def test_who_names_no_max_tokens_asks_for_no_more_than_is_allowed(asked, limit, most):
+    limits = LimitsConfig(max_output_tokens=limit)
+    raw = json.dumps({"model": "m", "prompt": "a", **asked}).encode()
+    body = read(raw, CompletionRequest, limits, ANONYMOUS)
+    assert (body.max_tokens, output_tokens(body, limits, 1000)) == (most, most)
+    chat = json.dumps({"model": "m", "messages": [], **asked}).encode()
+    assert read(chat, ChatCompletionRequest, limits, ANONYMOUS).max_tokens is None
+
+
+def test_who_names_more_than_is_allowed_is_refused():
+    raw = json.dumps({"model": "m", "prompt": "a", "max_tokens": 9}).encode()
+    with pytest.raises(FieldError, match=r"limits\.max_output_tokens allows 8"):
+        read(raw, CompletionRequest, LimitsConfig(max_output_tokens=8), ANONYMOUS)
