@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from ray.exceptions import RayError, TaskCancelledError
+from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ErrorResponse
 
 from decode_node.answers import SERVER_ERRORS
@@ -76,7 +76,7 @@ class PrefillTier(TierCalls):
             raise PrefillFailedError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None
         except TaskCancelledError:  # the client is gone
             raise
-        except RayError as error:
+        except Exception as error:  # over gRPC a replica's own error is raised as it is
             raise PrefillFailedError(FailureCause.REQUEST_FAILED, placed, repr(error)[:200]) from error
         if isinstance(prefilled, ErrorResponse):
             refusal = prefilled.error

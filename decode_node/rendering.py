@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.llm.openai_api_models import ErrorResponse
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 from decode_node.answers import NOT_TAKEN, error_response
 
@@ -54,14 +54,18 @@ class Rendered:
 
 
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
-    """The tokens of a request, which is neither run nor changed, or the error to answer with."""
+    """The tokens of a request, which is neither run nor changed, or the error to answer with.
+
+    Raises:
+        VLLMServerError: when the engine is dead, or fails otherwise.
+    """
     serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
     copy = request.model_copy(deep=is_chat)  # the messages of a chat are changed in places
     try:
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
-    except (*NOT_TAKEN, VLLMClientError) as error:
+    except (*NOT_TAKEN, VLLMClientError, GracefulHTTPError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)

@@ -27,7 +27,7 @@ from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import Rendered, render
+from decode_node.rendering import Rendered
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
@@ -270,7 +270,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         info = type(info)(headers=tracing.carrying(info.headers, spans.traceparent))
         try:
             spans.phase(TOKENISE)
-            rendered = await render(self.engine, request, is_chat=is_chat, max_model_len=self._max_model_len)
+            rendered = await self._layer.rendered(request, is_chat=is_chat, max_model_len=self._max_model_len)
             if not isinstance(rendered, Rendered):
                 yield rendered
                 return

@@ -15,6 +15,7 @@ from vllm.exceptions import VLLMServerError
 
 from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
 from decode_node.carrying import BoundReason
+from decode_node.rendering import Rendered, render
 from decode_node.requests.underway import Call, Underway
 from slo.request import ENGINE_DIED, ReplicaId
 
@@ -38,6 +39,13 @@ class OpenAILayer:
     def is_dead(self) -> bool:
         """Whether the engine has died."""
         return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
+
+    async def rendered(self, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
+        """As `decode_node.rendering.render`; that the engine has failed is an error to answer with, too."""
+        try:
+            return await render(self.engine, request, is_chat=is_chat, max_model_len=max_model_len)
+        except VLLMServerError as error:
+            return self.failed(str(error))
 
     async def answer(self, request: Any, run: Underway) -> AsyncGenerator[Any, None]:
         """The pieces of the answer to `request`, which is the run's call's or has been made of it."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayTaskError
-
+from decode_node.tier_calls import REPLICA_ERRORS
 from deployments.config import ConfigError
 from slo.predict.handoff import HandoffSample
 from slo.predict.measured_on import Measurable
@@ -50,5 +49,8 @@ class Measuring:
 def _answer(response: DeploymentResponse, length: str) -> Any:
     try:
         return response.result()
-    except RayTaskError as error:
-        raise ConfigError(f"calibrate: a prompt of {length} was refused: {error.cause}") from None
+    except REPLICA_ERRORS:
+        raise
+    except Exception as error:  # noqa: BLE001 - over gRPC a replica's own error is raised as it is
+        why = getattr(error, "cause", error)
+        raise ConfigError(f"calibrate: a prompt of {length} was refused: {why}") from None

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ray.exceptions import RayError, TaskCancelledError
+from ray.exceptions import TaskCancelledError
 
 from decode_node.answers import REQUEST_FAILED, Piece, error_in
 from decode_node.tier_calls import REPLICA_ERRORS
@@ -91,7 +91,7 @@ class DecodeTier:
                 failure = error
             except REPLICA_ERRORS as error:
                 failure = _caused_by(error, FailureCause.REPLICA_DIED)
-            except RayError as error:
+            except Exception as error:  # noqa: BLE001 - over gRPC a replica's own error is raised as it is
                 failure = _caused_by(error, FailureCause.REQUEST_FAILED)
             finally:
                 if not is_over:

@@ -1,11 +1,18 @@
 """Each prompt is rendered once, as vLLM's OpenAI layer would render it."""
 
+from types import SimpleNamespace
+
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import QueueOverflowError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from decode_node import rendering
+from decode_node.answers import REQUEST_FAILED
 from decode_node.rendering import LocalReason, Rendered
+from decode_node.requests.openai_layer import OpenAILayer
+from slo.request import ENGINE_DIED, ReplicaId
 
 
 class Layer:
@@ -98,6 +105,32 @@ async def test_what_a_renderer_does_not_take_is_the_clients_error(error):
 
     answer = await rendering.render(Refusing(), TEXT, is_chat=False, max_model_len=64)
     assert answer.error.code == rendering.BAD_REQUEST
+
+
+@pytest.mark.parametrize(("request_", "is_chat"), [(CHAT, True), (TEXT, False)])
+@pytest.mark.parametrize(
+    ("error", "dead", "code", "kind"),
+    [
+        (EngineDeadError(), True, 500, ENGINE_DIED),
+        (EngineGenerateError("broke"), False, 500, REQUEST_FAILED),
+        (QueueOverflowError(), False, 503, "Service Unavailable"),
+    ],
+)
+async def test_what_the_engine_fails_with_before_it_renders_is_answered(
+    request_, is_chat, error, dead, code, kind
+):
+    class Failing(Layer):
+        _engine_client = SimpleNamespace(errored=dead)
+        create_error_response = staticmethod(create_error_response)
+
+        async def render_chat_request(self, request):
+            raise error
+
+        render_completion_request = render_chat_request
+
+    layer = OpenAILayer(ReplicaId("a"), Failing())
+    answer = await layer.rendered(request_, is_chat=is_chat, max_model_len=64)
+    assert (answer.error.code, answer.error.type) == (code, kind)
 
 
 async def test_a_prompt_without_room_for_an_answer_is_refused():

@@ -1,7 +1,8 @@
 """An answer goes on elsewhere when its replica fails; what cannot ends in our own words."""
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import RequestCancelledError
 from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 from decode_node.answers import REQUEST_FAILED, Piece
@@ -106,6 +107,23 @@ class Responses:
 FAILURES = pytest.mark.parametrize(
     ("failure", "cause"), [(DIED, "replica_died"), (error(ENGINE_DIED), "engine_died")]
 )
+
+
+@pytest.mark.parametrize("replicas", [RuntimeError("a bug"), RayTaskError("f", "", RuntimeError("a bug"))])
+async def test_a_replicas_own_exception_has_the_request_go_on_elsewhere(replicas):
+    """Over gRPC, Serve raises it as it is."""
+    fleet = Fleet({A: [event(1), replicas], B: [event(2), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, event(2).text, DONE.text]
+    assert fleet.counted == [("request_failed", "continued")]
+    (asked,) = fleet.asked
+    assert (asked.failed_replicas, asked.lost_replica) == ((A,), None), "it goes on serving others"
+
+
+async def test_a_request_that_its_client_has_cancelled_goes_on_nowhere():
+    fleet = Fleet({A: [event(1), RequestCancelledError("r")]})
+    with pytest.raises(RequestCancelledError):
+        await fleet.answer()
+    assert (fleet.asked, fleet.counted) == ([], [])
 
 
 @FAILURES
