@@ -114,6 +114,23 @@ def _prompt_logprobs(request: Any) -> int | None:
     return given
 
 
+def too_much_text(text: str, max_chars_per_token: int, max_model_len: int) -> ErrorResponse | None:
+    """The error for a text that cannot be a prompt, whatever its characters; reading it takes time of others.
+
+    Args:
+        text: To be made tokens of, and no prompt.
+        max_chars_per_token: The tokenizer's longest token.
+        max_model_len: Longest prompt and answer, tokens.
+    """
+    if len(text) <= (most := max_chars_per_token * max_model_len):
+        return None
+    message = (
+        f"the text has {len(text)} characters; this model takes at most {max_model_len} tokens, which have "
+        f"at most {most} characters"
+    )
+    return error_response(BAD_REQUEST, "invalid_request_error", message, "prompt")
+
+
 def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResponse | None:
     asked = getattr(request, "max_completion_tokens", None) or request.max_tokens
     if prompt_tokens >= max_model_len:

@@ -27,7 +27,7 @@ from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import Rendered
+from decode_node.rendering import Rendered, too_much_text
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
@@ -62,6 +62,7 @@ from telemetry.tracing import TracingOptions
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
+    from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
 
 
 _FIRST_HANDSHAKE_TIMEOUT_S = 600.0
@@ -201,6 +202,16 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         """Answer a text completion."""
         return self._in_turn(request, raw_request_info, is_chat=False)
 
+    async def tokenize(
+        self, request: TokenizeCompletionRequest, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """The tokens of a text, which is no longer than one that may be a prompt."""
+        tokenizer = self.engine._engine_client.get_tokenizer()  # noqa: SLF001 - no public way in
+        refusal = too_much_text(request.prompt, tokenizer.max_chars_per_token, self._max_model_len)
+        if refusal is not None:
+            return _only(refusal)
+        return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]
+
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
         """Who answers, for those who wait for it; None from a replica whose engine is dead.
 
@@ -336,3 +347,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             # An engine without requests takes no steps, and so says nothing any more.
             load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
         )
+
+
+async def _only(piece: Any) -> AsyncGenerator[Any, None]:
+    yield piece

@@ -121,6 +121,18 @@ def too_many_headers(message: str) -> HTTPError:
     return _refusal(431, message, code="headers_too_large")
 
 
+def too_many_conversions(limit: int) -> HTTPError:
+    """429 for a text or tokens that a tokenizer is to convert."""
+    return HTTPError(
+        429,
+        f"this tenant has {limit} texts or lists of tokens under way, as many as it may; send it again",
+        kind="rate_limit_error",
+        code="conversions",
+        headers={"retry-after": "1"},
+        outcome=Outcome.REJECTED,
+    )
+
+
 def unknown_model(model: str, known: list[str]) -> HTTPError:
     """404 for a model that is not served."""
     message = f"the model {model!r} is not served here; known are {', '.join(known)}"

@@ -7,8 +7,6 @@ place, and its answer generated. Each step is a module's own; which path leads t
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import SpanKind
-from ray.exceptions import TaskCancelledError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     DetokenizeRequest,
     TokenizeCompletionRequest,
@@ -24,15 +21,14 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
-from starlette.requests import Request
+from starlette.requests import Request  # noqa: TC002 - FastAPI reads it in annotations
 from starlette.responses import JSONResponse, Response
 
-from decode_node.answers import NOT_TAKEN, error_in
 from deployments.config.limits import LimitsConfig
-from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
+from deployments.http.answering.conversion import Conversions
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from deployments.http.placing.readiness import Readiness
@@ -42,7 +38,7 @@ from deployments.http.served_model import ModelConfig, ServedModel, ServedModels
 from slo.objectives import resolve
 from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
-from telemetry import logs, tracing
+from telemetry import tracing
 from telemetry.instruments import Instruments
 from telemetry.tracing import TRACEPARENT, TRACER, TracingOptions, wall_ns
 
@@ -95,6 +91,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         ]
         self._models = ServedModels(models, config.names)
         self._readiness = Readiness()
+        self._conversions = Conversions()
 
     async def health(self) -> Response:
         """Whether this process answers."""
@@ -148,21 +145,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
         body = request_body.parse(await request.body(), model, self._limits)
         self._models.named_by(body)
-        request_id = request.state.request_id
-        asking = self._get_response(body=body, call_method=method, raw_request=_bare_request(request_id))
-        try:
-            answer = await anext(asking)
-        except (asyncio.CancelledError, TaskCancelledError):
-            raise
-        except Exception as error:
-            cause = getattr(error, "cause", error)
-            if isinstance(cause, NOT_TAKEN):
-                raise http_errors.bad_body(str(cause), _CONVERTED[method]) from error
-            logs.event("request_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
-            raise http_errors.internal_error(request_id) from error
-        if (refused := error_in(answer)) is not None:
-            raise http_errors.engine_error(refused)
-        return JSONResponse(answer.model_dump())
+        tokenizer = getattr(self._get_configured_serve_handle(body.model), method)
+        info = RawRequestInfo({REQUEST_ID_HEADER: request.state.request_id})
+        return await self._conversions.answer(
+            partial(tokenizer.remote, body, info), _CONVERTED[method], request.state
+        )
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
@@ -235,8 +222,3 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 def _internal_info(context: RequestContext) -> RawRequestInfo:
     """A request's headers to the next tier: what the server says, and nothing that the client said."""
     return RawRequestInfo({CONTEXT_HEADER: context.encode(), REQUEST_ID_HEADER: context.request_id})
-
-
-def _bare_request(request_id: str) -> Request:
-    headers = [(REQUEST_ID_HEADER.encode(), request_id.encode())]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""})

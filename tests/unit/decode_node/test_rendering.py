@@ -139,6 +139,13 @@ async def test_a_prompt_without_room_for_an_answer_is_refused():
     assert "at most 2" in error.error.message
 
 
+def test_a_text_longer_than_any_prompt_is_not_read():
+    assert rendering.too_much_text("a" * 640, 10, 64) is None
+    refused = rendering.too_much_text("a" * 641, 10, 64).error
+    assert (refused.code, refused.param) == (rendering.BAD_REQUEST, "prompt")
+    assert "641 characters" in refused.message
+
+
 async def test_a_request_of_no_run_is_rendered():
     layer = Layer()
     rendering.stand_before(layer, lambda _: None)

@@ -1,0 +1,89 @@
+"""Texts become tokens, and tokens texts, for a few requests of a tenant at a time."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from decode_node.answers import error_response
+from deployments.http.answering.conversion import AT_ONCE, Conversions
+from deployments.http.errors import HTTPError
+
+TOKENS = SimpleNamespace(model_dump=lambda: {"tokens": [1, 2]})
+
+
+class Responses:
+    """A call to the decode tier: what it answers, an exception that it raises, or None for no answer ever."""
+
+    def __init__(self, answer=None):
+        self.answer = answer
+        self.is_cancelled = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+def state_of(tenant="acme"):
+    return SimpleNamespace(tenant=SimpleNamespace(name=tenant), request_id="r")
+
+
+async def converted(conversions, responses, tenant="acme"):
+    answer = await conversions.answer(lambda: responses, "prompt", state_of(tenant))
+    assert not responses.is_cancelled
+    return json.loads(answer.body)
+
+
+async def refusal(conversions, responses, tenant="acme"):
+    with pytest.raises(HTTPError) as refused:
+        await conversions.answer(lambda: responses, "prompt", state_of(tenant))
+    return refused.value.status, refused.value.code, refused.value.headers.get("retry-after")
+
+
+async def test_a_replica_answers():
+    assert await converted(Conversions(), Responses(TOKENS)) == {"tokens": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [
+        (error_response(400, "BadRequestError", "no"), 400, "invalid_value"),
+        (OverflowError("out of range"), 400, "invalid_value"),
+        (RuntimeError("a bug"), 500, "internal_error"),
+    ],
+)
+async def test_what_it_answers_otherwise(answer, status, code):
+    assert await refusal(Conversions(), Responses(answer)) == (status, code, None)
+
+
+async def test_without_a_replica_it_is_not_waited_for_long():
+    """Serve would keep the call until there is one."""
+    conversions, silent = Conversions(answered_s=0.02), Responses()
+    assert await refusal(conversions, silent) == (503, "no_replica", "10")
+    assert silent.is_cancelled
+    for _ in range(AT_ONCE + 1):
+        assert await converted(conversions, Responses(TOKENS)), "it has ended"
+
+
+async def test_a_tenant_has_few_at_a_time_and_another_its_own():
+    conversions, silent = Conversions(), [Responses() for _ in range(AT_ONCE)]
+    ongoing = [asyncio.ensure_future(converted(conversions, one)) for one in silent]
+    await asyncio.sleep(0)
+    assert await refusal(conversions, Responses(TOKENS)) == (429, "conversions", "1")
+    assert await converted(conversions, Responses(TOKENS), "other")
+    ongoing[0].cancel()
+    await asyncio.wait(ongoing[:1])
+    assert silent[0].is_cancelled, "the client is gone"
+    assert await converted(conversions, Responses(TOKENS))
+    ongoing[1].cancel()
+    await asyncio.wait(ongoing[1:])
