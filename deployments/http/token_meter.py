@@ -1,9 +1,10 @@
 """How many tokens one request has taken, by its engine's own count.
 
-Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it has
-asked for itself. Where a tenant's tokens are limited a stream says so in every event: a request that is
-cancelled has taken what its last ones say. Any other stream says so once, at its end: its events cannot be
-counted instead, as one of them may bring several tokens.
+Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it
+has asked for itself: what the end of a stream then lacks is put into its last event. Where a tenant's tokens
+are limited a stream says so in every event: a request that is cancelled has taken what its last ones say.
+Any other stream says so once, at its end: its events cannot be counted instead, as one of them may bring
+several tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _COUNTS: Final = re.compile(
 _CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+),')
 _TOTALS: Final = '"choices":[]'
 """The event before the end of a stream, with the usage of all its answers."""
+_FINGERPRINT: Final = re.compile(r',"system_fingerprint":"(?:[^"\\]|\\.)*"')
+"""In that event; an engine that is asked for no usage has it in the last one of an answer."""
+_FINISHED: Final = '"finish_reason":"'
+"""In the last event of an answer."""
 
 
 class TokenMeter:
@@ -45,6 +50,8 @@ class TokenMeter:
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
+        self._unfinished = self._answers_in_all
+        self._held = ""
         if self._streams:
             asked = body.stream_options
             self._shows_totals = shows_all or (asked is not None and bool(asked.include_usage))
@@ -61,11 +68,37 @@ class TokenMeter:
         )
 
     def read(self, event: str) -> str:
-        """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
+        """Take the counts of an event of the stream; returns it as the client asked for it, or nothing.
+
+        Where a client sees no totals, the event that ends its last answer waits for them.
+        """
         if _TOTALS in event:
             if (totals := _COUNTS.search(event)) is not None:
                 self._total_tokens = int(totals[2])
-            return event if self._shows_totals else ""
+            return event if self._shows_totals else self._stamped(event)
+        told = self._told(event)
+        if self._shows_totals:
+            return told
+        if _FINISHED in event:
+            self._unfinished -= 1
+            if self._unfinished == 0:
+                self._held = told
+                return ""
+        return self.held() + told if self._held else told
+
+    def held(self) -> str:
+        """The event that waits for the totals, which do not come; nothing when none does."""
+        held, self._held = self._held, ""
+        return held
+
+    def _stamped(self, totals: str) -> str:
+        """The event that has waited for these totals, with the engine's fingerprint."""
+        found = _FINGERPRINT.search(totals)
+        head, brace, end = self.held().rpartition("}")
+        return head + ("" if found is None or not brace else found[0]) + brace + end
+
+    def _told(self, event: str) -> str:
+        """An event of an answer, whose counts are taken, as the client asked for it."""
         if (counts := _COUNTS.search(event)) is None:
             return event
         choice = _CHOICE.search(event)

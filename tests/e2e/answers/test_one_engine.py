@@ -123,7 +123,7 @@ def told(answer):
         return _put_together(answer)
     said = answer.model_dump(exclude_none=True)
     kept = {name: said[name] for name in ("object", "model", "choices", "usage")}
-    return _without_ids(kept)
+    return {**_without_ids(kept), "fingerprint": "system_fingerprint" in said}
 
 
 def _without_ids(value):
@@ -136,8 +136,8 @@ def _without_ids(value):
 
 
 def _put_together(events):
-    """A stream's text, tool calls and ends, by answer, however they were cut into events."""
-    answers = {}
+    """A stream's text, tool calls and ends, by answer, however they were cut; whether it names its engine."""
+    answers = {"fingerprint": any(event.system_fingerprint for event in events)}
     for event in events:
         for choice in event.choices:
             answer = answers.setdefault(choice.index, {"text": "", "tools": {}, "end": None})

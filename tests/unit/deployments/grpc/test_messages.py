@@ -222,3 +222,8 @@ def test_media_of_parts_are_held_to_the_same_hosts():
     json_format.ParseDict(part, request.messages[0].content_parts.parts.add())
     with pytest.raises(FieldError, match="the server does not fetch from"):
         read(request_body(request, stream=False), ChatCompletionRequest, LimitsConfig(), ANONYMOUS)
+
+
+@pytest.mark.parametrize("kind", [pb.ChatResponse, pb.ChatChunk, pb.CompleteResponse])
+def test_every_answer_may_say_its_fingerprint(kind):
+    assert parsed({"system_fingerprint": "vllm"}, kind()).system_fingerprint == "vllm"

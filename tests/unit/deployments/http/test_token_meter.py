@@ -91,6 +91,65 @@ def test_every_answer_has_its_prompt():
     assert meter.used == Usage(60, 18)
 
 
+def last_event(index, **given):
+    choice = CompletionResponseStreamChoice(index=index, text="a", finish_reason="length")
+    chunk = CompletionStreamResponse(id="c", created=1, model="m", choices=[choice], **given)
+    return sse(chunk, exclude_unset=True)
+
+
+def totals_of(fingerprint):
+    chunk = CompletionStreamResponse(
+        id="c", created=1, model="m", choices=[], usage=usage(7, 5), system_fingerprint=fingerprint
+    )
+    return sse(chunk, exclude_none=True)
+
+
+@pytest.mark.parametrize("admitted", [None, ADMITTED])
+@pytest.mark.parametrize("fingerprint", ["vllm-0.29-tp1", 'a "name" \\ of one', None])
+def test_the_last_event_of_an_answer_has_the_fingerprint_of_the_totals(admitted, fingerprint):
+    """vLLM, which is asked for totals that the client does not see, has it there alone."""
+    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), admitted)
+    event = text_event(0, 4, 7)
+    assert meter.read(event), "no event but the last waits"
+    last = last_event(0) if admitted is None else last_event(0, usage=usage(7, 5))
+    assert meter.read(last) == ""
+    given = {} if fingerprint is None else {"system_fingerprint": fingerprint}
+    assert values(meter.read(totals_of(fingerprint))) == {**values(last_event(0)), **given}
+    assert meter.read("data: [DONE]\n\n") == "data: [DONE]\n\n"
+    assert meter.output_tokens == 5
+
+
+def test_of_several_answers_the_last_one_to_end_has_the_fingerprint():
+    meter = TokenMeter(CompletionRequest(model="m", prompt="a", n=2, stream=True), None)
+    assert meter.read(last_event(1)) == last_event(1)
+    assert meter.read(last_event(0)) == ""
+    assert values(meter.read(totals_of("f")))["system_fingerprint"] == "f"
+
+
+def test_who_sees_the_totals_waits_for_nothing():
+    asked = {"include_usage": True}
+    body = CompletionRequest(model="m", prompt="a", stream=True, stream_options=asked)
+    meter = TokenMeter(body, None)
+    assert meter.read(last_event(0)) == last_event(0)
+    assert meter.read(totals_of("f")) == totals_of("f")
+
+
+def test_the_last_event_is_given_without_totals_too():
+    done = "data: [DONE]\n\n"
+    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), None)
+    assert meter.read(last_event(0)) == ""
+    assert meter.read(done) == last_event(0) + done
+    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), None)
+    meter.read(last_event(0))
+    assert (meter.held(), meter.held()) == (last_event(0), "")
+
+
+def test_text_that_looks_like_the_end_of_an_answer_is_text():
+    meter = TokenMeter(chat(stream=True), ADMITTED)
+    tricky = '","finish_reason":"stop"'
+    assert values(meter.read(chat_event(0, 9, tricky)))["choices"][0]["delta"]["content"] == tricky
+
+
 def test_text_that_looks_like_usage_is_text():
     meter = TokenMeter(chat(stream=True), ADMITTED)
     tricky = '","usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'

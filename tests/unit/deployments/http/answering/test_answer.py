@@ -37,6 +37,9 @@ class Record:
     def event(self, text):
         return text
 
+    def held(self):
+        return ""
+
     def answered(self, usage):
         self.usages.append(usage)
 
