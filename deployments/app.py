@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ConfigError
@@ -31,6 +32,7 @@ from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from deployments.replicas import NO_LIMIT, logging_of, replicas
 from router.fleet.decode_replica import KvLink
 from router.serve.deployment import SlackRouter
+from router.serve.ingress_choice import AnyIngress
 from router.serve.model_router import Route, RouterConfig
 from telemetry.reporting.of_model import in_names
 
@@ -79,6 +81,7 @@ def application(config: SlackServeConfig, cores: Sequence[int]) -> serve.Applica
         max_ongoing_requests=NO_LIMIT,
         ray_actor_options=_small_actor(config),
         logging_config=logging_of(config),
+        request_router_config=RequestRouterConfig(request_router_class=AnyIngress),
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=max(each.decode.drain_s for each in configs),
         **_spread(config),

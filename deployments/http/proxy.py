@@ -42,6 +42,8 @@ _SEND_BUFFER_BYTES: Final = 64 * 1024
 _REQUEST_LINE_BYTES: Final = 8 * 1024
 _BETWEEN_BYTES: Final = len(b": \r\n")
 """What a header has besides its name and its value."""
+_TO_SERVE: Final = frozenset({b"serve-multiplexed-model-id", b"x-session-id"})
+"""Serve's proxy goes by them, with underscores as well, when it chooses an ingress."""
 _DROP: Final = struct.pack("ii", 1, 0)
 _NOTHING: Final = struct.pack("i", 0)
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
@@ -92,7 +94,7 @@ class ConnectionLimits:
         else:
             try:
                 if await exchange.arrived():
-                    await self._app(scope, exchange.receive, exchange.send)
+                    await self._app(_without_choice(scope), exchange.receive, exchange.send)
             finally:
                 exchange.answered()
         if exchange.refusal is not None and not exchange.started:
@@ -239,6 +241,12 @@ def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         except UnicodeDecodeError:
             return name.decode("latin-1")
     return None
+
+
+def _without_choice(scope: Scope) -> Scope:
+    """A request without the headers by which its client would have a say in Serve's choice of an ingress."""
+    kept = [header for header in scope["headers"] if header[0].lower().replace(b"_", b"-") not in _TO_SERVE]
+    return scope if len(kept) == len(scope["headers"]) else {**scope, "headers": kept}
 
 
 def _reset(transport: Any) -> None:

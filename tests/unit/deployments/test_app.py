@@ -204,6 +204,13 @@ def test_several_ingresses_on_labelled_nodes_have_a_node_each(
 
 
 @pytest.mark.slow
+def test_proxies_forget_what_model_a_client_names_to_serve(build, tiny):
+    ingress = build(parse({"model": tiny}))._bound_deployment
+    chosen = ingress._deployment_config.request_router_config.request_router_class
+    assert "AnyIngress" in str(chosen)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "backend", "parser"),
     [

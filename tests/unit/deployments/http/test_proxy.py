@@ -46,6 +46,7 @@ class Proxy:
 
     async def __call__(self, scope, receive, send):
         self.asked += 1
+        self.headers = dict(scope["headers"])
         while (message := await receive()).get("more_body"):
             pass
         if message["type"] == "http.disconnect":
@@ -261,6 +262,18 @@ async def test_a_header_that_is_no_text_is_refused_before_serve_fails_to_read_it
     assert f"{name}: is not UTF-8".encode() in answer
     assert not proxy.asked
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["serve_multiplexed_model_id", "Serve-Multiplexed-Model-Id", "x-session-id", "X_Session_ID"]
+)
+async def test_serve_hears_of_no_header_by_which_a_client_would_choose_its_ingress(served, name):
+    proxy, port, _ = served
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        answer = await client.get("/health", headers={name: "a" * 1000, "x-slo-tier": "premium"})
+    assert answer.status_code == 200
+    assert proxy.headers[b"x-slo-tier"] == b"premium"
+    assert not any(b"a" * 1000 in value for value in proxy.headers.values())
 
 
 async def test_a_body_that_does_not_end(served):
