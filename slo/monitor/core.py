@@ -134,6 +134,8 @@ class MonitorCore:
         self.settings = settings
         self.policy = UNSTEERED
         self.subscribers: dict[str, Subscriber] = {}
+        self._teachers: list[str] = []
+        """Who reports settings, those first heard last at the end: after a change, one that knows the new ones."""
         self.placed: Counter[tuple[Tier, str]] = Counter()
         self.refused: Counter[tuple[Tier, str]] = Counter()
         self.directed: Counter[DirectiveReason] = Counter()
@@ -156,8 +158,8 @@ class MonitorCore:
 
     def heard(self, report: MonitorReport, now_s: float) -> MonitorAnswer:
         """Take a report in and answer it."""
-        if report.settings is not None and report.settings != self.settings:
-            self._resettle(report.settings)
+        if report.settings is not None:
+            self._learn(report.reporter, report.settings)
         self._adopt(report, now_s)
         self.dropped += report.dropped
         self.heard_s = now_s
@@ -242,6 +244,13 @@ class MonitorCore:
             replica: error if error is not None and error.samples >= MIN_SAMPLES else None
             for replica, error in found.items()
         }
+
+    def _learn(self, reporter: str, settings: MonitorSettings) -> None:
+        """Take settings from the teacher who was first heard last; others may be of a version that drains."""
+        if reporter not in self._teachers:
+            self._teachers.append(reporter)
+        if reporter == self._teachers[-1] and settings != self.settings:
+            self._resettle(settings)
 
     def _resettle(self, settings: MonitorSettings) -> None:
         if settings.window_s != self.settings.window_s:
@@ -370,6 +379,7 @@ class MonitorCore:
         for name, subscriber in list(self.subscribers.items()):
             if now_s - subscriber.heard_at_s > FORGET_AFTER_S:
                 del self.subscribers[name]
+                self._teachers = [each for each in self._teachers if each != name]
                 if isinstance(subscriber.seen, PrefillSeen):
                     self._residuals.pop(subscriber.seen.work.replica_id, None)
                     self._measured_s.pop(subscriber.seen.work.replica_id, None)
