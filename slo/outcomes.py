@@ -82,6 +82,7 @@ class RequestEnded:
         tpot_s: Its mean time per output token after the first; None when there were too few to time.
         tpot_budget_s: The TPOT that it was promised; None for none.
         e2e_budget_s: The time from arrival to its end that it was promised; None for none.
+        lacked_decode: Whether it was refused because decode had no memory for it.
     """
 
     model: str
@@ -96,6 +97,7 @@ class RequestEnded:
     tpot_s: float | None = None
     tpot_budget_s: float | None = None
     e2e_budget_s: float | None = None
+    lacked_decode: bool = False
 
     @property
     def judged(self) -> dict[ObjectiveName, bool]:
@@ -137,6 +139,20 @@ class RequestEnded:
             return False
         judged = self.judged
         return all(judged.values()) if judged or self.outcome is Outcome.FINISHED else None
+
+    @property
+    def prefilled_in_time(self) -> bool | None:
+        """Whether its first token was in time as far as prefill can help it; None when it is not judged by it.
+
+        What a request failed of after its first token, and what decode had no memory for, more prefill
+        replicas would not have changed.
+        """
+        is_missing = self.ttft_s is None and not self.lacked_decode
+        if self.outcome not in _LOST or not self.streamed or is_missing:
+            return self.judged.get(ObjectiveName.TTFT)
+        if self.ttft_s is None or self.ttft_budget_s is None or not math.isfinite(self.ttft_budget_s):
+            return None
+        return self.ttft_s <= self.ttft_budget_s
 
     @property
     def budget_used(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -144,11 +144,11 @@ class RequestRecord:
         error.trace_id = trace_id_of(self.span)
         return error
 
-    def refused(self, outcome: Outcome) -> None:
+    def refused(self, outcome: Outcome, *, lacked_decode: bool = False) -> None:
         """Note a refusal before the request was queued; the gatekeeper counts it."""
         if self._outcome is None:
             self._outcome = outcome
-            self._finish(self._account(outcome, None))
+            self._finish(replace(self._account(outcome, None), lacked_decode=lacked_decode))
 
     def end(self, outcome: Outcome) -> None:
         """Note the end of the request."""

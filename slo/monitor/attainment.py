@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from slo.monitor.latency_sketch import LatencySketch, Spread
-from slo.outcomes import ObjectiveName, Outcome, RequestEnded
+from slo.outcomes import Outcome, RequestEnded
 from slo.tiers import Tier
 
 LONG_PER_SHORT: Final = 12
@@ -89,7 +89,7 @@ class _Tally:
     budget_used: LatencySketch = field(default_factory=LatencySketch)
 
     def add(self, ended: RequestEnded) -> None:
-        attained, in_time = ended.attained, ended.judged.get(ObjectiveName.TTFT)
+        attained, in_time = ended.attained, ended.prefilled_in_time
         self.requests += 1
         self.ttft_judged += in_time is not None
         self.ttft_met += in_time is True
@@ -148,7 +148,8 @@ class RollingAttainment:
     ) -> Burn:
         """How fast a tier uses up the misses that `target`, a fraction below 1, allows.
 
-        With `of_ttft` the TTFT is all that counts, of the requests that were promised one.
+        With `of_ttft` the TTFT is all that counts, of the requests that were promised one and whose first
+        token prefill could have had in time.
         """
         tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
         judged = sum(tally.ttft_judged if of_ttft else tally.judged for tally in tallies)

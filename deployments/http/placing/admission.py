@@ -20,7 +20,7 @@ from deployments.http.placing.placement_client import PlacementClient
 from deployments.http.token_meter import TokenMeter
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
-from slo.errors import Rejected
+from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
 from slo.predict.prompt_length import PromptLengthEstimator
@@ -97,7 +97,9 @@ def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) ->
     """What a request is answered with that the router refuses; its record knows of it from then on."""
     promised_s = objective.judged_ttft_s(decision.ttft_budget_s)
     record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
-    record.refused(outcome_of(decision.reason))
+    record.refused(
+        outcome_of(decision.reason), lacked_decode=decision.reason is RejectionReason.DECODE_FULL
+    )
     refused = http_errors.rejected(decision, response_headers(objective, record), objective)
     return record.traced(refused)
 

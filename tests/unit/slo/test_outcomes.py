@@ -104,6 +104,28 @@ def test_which_objectives_are_judged(ended, judged):
     assert ended.judged == judged
 
 
+LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, lacked_decode=True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "in_time"),
+    {
+        "in time": (OK, True),
+        "late": (LATE, False),
+        "failed after a timely first token": (replace(OK, outcome=Outcome.FAILED), True),
+        "ended by others after a late one": (replace(LATE, outcome=Outcome.EVICTED), False),
+        "failed before it": (replace(OK, outcome=Outcome.FAILED, ttft_s=None), False),
+        "failed after one that nobody has worked out": (replace(OWED, outcome=Outcome.FAILED), None),
+        "refused for want of prefill": (replace(LACKED, lacked_decode=False), False),
+        "refused for want of memory on decode": (LACKED, None),
+        "failed instead of an answer as a whole": (replace(WHOLE, outcome=Outcome.FAILED), None),
+        "malformed": (replace(LACKED, outcome=Outcome.REJECTED, lacked_decode=False), None),
+    }.values(),
+)
+def test_what_counts_against_prefill(ended, in_time):
+    assert ended.prefilled_in_time is in_time
+
+
 @pytest.mark.parametrize(
     ("ended", "used"),
     {

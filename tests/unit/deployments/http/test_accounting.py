@@ -124,6 +124,11 @@ def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(rec
     assert record.instruments.counted == []
 
 
+def test_a_refusal_for_want_of_memory_on_decode_is_told_as_that(record):
+    record.refused(Outcome.SHED, lacked_decode=True)
+    assert record.told == [replace(TOLD, outcome=Outcome.SHED, lacked_decode=True)]
+
+
 def with_end_to_end(clock, answers=1):
     """A request whose answer must end within a second, and what the router and the monitor hear of it."""
     ended, told = [], []

@@ -379,10 +379,20 @@ def test_whoever_sizes_the_fleet_hears_the_routers_demand_and_who_is_at_risk(cor
     assert core.demand(10.0) is None, "the router has fallen silent"
 
 
-def test_late_tokens_behind_a_first_one_in_time_ask_for_no_prefill_replica(core):
+@pytest.mark.parametrize(
+    "ended",
+    [
+        replace(OK, tpot_s=0.2, tpot_budget_s=0.1),
+        replace(OK, outcome=Outcome.FAILED),
+        replace(OK, outcome=Outcome.EVICTED),
+        replace(OK, outcome=Outcome.SHED, ttft_s=None, lacked_decode=True),
+    ],
+    ids=["late tokens", "failed", "evicted", "no memory on decode"],
+)
+def test_what_prefill_could_not_help_asks_for_no_prefill_replica(core, ended):
     demand = FleetDemand(PrefillDemand(1.5, 2.0), DecodeDemand(0.5, 3))
     core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen({}, {}, demand)), 1.0)
-    core.heard(ingress(*[replace(OK, tpot_s=0.2, tpot_budget_s=0.1)] * 20), 2.0)
+    core.heard(ingress(*[ended] * 20), 2.0)
     core.look(3.0)
     assert core.state(3.0).tiers[PREMIUM].at_risk
     assert core.demand(3.0) == demand

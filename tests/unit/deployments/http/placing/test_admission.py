@@ -148,6 +148,16 @@ async def test_a_refusal_tells_what_it_reckoned_with_and_is_no_job_of_the_router
     assert admission.ended == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "lacked"), [(RejectionReason.DECODE_FULL, True), (RejectionReason.BACKLOG, False)]
+)
+async def test_the_monitor_hears_whether_it_was_decode_that_had_no_memory(reason, lacked):
+    admission = Admission(Rejected(reason, 1.0))
+    with pytest.raises(HTTPError):
+        await admission.context()
+    assert admission.told[0].lacked_decode is lacked
+
+
 SCALED = Objective(STANDARD, None, None, ttft_scale=4.0)
 
 
