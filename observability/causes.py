@@ -67,7 +67,8 @@ def cause_alerts() -> RuleGroup:
             Alert(
                 "SlackServePrefillLost",
                 f"{select(SUBSCRIBERS, role='prefill')} == 0\n"
-                f"and on (model) {select(SUBSCRIBERS, role='decode')} > 0",
+                # Of one cluster: while a RayService is upgraded, the new one's are not there yet.
+                f"and on (model, ray_io_cluster) {select(SUBSCRIBERS, role='decode')} > 0",
                 Severity.TICKET,
                 "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
                 for_="2m",

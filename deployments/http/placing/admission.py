@@ -97,9 +97,7 @@ def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) ->
     """What a request is answered with that the router refuses; its record knows of it from then on."""
     promised_s = objective.judged_ttft_s(decision.ttft_budget_s)
     record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
-    record.refused(
-        outcome_of(decision.reason), lacked_decode=decision.reason is RejectionReason.DECODE_FULL
-    )
+    record.refused(outcome_of(decision.reason), lacked_decode=decision.reason is RejectionReason.DECODE_FULL)
     refused = http_errors.rejected(decision, response_headers(objective, record), objective)
     return record.traced(refused)
 

@@ -147,6 +147,18 @@ def test_work_for_no_replica_at_all_is_an_overload_and_a_start_of_both_tiers_no_
 
 
 @needs_promtool
+def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_path):
+    levels = {("old", "prefill"): 1, ("old", "decode"): 1, ("new", "prefill"): 0, ("new", "decode"): 0}
+    series = {
+        f'slackserve_monitor_subscribers{{model="m",role="{role}",ray_io_cluster="{cluster}"}}': f"{level}+0x59"
+        for (cluster, role), level in levels.items()
+    }
+    check(tmp_path, "1m", series, "SlackServePrefillLost", {58: 0})
+    series['slackserve_monitor_subscribers{model="m",role="decode",ray_io_cluster="new"}'] = "1+0x59"
+    check(tmp_path, "1m", series, "SlackServePrefillLost", {58: 1})
+
+
+@needs_promtool
 def test_an_absent_indicator_is_told_and_one_that_comes_back_ends_it(tmp_path):
     series = {'slackserve_slo_judged_total{model="m",tier="premium"}': "0+1x9 _x20 5+1x30"}
     check(tmp_path, "1m", series, "SlackServeSliAbsent", {9: 0, 12: 0, 28: 1, 31: 0, 40: 0})

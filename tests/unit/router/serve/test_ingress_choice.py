@@ -51,7 +51,9 @@ async def test_no_model_that_a_client_names_is_kept_and_no_request(router):
         metadata = RequestMetadata(
             request_id="r", internal_request_id=str(number), multiplexed_model_id=f"model-{number}"
         )
-        await router._choose_replica_for_request(PendingRequest(args=[b"scope"], kwargs={}, metadata=metadata))
+        await router._choose_replica_for_request(
+            PendingRequest(args=[b"scope"], kwargs={}, metadata=metadata)
+        )
     assert not router._pending_requests_by_model_id
     assert not router._multiplexed_model_id_fallback_match
     assert not router._pending_requests_by_id
