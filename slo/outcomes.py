@@ -142,7 +142,7 @@ class RequestEnded:
 
     @property
     def prefilled_in_time(self) -> bool | None:
-        """Whether its first token was in time as far as prefill can help it; None when it is not judged by it.
+        """Whether its first token was in time as far as prefill can help it; None where it is not judged.
 
         What a request failed of after its first token, and what decode had no memory for, more prefill
         replicas would not have changed.

@@ -41,7 +41,7 @@ def _burn(window: str) -> Query:
 BOARD: Final = Dashboard(
     name="slo_overview",
     title="SLO overview",
-    marks=(Query(f"{grown(POLICY_CHANGES, '1m', 'reason')} > 0", "{{reason}}"),),
+    marks=(Query(f"{grown(POLICY_CHANGES, '2m', 'reason')} > 0", "{{reason}}"),),
     rows=(
         PanelRow(
             "Objectives",

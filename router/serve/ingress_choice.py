@@ -1,4 +1,4 @@
-"""Sends each call of Serve's proxies to the least busy of two ingresses, whatever model its client names to Serve.
+"""Sends each call of Serve's proxies to the less busy of two ingresses, whatever model its client names.
 
 Runs in the proxies, which may have none of the application's code: imports nothing but Ray.
 """

@@ -135,7 +135,7 @@ class MonitorCore:
         self.policy = UNSTEERED
         self.subscribers: dict[str, Subscriber] = {}
         self._teachers: list[str] = []
-        """Who reports settings, those first heard last at the end: after a change, one that knows the new ones."""
+        """Who reports settings, by when they were first heard: the last one knows of the latest change."""
         self.placed: Counter[tuple[Tier, str]] = Counter()
         self.refused: Counter[tuple[Tier, str]] = Counter()
         self.directed: Counter[DirectiveReason] = Counter()

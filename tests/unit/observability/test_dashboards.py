@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import subprocess
+import textwrap
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,6 +19,7 @@ from observability.grafana import as_json
 from observability.promql import exported
 from telemetry.catalogue import ALL, MONITOR, MetricKind
 
+ROOT = Path(__file__).parents[3]
 BY_NAME = {board.name: board for board in BOARDS}
 NOT_SHOWN = {}
 """Metrics that are on no board, with the reason."""
@@ -50,6 +53,20 @@ def test_every_metric_is_on_a_board_or_left_out_by_name():
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_what_an_ingress_records_is_not_asked_of_a_replica_of_the_tiers(metric):
     assert "replica" not in filters(metric)
+
+
+def scraped(page):
+    """The jobs that a page of the documentation has Prometheus scrape."""
+    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+        parts = yaml.safe_load(textwrap.dedent(block))
+        yield from parts.get("scrape_configs", ()) if isinstance(parts, dict) else ()
+
+
+@pytest.mark.parametrize("name", ["metrics", "monitor", "observability"])
+def test_what_the_documentation_has_scraped_is_often_enough_for_rates(name):
+    jobs = list(scraped(ROOT / "docs" / f"{name}.md"))
+    assert jobs
+    assert all(int(job.get("scrape_interval", "60s").removesuffix("s")) <= 15 for job in jobs)
 
 
 @needs_promtool

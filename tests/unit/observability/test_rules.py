@@ -149,13 +149,16 @@ def test_work_for_no_replica_at_all_is_an_overload_and_a_start_of_both_tiers_no_
 @needs_promtool
 def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_path):
     levels = {("old", "prefill"): 1, ("old", "decode"): 1, ("new", "prefill"): 0, ("new", "decode"): 0}
-    series = {
-        f'slackserve_monitor_subscribers{{model="m",role="{role}",ray_io_cluster="{cluster}"}}': f"{level}+0x59"
-        for (cluster, role), level in levels.items()
-    }
-    check(tmp_path, "1m", series, "SlackServePrefillLost", {58: 0})
-    series['slackserve_monitor_subscribers{model="m",role="decode",ray_io_cluster="new"}'] = "1+0x59"
-    check(tmp_path, "1m", series, "SlackServePrefillLost", {58: 1})
+
+    def reporting():
+        return {
+            f'slackserve_monitor_subscribers{{model="m",role="{role}",ray_io_cluster="{cluster}"}}': f"{n}+0x59"
+            for (cluster, role), n in levels.items()
+        }
+
+    check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 0})
+    levels["new", "decode"] = 1
+    check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 1})
 
 
 @needs_promtool
