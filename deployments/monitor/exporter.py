@@ -76,7 +76,7 @@ class Exporter:
         """Export this from now on, of each model."""
         if self.port:
             self._samples = tuple(
-                sample for model, core in cores.items() for sample in samples(model, core, core.state(now_s))
+                sample for model, core in cores.items() for sample in samples(model, core, now_s)
             )
 
     def collect(self) -> Iterator[Any]:
@@ -90,10 +90,11 @@ class Exporter:
         yield from families.values()
 
 
-def samples(model: str, core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
+def samples(model: str, core: MonitorCore, now_s: float) -> Iterator[Sample]:
     """Everything that is exported of a model, with label values in the catalogue's order."""
+    state = core.state(now_s)
     yield from _tiers(model, state)
-    for series, attainment in state.series.items():
+    for series, attainment in core.series(now_s).items():
         yield from _series(series, attainment)
     for judged, count in core.judgements().items():
         labels = (judged.model, judged.tier, judged.objective, "yes" if judged.met else "no")

@@ -7,8 +7,9 @@ Owns the windows. Which request counts as met is `slo.outcomes`'; nothing is dec
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from slo.monitor.latency_sketch import LatencySketch, Spread
@@ -139,9 +140,19 @@ class RollingAttainment:
         newest.setdefault(series, _Tally()).add(ended)
         self._forget(now_s)
 
-    def series(self, now_s: float) -> list[Series]:
-        """The keys of all requests of the long window."""
-        return sorted({series for series, _ in self._window(self.long_s, now_s)})
+    def series(self, now_s: float, targets: Mapping[Tier, float]) -> dict[Series, Attainment]:
+        """The attainment of each series of the long window whose tier has a target, in the order of the keys.
+
+        Merges the sketches of all tenants, which takes milliseconds.
+        """
+        grouped: dict[Series, list[_Tally]] = {}
+        for series, tally in self._window(self.long_s, now_s):
+            if series.tier in targets:
+                grouped.setdefault(series, []).append(tally)
+        return {
+            series: self._summed(tallies, self.long_s, now_s, targets[series.tier])
+            for series, tallies in sorted(grouped.items(), key=itemgetter(0))
+        }
 
     def burn(
         self, tier: Tier, target: float, window_s: float, now_s: float, *, of_ttft: bool = False
@@ -163,22 +174,21 @@ class RollingAttainment:
         target: float,
         *,
         tier: Tier | None = None,
-        series: Series | None = None,
     ) -> Attainment:
-        """The attainment of a window's requests, of one tier, of one series or of all.
+        """The attainment of a window's requests, of one tier or of all.
 
         Args:
             window_s: `long_s` or less.
             now_s: The time.
             target: The fraction that shall meet their objectives; its quantile is that of the headroom.
             tier: Count only its requests.
-            series: Count only its requests.
         """
         tallies = [
-            tally
-            for each, tally in self._window(window_s, now_s)
-            if (tier is None or tier == each.tier) and (series is None or series == each)
+            tally for series, tally in self._window(window_s, now_s) if tier is None or tier == series.tier
         ]
+        return self._summed(tallies, window_s, now_s, target)
+
+    def _summed(self, tallies: Sequence[_Tally], window_s: float, now_s: float, target: float) -> Attainment:
         used = LatencySketch.merged(tally.budget_used for tally in tallies).quantile(target)
         since_s = now_s if self._since_s is None else self._since_s
         counted_s = max(now_s - max(since_s, self._index(now_s - window_s) * self._slice_s), self._slice_s)

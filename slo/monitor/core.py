@@ -100,7 +100,6 @@ class MonitorState:
 
     Attributes:
         reason: Why it is that one, by the last look.
-        series: By model, tier and tenant, over the long window.
         error: How far predicted forward passes are off; None when none has been measured.
         ttft_error: The same of predicted times to first token.
         subscribers: How many report, by role.
@@ -111,7 +110,6 @@ class MonitorState:
     policy: ClusterPolicy
     reason: SteerReason
     tiers: Mapping[Tier, TierState]
-    series: Mapping[Series, Attainment]
     error: PredictionError | None
     ttft_error: PredictionError | None
     subscribers: Mapping[Role, int]
@@ -211,17 +209,16 @@ class MonitorCore:
                 )
                 for tier in settings.tiers.names
             },
-            series={
-                series: windows.over(windows.long_s, now_s, targets[series.tier], series=series)
-                for series in windows.series(now_s)
-                if series.tier in targets
-            },
             error=prediction_error(*self._residuals.values()),
             ttft_error=prediction_error(self._first_tokens),
             subscribers=roles,
             behind=sum(it.follows < self.policy.version for it in self.subscribers.values()),
             uptime_s=now_s - self._started_s,
         )
+
+    def series(self, now_s: float) -> dict[Series, Attainment]:
+        """Attainment by model, tier and tenant, over the long window; takes longer than all other state."""
+        return self._attainment.series(now_s, self.settings.targets)
 
     def demand(self, now_s: float) -> FleetDemand | None:
         """What there is to do, for whoever sizes the tiers of replicas; None when the router does not say."""

@@ -152,8 +152,8 @@ def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_pat
 
     def reporting():
         return {
-            f'slackserve_monitor_subscribers{{model="m",role="{role}",ray_io_cluster="{cluster}"}}': f"{n}+0x59"
-            for (cluster, role), n in levels.items()
+            f'slackserve_monitor_subscribers{{model="m",role="{role}",ray_io_cluster="{of}"}}': f"{n}+0x59"
+            for (of, role), n in levels.items()
         }
 
     check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 0})

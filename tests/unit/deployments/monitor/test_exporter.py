@@ -13,6 +13,7 @@ from deployments.monitor.actor import shown
 from deployments.monitor.exporter import Exporter, samples
 from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
+from slo.monitor.latency_sketch import LatencySketch
 from slo.monitor.messages import IngressSeen, MonitorReport, PrefillSeen, Role, RouterSeen
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteeringRules
@@ -56,13 +57,11 @@ def core():
 
 
 def exported(core):
-    return {
-        (metric.name, labels): value for metric, labels, value in samples("m", core, core.state(SETTLE_S))
-    }
+    return {(metric.name, labels): value for metric, labels, value in samples("m", core, SETTLE_S)}
 
 
 def test_everything_in_the_catalogue_is_exported_with_its_labels(core):
-    found = list(samples("m", core, core.state(SETTLE_S)))
+    found = list(samples("m", core, SETTLE_S))
     assert {metric.name for metric, _, _ in found} == {metric.name for metric in catalogue.MONITOR}
     assert all(len(labels) == len(metric.labels) for metric, labels, _ in found)
     assert len(exported(core)) == len(found), "a series twice"
@@ -182,6 +181,17 @@ def test_the_state_for_people_is_plain_and_complete(core):
     assert state["ttft_error"]["mape"] == pytest.approx(0.5)
     assert state["subscribers"] == {"ingress": 1, "prefill": 1, "router": 1}
     assert state["metrics_port"] == 0
+
+
+def test_what_is_shown_to_people_takes_no_longer_with_many_tenants(core, monkeypatch):
+    merged, merge = [], LatencySketch.merged
+    monkeypatch.setattr(LatencySketch, "merged", lambda sketches: merged.append(1) or merge(sketches))
+    requests = tuple(replace(LATE, tenant=f"tenant {number}") for number in range(50))
+    core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests)), SETTLE_S)
+    shown(core.state(SETTLE_S), Exporter("127.0.0.1", 0))
+    two_windows_of_four_sketches = 2 * 4 * len(DEFAULT_TIERS.names)
+    assert len(merged) == two_windows_of_four_sketches
+    assert len(core.series(SETTLE_S)) > 50
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -23,6 +23,7 @@ OK = RequestEnded(
     tpot_budget_s=0.03,
 )
 LATE = replace(OK, ttft_s=0.3)
+TARGETS = dict.fromkeys(DEFAULT_TIERS.names, 0.99)
 LEFT = replace(OK, outcome=Outcome.CANCELLED)
 
 
@@ -96,23 +97,28 @@ def test_goodput_counts_finished_requests_that_missed_nothing():
 
 def test_models_tiers_and_tenants_are_counted_apart():
     windows = filled(OK, LATE, replace(OK, tenant="batch"), replace(OK, tier=STANDARD, model="n"))
-    assert windows.series(1000.0) == sorted(
+    assert list(windows.series(1000.0, TARGETS)) == sorted(
         [
             Series("m", PREMIUM, "acme"),
             Series("m", PREMIUM, "batch"),
             Series("n", STANDARD, "acme"),
         ]
     )
-    one = windows.over(300.0, 1000.0, 0.99, series=Series("m", PREMIUM, "acme"))
+    one = windows.series(1000.0, TARGETS)[Series("m", PREMIUM, "acme")]
     assert (one.requests, one.ratio) == (2, 0.5)
     assert windows.over(300.0, 1000.0, 0.99, tier=PREMIUM).requests == 3
     assert windows.over(300.0, 1000.0, 0.99).requests == 4
 
 
+def test_tiers_without_a_target_are_no_series():
+    windows = filled(OK, replace(OK, tier=STANDARD))
+    assert list(windows.series(1000.0, {PREMIUM: 0.99})) == [Series("m", PREMIUM, "acme")]
+
+
 def test_no_number_of_tenants_fills_the_memory():
     windows = filled(*(replace(OK, tenant=f"tenant {number}") for number in range(2 * MAX_SERIES)))
-    assert len(windows.series(1000.0)) == MAX_SERIES + 1
-    assert Series("m", PREMIUM, OTHER_TENANTS) in windows.series(1000.0)
+    assert len(windows.series(1000.0, TARGETS)) == MAX_SERIES + 1
+    assert Series("m", PREMIUM, OTHER_TENANTS) in windows.series(1000.0, TARGETS)
     assert windows.over(300.0, 1000.0, 0.99).requests == 2 * MAX_SERIES
 
 

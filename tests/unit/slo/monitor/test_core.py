@@ -198,7 +198,7 @@ def test_the_state_tells_it_all(core):
     assert premium.burn.short.rate == pytest.approx(25.0)
     assert premium.at_risk
     assert state.tiers[STANDARD].long.ratio is None
-    assert [series.tenant for series in state.series] == ["acme"]
+    assert [series.tenant for series in core.series(101.0)] == ["acme"]
     assert state.error.mape == pytest.approx(1 / 3)
     assert state.subscribers == dict.fromkeys(Role, 1)
     assert state.behind == 2
@@ -342,7 +342,7 @@ def test_a_monitor_of_other_tiers_measures_and_sheds_those():
     assert tuple(state.tiers) == FOUR.names
     assert state.tiers[SEARCH].target == 0.95
     assert state.tiers[TEXT].at_risk
-    assert {series.tier for series in state.series} == {TEXT, FILE}
+    assert {series.tier for series in core.series(101.0)} == {TEXT, FILE}
 
 
 def test_directives_follow_the_ranks_of_the_set():
@@ -365,7 +365,7 @@ def test_a_deployment_that_changes_its_tiers_leaves_nothing_of_the_old_ones():
     assert core.policy.shed == {}
     state = core.state(103.0)
     assert tuple(state.tiers) == FOUR.names
-    assert {series.tier for series in state.series} == {IMAGE}
+    assert {series.tier for series in core.series(103.0)} == {IMAGE}
 
 
 def test_whoever_sizes_the_fleet_hears_the_routers_demand_and_who_is_at_risk(core):
