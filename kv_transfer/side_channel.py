@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import zmq_ctx
-from vllm.utils.network_utils import make_zmq_path
+from vllm.utils.network_utils import is_valid_ipv6_address, make_zmq_path
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +67,7 @@ def serve_handshakes(
     _not_ours.discard((host, port))
     while not stop.is_set():
         try:
-            with zmq_ctx(zmq.ROUTER, make_zmq_path("tcp", host, port)) as socket:
-                socket.setsockopt(zmq.RCVTIMEO, _RECEIVE_MS)
+            with _listening(host, port) as socket:
                 ready.set()
                 _answer(socket, answers, stop)
         except zmq.ZMQError as error:
@@ -96,6 +96,22 @@ def probe(host: str, port: int, rank: tuple[int, int], within_s: float = PROBE_S
             raise SideChannelError(host, port) from None
 
 
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[Any]:
+    """A socket for questions; whoever sends a frame that is longer is cut off before it is taken in."""
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        socket = context.socket(zmq.ROUTER)
+        # Both reach connections only when they are set before they are made.
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+        socket.setsockopt(zmq.IPV6, is_valid_ipv6_address(host))
+        socket.setsockopt(zmq.RCVTIMEO, _RECEIVE_MS)
+        socket.bind(make_zmq_path("tcp", host, port))
+        yield socket
+    finally:
+        context.destroy(linger=0)
+
+
 def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threading.Event) -> None:
     ignored = 0
     while not stop.is_set():
@@ -119,7 +135,7 @@ def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threadi
 def _rank_in(frames: list[bytes]) -> tuple[int, int]:
     """The rank that a packet asks about; one that nobody has when it is no handshake."""
     nobody = (-1, -1)
-    if len(frames) != 3 or len(frames[2]) > _MAX_BYTES:  # noqa: PLR2004 - sender, delimiter, question
+    if len(frames) != 3:  # noqa: PLR2004 - sender, delimiter, question
         return nobody
     try:
         question, pipeline_rank, rank = msgspec.msgpack.decode(frames[2], type=tuple[bytes, int, int])

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ports import free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+from zmq.utils.monitor import recv_monitor_message
 
 from kv_transfer import side_channel
 from kv_transfer.side_channel import SideChannelError, probe, serve_handshakes
@@ -78,6 +79,19 @@ def test_each_rank_is_told_with_the_time(port):
 def test_what_is_no_handshake_is_ignored(port, frames):
     send(port, *frames)
     probe(HOST, port, (0, 0))
+
+
+def test_whoever_sends_more_than_a_question_is_cut_off_before_it_is_taken_in(port):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        watched = client.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        watched.rcvtimeo = 5000
+        client.connect(f"tcp://{HOST}:{port}")
+        assert recv_monitor_message(watched)["event"] == zmq.EVENT_CONNECTED
+        client.send_multipart((b"", bytes(1024 * 1024)))
+        assert recv_monitor_message(watched)["event"] == zmq.EVENT_DISCONNECTED
+        client.disable_monitor()
+    assert ask(port, (0, 0))[0] == b"first"
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
