@@ -276,7 +276,8 @@ def test_a_model_that_computes_between_its_layers_is_not_preempted(models):
 def test_the_embedded_model():
     """Thirty layers, three KV heads, real weights."""
     source = ModelStore().resolve(None).source
-    with engine(source, max_model_len=1024, max_num_batched_tokens=1024) as running:
+    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 1024, "num_gpu_blocks_override": 16}
+    with engine(source, **sizes) as running:
         assert running.boundaries == 30
         prompt = random_prompt(300, seed=2, vocabulary=40_000)
         expected = undisturbed(running, prompt)

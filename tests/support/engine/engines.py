@@ -203,6 +203,7 @@ def engine(
     defaults = {
         "max_model_len": 2048,
         "max_num_batched_tokens": 2048,
+        "num_gpu_blocks_override": 160,  # ten of the longest prompts; all blocks are zeroed again and again
         "distributed_executor_backend": executor,
     }
     options = defaults | options
