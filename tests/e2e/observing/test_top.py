@@ -94,6 +94,7 @@ async def test_json_has_the_running_step_its_queue_and_the_decode_replica(deploy
     await asyncio.to_thread(assert_soon, lambda: not looks_between_two_steps(), 120)
     assert frame["model"] == "tiny"
     assert frame["ready"] is True
+    assert frame["monitor"]["metrics_port"]
     assert replica["replica"] in {state["replica"] for state in deployment.fleet()["prefill"]}
     assert replica["reports"] is True
     step, queue = replica["work"]["step"], replica["work"]["queue"]
