@@ -29,8 +29,8 @@ async def test_a_late_urgent_request_overtakes_queued_ones(deployment):
         async for _ in chunks:
             first_token_s.setdefault(name, time.monotonic())
 
-    queue = [asyncio.create_task(ask(f"background-{n}", "background", 4000)) for n in range(24)]
-    await until_queued(deployment, 12)
+    queue = [asyncio.create_task(ask(f"background-{n}", "background", 4000)) for n in range(14)]
+    await until_queued(deployment, 10)
     await ask("urgent", "premium", 64)
     await asyncio.gather(*queue)
     order = sorted(first_token_s, key=first_token_s.__getitem__)

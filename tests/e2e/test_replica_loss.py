@@ -50,7 +50,7 @@ async def suspend_a_prefill(client, deployment):
             urgent = {"x-slo-tier": "premium", "x-slo-ttft-ms": f"{(alone_s + long_s * part) * 1e3:.0f}"}
             calls.append(asyncio.create_task(ask(client, 64, **urgent)))
         await asyncio.sleep(0.03)
-        calls += [asyncio.create_task(ask(client, 2000, **later)) for _ in range(12)]
+        calls += [asyncio.create_task(ask(client, 2000, **later)) for _ in range(6)]
         for _ in range(10):
             await asyncio.sleep(0.05)
             if deployment.log.read_text().count("prefill_stopped") > stops:

@@ -12,6 +12,8 @@ from streams import lines
 from waiting import assert_soon, at_rest
 
 LONG, URGENT = 3900, 64
+COMPARED = 3
+"""How many prefills that were overtaken are computed again; `test_exactness` sees that they are exact."""
 
 
 def random_prompt(tokens):
@@ -57,17 +59,20 @@ async def assert_overtaken(deployment):
     # Less than the long one has left when it is asked, more than a stop takes whatever is predicted of it.
     budget_ms = (alone_s + 0.65 * long_s) * 1e3
     before = deployment.metric("slackserve_preemptions_total", outcome="kept")
-    overtook = 0
+    overtook = compared = 0
     for _ in range(8):
         running = asyncio.create_task(caller.long(prompt := random_prompt(LONG)))
         await asyncio.sleep(long_s / 5)
         _, _, urgent_at_s = await caller.urgent(random_prompt(URGENT), budget_ms)
         text, _, long_at_s = await running
-        overtook += urgent_at_s < long_at_s
-        assert (await caller.long(prompt))[0] == text, "from the KV that the stopped prefill has left"
-        anew, anew_s, _ = await caller.long(prompt, salt="anew")
-        assert anew_s > long_s / 2, "it is computed again"
-        assert anew == text
+        overtaken = urgent_at_s < long_at_s
+        overtook += overtaken
+        if overtaken and compared < COMPARED:
+            compared += 1
+            assert (await caller.long(prompt))[0] == text, "from the KV that the stopped prefill has left"
+            anew, anew_s, _ = await caller.long(prompt, salt="anew")
+            assert anew_s > long_s / 2, "it is computed again"
+            assert anew == text
     assert overtook >= 6, f"only {overtook} of 8 overtook"
     await asyncio.to_thread(
         assert_soon,

@@ -67,7 +67,7 @@ def assert_given_back(deployment):
 
 
 async def test_while_queued(deployment, client):
-    busy = [asyncio.create_task(client.send(body(4000, 2))) for n in range(16)]
+    busy = [asyncio.create_task(client.send(body(4000, 2))) for n in range(9)]
     await until_queued(deployment, 6)
     gone = await asyncio.gather(*(client.leave_after(0.1, body(4000, 90)) for _ in range(5)))
     assert all(gone)
