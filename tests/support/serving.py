@@ -37,6 +37,7 @@ class Deployment:
     log: Path
     keys: dict[str, str]
     grpc_port: int | None = None
+    monitor_port: int | None = None
 
     def channel(self) -> grpc.Channel:
         """To the gRPC API."""
@@ -119,7 +120,8 @@ def start(
         "--verbose",
         python_path=python_path,
     )
-    return replace(running, grpc_port=config.get("grpc", {}).get("port"))
+    ports = {name: config.get(name, {}).get("port") for name in ("grpc", "monitor")}
+    return replace(running, grpc_port=ports["grpc"], monitor_port=ports["monitor"])
 
 
 @contextmanager

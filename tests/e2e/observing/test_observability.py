@@ -50,14 +50,16 @@ SILENT = {
 
 @pytest.fixture
 def prometheus(deployment, tmp_path):
-    ray_port = deployment.metrics_port()
-    command = [sys.executable, "-m", "deployments.cli", "top", "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    monitor_port = json.loads(shown)["monitor"]["metrics_port"]
+    ports = [deployment.metrics_port(), deployment.monitor_port or shown_by_top()["monitor"]["metrics_port"]]
     rules = [RULES / "recording.yaml", RULES / "alerts.yaml"]
-    with scraping(tmp_path, [int(ray_port), monitor_port], rules) as running:
+    with scraping(tmp_path, ports, rules) as running:
         assert_soon(lambda: len(running.query("up == 1")) == 2, 60, "Prometheus does not scrape both")
         yield running
+
+
+def shown_by_top():
+    command = [sys.executable, "-m", "deployments.cli", "top", "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, timeout=120, check=True).stdout)
 
 
 class Clients:
@@ -92,12 +94,17 @@ async def seconds(work):
     return asyncio.get_running_loop().time() - started_s
 
 
-async def mixed_load(clients):
-    """Long prompts that are stopped for urgent ones, texts, refusals, and clients that leave."""
+async def mixed_load(clients, enough):
+    """Long prompts that are stopped for urgent ones, texts, refusals, and clients that leave.
+
+    It ends after `ROUNDS`, or when there is `enough` to see.
+    """
     await clients.ask(tokens(3900), "background")  # the first one touches the memory
     long_s = await seconds(clients.ask(tokens(3900), "background"))
     alone_s = await seconds(clients.ask(tokens(64), "premium"))
     for number in range(ROUNDS):
+        if enough.is_set():
+            break
         running = asyncio.create_task(clients.ask(tokens(3900), "background"))
         await asyncio.sleep(long_s / 5)
         await clients.ask(tokens(64), "premium", (alone_s + long_s / 2) * 1e3)
@@ -126,6 +133,15 @@ def judged(prometheus, tier, met):
     return float(counted[0]["value"][1])
 
 
+def kept_stops(deployment):
+    return deployment.metric("slackserve_preemptions_total", outcome="kept")
+
+
+def surprises(expressions):
+    """Those that should have a series here."""
+    return [expr for expr in expressions if not any(name in expr for name in SILENT)]
+
+
 async def ask(prometheus, expr):
     return await asyncio.to_thread(prometheus.query, filled(expr))
 
@@ -145,13 +161,16 @@ async def test_what_operators_see(deployment, prometheus, tmp_path):
         "refusals do not count in the indicator",
     )
 
-    load = asyncio.create_task(mixed_load(clients))
+    enough, kept_before = asyncio.Event(), kept_stops(deployment)
+    load = asyncio.create_task(mixed_load(clients, enough))
     unanswered = {expr for board in BOARDS for expr in board.expressions()}
-    while unanswered and not load.done():  # Ray forgets a gauge that is not set again, so not afterwards
+    while not load.done():  # Ray forgets a gauge that is not set again, so not afterwards
         unanswered -= {expr for expr in unanswered if await ask(prometheus, expr)}
+        if not surprises(unanswered) and await asyncio.to_thread(kept_stops, deployment) >= kept_before + 5:
+            enough.set()
         await asyncio.sleep(1)
     await load
-    surprising = [expr for expr in unanswered if not any(name in expr for name in SILENT)]
+    surprising = surprises(unanswered)
     for _ in range(5):  # what came with the last requests has not been scraped twice yet
         surprising = [expr for expr in surprising if not await ask(prometheus, expr)]
         if not surprising:
