@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -96,9 +97,12 @@ def top(served, *arguments):
 
 
 def test_top_shows_the_one_that_is_asked_for(served):
-    for name in ("tiny", "small"):
-        assert json.loads(top(served, "--json", "--model", name).stdout)["model"] == name
-    refused = top(served, "--json", "--model", "large")
+    with ThreadPoolExecutor(3) as commands:
+        asked = [
+            commands.submit(top, served, "--json", "--model", name) for name in ("tiny", "small", "large")
+        ]
+    *shown, refused = [each.result() for each in asked]
+    assert [json.loads(one.stdout)["model"] for one in shown] == ["tiny", "small"]
     assert refused.returncode == 1
     assert "no model 'large' here; give one of tiny, small" in refused.stdout + refused.stderr
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -109,14 +110,12 @@ async def test_json_has_the_running_step_its_queue_and_the_decode_replica(deploy
     assert decode["running"] >= 1
 
 
-def test_once_prints_one_frame(deployment):
+def test_once_and_without_a_terminal_it_prints_one_frame(deployment):
     assert_soon(lambda: at_rest(deployment), 30)
-    assert_one_idle_frame(deployment, top("--once"))
-
-
-def test_without_a_terminal_it_prints_one_frame(deployment):
-    assert_soon(lambda: at_rest(deployment), 30)
-    assert_one_idle_frame(deployment, top())
+    with ThreadPoolExecutor(2) as commands:
+        asked = [commands.submit(top, *arguments) for arguments in (["--once"], [])]
+    for each in asked:
+        assert_one_idle_frame(deployment, each.result())
 
 
 def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_terminal_as_it_was(deployment):
