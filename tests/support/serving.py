@@ -26,6 +26,9 @@ from benchmarks.harness.tiny_models import build_tiny_llama
 METRICS_EVERY_S = 1.0
 """How often the processes of a deployment export their metrics; Ray's own default is ten seconds."""
 
+SPANS_EVERY_S = 0.5
+"""How often they export spans; OpenTelemetry's own default is five seconds."""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -155,5 +158,6 @@ def run_until_ready(
 ) -> Deployment:
     """Run `slackserve serve` with `arguments` on `port` and wait until it is ready."""
     os.environ["RAY_metrics_report_interval_ms"] = f"{METRICS_EVERY_S * 1e3:.0f}"  # noqa: SIM112 - Ray's spelling
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = f"{SPANS_EVERY_S * 1e3:.0f}"
     process = serve_until_ready(log, port, *arguments, python_path=python_path)
     return Deployment(f"http://127.0.0.1:{port}", model, process, log, keys or {})

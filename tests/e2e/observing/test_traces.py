@@ -56,7 +56,7 @@ def by_name(spans):
 
 
 async def received(receiver, trace_id, *names):
-    """The spans of a trace, once those of these names are there; processes export every five seconds."""
+    """The spans of a trace, once those of these names are there; processes export them every half second."""
     missing = lambda: {*names} - {*by_name(receiver.trace(trace_id))}  # noqa: E731
     with contextlib.suppress(AssertionError):
         await asyncio.to_thread(assert_soon, lambda: not missing(), 20)
