@@ -42,10 +42,10 @@ class Prometheus:
 
 @contextmanager
 def scraping(directory: Path, ports: Iterable[int], rules: Iterable[Path] = ()) -> Iterator[Prometheus]:
-    """Scrape these ports of this machine every two seconds, with the rules evaluated once a second."""
+    """Scrape these ports of this machine, and evaluate the rules, once a second."""
     port = free_port()
     configuration = {
-        "global": {"scrape_interval": "2s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [
             {
                 "job_name": "slackserve",
