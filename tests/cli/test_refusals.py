@@ -10,7 +10,7 @@ from ports import free_port
 from benchmarks.harness.local_server import environment
 from benchmarks.harness.tiny_models import build_tiny_llama
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 def test_more_gpus_than_there_are(tmp_path):
