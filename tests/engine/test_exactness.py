@@ -8,9 +8,12 @@ from engines import COMPILED, engine, random_prompt
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from deployments.models.store import ModelStore
+from prefill_node.board.events import Resumed
 from prefill_node.engine_setup import EngineSetup
 
 PROMPT = random_prompt(700, seed=1)
+WHOLE = 2 * 128 * 4
+"""Bytes of a checkpoint for each token: hidden states and residual, 128 wide, in float32."""
 
 needs_avx512 = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="vLLM has these kernels for CPUs with AVX-512 only"
@@ -115,6 +118,44 @@ def test_stopped_behind_a_prefix_from_the_cache(shared_engine):
     assert expected[0].tokens == expected[1].tokens
     for boundary in range(running.boundaries):
         assert behind_a_prefix(boundary) == expected, f"differs after a stop at boundary {boundary}"
+    running.forget()
+
+
+@pytest.mark.parametrize(
+    ("shared_engine", "first", "last"),
+    [
+        ("llama_operator", 0, WHOLE),
+        # Queries, keys, values, room for the result, residual.
+        ("llama_compiled", 2 * WHOLE - 3 * 512, WHOLE),
+    ],
+    indirect=["shared_engine"],
+)
+def test_what_is_kept_within_a_layer_and_between_compiled_pieces(shared_engine, first, last):
+    """Only what is ahead of the layer in which it stopped is known to be empty."""
+    running = shared_engine
+    running.forget()
+    told, four_blocks = running.rpc("kept_bytes")[0], PROMPT[:512]
+    assert (told[0], told[1], told[-1]) == (0, first, last)
+    for boundary in range(1, running.boundaries):
+        kept = running.kept_bytes(f"at-{boundary}", four_blocks, boundary)
+        assert kept == pytest.approx(told[boundary] * len(four_blocks)), f"at boundary {boundary}"
+    running.finish()
+    running.check_at_rest()
+    running.forget()
+
+
+@pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)
+def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(shared_engine):
+    running = shared_engine
+    running.forget()
+    running.add("stopped", PROMPT[:64])
+    running.stop_at(2)
+    assert running.step() == []
+    (suspended,) = running.scheduler._suspensions.steps
+    assert (suspended.done, suspended.checkpoint_bytes) == (0.0, 0)
+    running.finish()
+    assert [notice.boundary for notice in running.notices() if isinstance(notice, Resumed)] == [0]
+    running.check_at_rest()
     running.forget()
 
 

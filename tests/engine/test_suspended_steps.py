@@ -1,4 +1,7 @@
-"""What becomes of suspended steps: order, aborts, memory, pauses. Everything ends, and ends right."""
+"""What becomes of suspended steps: order, aborts, memory, pauses. Everything ends, and ends right.
+
+Their checkpoints lie in KV blocks that their own step has not filled yet.
+"""
 
 import math
 import time
@@ -22,6 +25,10 @@ from slo.request import CACHED_XARG
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)
 SHORT = random_prompt(64, seed=3)
+FOUR_BLOCKS = random_prompt(512, seed=4)
+WHOLE = 2 * 128 * 4
+"""Bytes of a checkpoint for each token: hidden states and residual, 128 wide, in float32."""
+LAYERS = 4
 
 
 def pytest_generate_tests(metafunc):
@@ -183,17 +190,6 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
         stepper.rules = rules
 
 
-@pytest.mark.parametrize("shared_engine", ["llama_recompute"], indirect=True)
-def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(shared_engine):
-    shared_engine.forget()
-    suspend(shared_engine, "short", SHORT, 2)
-    (suspended,) = shared_engine.scheduler._suspensions.steps
-    assert (suspended.done, suspended.checkpoint_bytes) == (0.0, 0)
-    shared_engine.finish()
-    assert [n.boundary for n in shared_engine.notices() if isinstance(n, Resumed)] == [0]
-    shared_engine.check_at_rest()
-
-
 def test_a_stopped_step_waits_for_its_beneficiary_to_arrive_but_not_for_long(running):
     expected = alone(running, long=LONG)
     suspend(running, "long", LONG, 2, beneficiary="never-comes")
@@ -321,6 +317,52 @@ def test_a_late_step_starts_over_when_its_place_is_wanted_for_those_on_time(mode
         assert_same_output(running, expected)
         dropped = [notice.jobs for notice in running.notices() if isinstance(notice, Dropped)]
         assert dropped == [("long",)]
+
+
+@pytest.mark.parametrize("boundary", range(1, LAYERS))
+def test_a_suspended_step_takes_only_memory_for_which_the_layers_ahead_have_no_room(running, boundary):
+    expected = alone(running, long=FOUR_BLOCKS)
+    of_layer = 2 * 2 * 32 * 4 / len(running.rpc("kept_bytes"))
+    """Bytes of its KV cache for each token: keys and values, two heads of 32, each rank has its part."""
+    room = of_layer * (LAYERS - boundary)
+    for each in running.rpc("kept_bytes"):
+        assert each[0] == 0, "there it starts over"
+        assert each[1:] == tuple(max(0, WHOLE - of_layer * (LAYERS - layer)) for layer in range(1, LAYERS))
+    assert running.kept_bytes("long", FOUR_BLOCKS, boundary) == max(0, WHOLE - room) * len(FOUR_BLOCKS)
+    running.finish()
+    assert running.answers == expected
+
+
+def test_a_prompt_shorter_than_a_block_keeps_its_checkpoint_as_it_was(running):
+    assert running.kept_bytes("short", SHORT, 1) == WHOLE * len(SHORT)
+
+
+def test_others_run_and_come_and_go_while_a_checkpoint_lies_there(running):
+    """They take the blocks that are free, and leave in them what they like."""
+    expected = alone(running, long=FOUR_BLOCKS)
+    running.kept_bytes("long", FOUR_BLOCKS, 2, deadline_s=300)
+    for number in range(12):
+        other = random_prompt(700, seed=10 + number)
+        running.kept_bytes(f"other-{number}", other, 1 + number % 3, deadline_s=200 - number)
+        if number % 3 == 0:
+            running.abort(f"other-{number}")
+    running.finish()
+    assert_same_output(running, expected)
+
+
+def test_a_member_that_leaves_takes_its_rows_with_it(running):
+    """Its blocks are another request's by the time that the rest goes on."""
+    first, second = random_prompt(300, seed=3), random_prompt(400, seed=4)
+    expected = alone(running, second=second)
+    running.add("first", first)
+    running.add("second", second)
+    running.stop_at(2)
+    assert running.step() == []
+    running.abort("first")
+    for number in range(2):  # the blocks that were freed last are the next to be taken
+        running.prefill(f"other-{number}", random_prompt(1900, seed=20 + number), deadline_s=1)
+    running.finish()
+    assert_same_output(running, expected)
 
 
 def test_nothing_runs_while_everything_is_paused(running):

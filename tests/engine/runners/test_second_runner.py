@@ -33,7 +33,7 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("tests", ["exactness", "suspended_steps", "kv_pages", "adapters", "seeds"])
+@pytest.mark.parametrize("tests", ["exactness", "suspended_steps", "adapters", "seeds"])
 def test_all_of_it(tests):
     run(f"engine/test_{tests}.py")
 

@@ -127,6 +127,15 @@ class Engine:
         step = self.scheduler._stepper.step_id + 1
         self.board.order_stop(StopOrder(step, beneficiary, "rescue", time.monotonic()))
 
+    def kept_bytes(self, name, prompt, boundary, **options):
+        """Start a prefill and stop it; the bytes that each rank keeps of it beside KV blocks."""
+        self.add(name, prompt, **options)
+        self.stop_at(boundary)
+        assert self.step() == []
+        (stopped,) = [notice for notice in self.notices() if isinstance(notice, notices.Stopped)]
+        assert stopped.is_kept
+        return stopped.checkpoint_bytes
+
     def step(self):
         """Take one step; the names of the requests that ended in it."""
         ended = []
