@@ -24,10 +24,3 @@ def test_what_the_classes_have_missed_stands_on_the_board(models):
         assert (counts["chat"].missed, counts["files"].missed) == pytest.approx((0, 1), abs=0.2)
         assert counts["chat"].ended > 0.8
         assert counts["files"].work_s > 0
-
-
-def test_nothing_of_classes_stands_there_when_all_requests_are_alike(models):
-    with engine(models("llama"), setup=EngineSetup(mode="resume")) as running:
-        running.add("met", SHORT, deadline_s=60, tier="chat")
-        running.step()
-        assert running.board.view().targets is None

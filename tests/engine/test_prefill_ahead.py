@@ -61,28 +61,8 @@ def outputs(running):
     return {name: (answer.tokens, answer.logprobs) for name, answer in running.answers.items()}
 
 
-def test_a_step_is_composed_while_one_runs_and_every_answer_is_what_it_was(start, expected):
-    with steps_ahead_on_cpu(), start(ASYNC_SCHEDULER) as running:
-        ended, in_flight = served(running)
-        assert in_flight == 2
-        assert ended == expected[0], "and they run in the same order"
-        assert outputs(running) == expected[1]
-        assert_at_rest(running)
-        again, _ = served(running)
-        assert sorted(again) == sorted(PROMPTS)
-        assert outputs(running) == expected[1], "from the prefix cache"
-        assert max(running.cached_tokens.values()) > CHUNK
-
-
-def test_behind_a_long_step_nothing_is_composed_ahead(start, expected, monkeypatch):
-    monkeypatch.setattr("prefill_node.engine.stepping.stepper.COMPOSED_AHEAD_S", 1e-9)
-    with steps_ahead_on_cpu(), start(ASYNC_SCHEDULER) as running:
-        ended, in_flight = served(running)
-        assert (in_flight, ended) == (1, expected[0])
-        assert outputs(running) == expected[1]
-
-
 def test_with_little_memory_each_ends_as_well(start, expected):
+    """The first test here: its engine ends before the one that the others share is started."""
     with (
         steps_ahead_on_cpu(),
         start(ASYNC_SCHEDULER, num_gpu_blocks_override=10, max_model_len=1024) as running,
@@ -93,14 +73,46 @@ def test_with_little_memory_each_ends_as_well(start, expected):
         assert_at_rest(running)
 
 
-def test_one_that_leaves_while_its_step_runs_leaves_nothing_behind(start):
+@pytest.fixture(scope="module")
+def shared_ahead(start, expected):
     with steps_ahead_on_cpu(), start(ASYNC_SCHEDULER) as running:
-        for name, prompt in PROMPTS.items():
-            running.add(name, prompt)
-        running.step()
-        running.abort(*list(PROMPTS)[:5])
-        running.finish()
-        assert_at_rest(running)
+        yield running
+
+
+@pytest.fixture
+def ahead(shared_ahead):
+    """An engine that composes steps ahead, with an empty prefix cache."""
+    assert shared_ahead.llm.reset_prefix_cache()
+    shared_ahead.answers.clear()
+    return shared_ahead
+
+
+def test_a_step_is_composed_while_one_runs_and_every_answer_is_what_it_was(ahead, expected):
+    ended, in_flight = served(ahead)
+    assert in_flight == 2
+    assert ended == expected[0], "and they run in the same order"
+    assert outputs(ahead) == expected[1]
+    assert_at_rest(ahead)
+    again, _ = served(ahead)
+    assert sorted(again) == sorted(PROMPTS)
+    assert outputs(ahead) == expected[1], "from the prefix cache"
+    assert max(ahead.cached_tokens.values()) > CHUNK
+
+
+def test_behind_a_long_step_nothing_is_composed_ahead(ahead, expected, monkeypatch):
+    monkeypatch.setattr("prefill_node.engine.stepping.stepper.COMPOSED_AHEAD_S", 1e-9)
+    ended, in_flight = served(ahead)
+    assert (in_flight, ended) == (1, expected[0])
+    assert outputs(ahead) == expected[1]
+
+
+def test_one_that_leaves_while_its_step_runs_leaves_nothing_behind(ahead):
+    for name, prompt in PROMPTS.items():
+        ahead.add(name, prompt)
+    ahead.step()
+    ahead.abort(*list(PROMPTS)[:5])
+    ahead.finish()
+    assert_at_rest(ahead)
 
 
 def assert_at_rest(running):

@@ -14,7 +14,6 @@ from vllm.v1.core.sched.interface import PauseState
 from waiting import assert_soon
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
-from prefill_node.engine_setup import EngineSetup
 from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import attention_pairs
 from slo.preemption.types import Limits
@@ -295,28 +294,32 @@ def test_blocks_of_an_unfinished_step_are_never_shared(running):
     assert [each.issued_s for each in started] == sorted(each.issued_s for each in started)
 
 
-def test_a_request_that_has_been_suspended_for_too_long_goes_first(models):
-    setup = EngineSetup(mode="resume", limits=Limits(max_suspended_s=0.2))
-    with engine(models("llama"), setup=setup) as running:
-        suspend(running, "long", LONG, 2, beneficiary="short")
-        time.sleep(0.25)
-        running.add("short", SHORT, deadline_s=1)
-        assert running.step() == ["long"]
-        assert running.step() == ["short"]
+def test_a_request_that_has_been_suspended_for_too_long_goes_first(running, monkeypatch):
+    monkeypatch.setattr(running.scheduler._suspensions, "max_suspended_s", 0.2)
+    suspend(running, "long", LONG, 2, beneficiary="short")
+    time.sleep(0.25)
+    running.add("short", SHORT, deadline_s=1)
+    assert running.step() == ["long"]
+    assert running.step() == ["short"]
 
 
-def test_a_late_step_starts_over_when_its_place_is_wanted_for_those_on_time(models):
-    setup = EngineSetup(mode="resume", limits=Limits(max_suspended_steps=1))
-    with engine(models("llama"), setup=setup) as running:
-        expected = alone(running, long=LONG)
-        suspend(running, "long", LONG, 2, beneficiary="short", deadline_s=0)
-        running.add("short", SHORT, deadline_s=10)
-        assert "short" in running.step()
-        assert running.rpc("checkpoints_held") == [0]
-        running.finish()
-        assert_same_output(running, expected)
-        dropped = [notice.jobs for notice in running.notices() if isinstance(notice, Dropped)]
-        assert dropped == [("long",)]
+def test_a_late_step_starts_over_when_its_place_is_wanted_for_those_on_time(running, monkeypatch):
+    monkeypatch.setattr(running.scheduler._stepper, "_limits", Limits(max_suspended_steps=1))
+    expected = alone(running, long=LONG)
+    suspend(running, "long", LONG, 2, beneficiary="short", deadline_s=0)
+    running.add("short", SHORT, deadline_s=10)
+    assert "short" in running.step()
+    assert set(running.rpc("checkpoints_held")) == {0}
+    running.finish()
+    assert_same_output(running, expected)
+    dropped = [notice.jobs for notice in running.notices() if isinstance(notice, Dropped)]
+    assert dropped == [("long",)]
+
+
+def test_nothing_of_classes_stands_on_the_board_when_all_requests_are_alike(running):
+    running.add("met", SHORT, deadline_s=60, tier="chat")
+    running.step()
+    assert running.board.view().targets is None
 
 
 @pytest.mark.parametrize("boundary", range(1, LAYERS))
