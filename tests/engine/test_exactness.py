@@ -320,7 +320,7 @@ def test_the_embedded_model():
     sizes = {"max_model_len": 1024, "max_num_batched_tokens": 1024, "num_gpu_blocks_override": 16}
     with engine(source, **sizes) as running:
         assert running.boundaries == 30
-        prompt = random_prompt(300, seed=2, vocabulary=40_000)
+        prompt = random_prompt(140, seed=2, vocabulary=40_000)
         expected = undisturbed(running, prompt)
-        for boundaries in ([0], [1], [14], [29], [3, 3, 17, 28], [5, 11, 12, 20, 29]):
+        for boundaries in ([0], [29], [3, 3, 17, 28], [5, 11, 12, 20, 29]):
             assert stopped(running, boundaries, prompt) == expected, f"differs after stops at {boundaries}"
