@@ -43,8 +43,12 @@ def stopped(running, boundaries, prompt=PROMPT):
 
 
 def assert_exact_at_every_boundary(running):
+    assert_exact_at_each(running, range(running.boundaries))
+
+
+def assert_exact_at_each(running, boundaries):
     expected = undisturbed(running)
-    for boundary in range(running.boundaries):
+    for boundary in boundaries:
         assert stopped(running, [boundary]) == expected, f"differs after a stop at boundary {boundary}"
 
 
@@ -159,24 +163,27 @@ def test_without_a_checkpoint_a_stopped_step_counts_as_not_begun(shared_engine):
     running.forget()
 
 
+OPERATORS = {"qwen2": 7, "qwen3": 7, "qwen3_moe": 5, "mistral": 7, "mixtral": 5}
+"""Boundaries in each of four layers."""
+
+
 @pytest.mark.parametrize(
-    ("architecture", "per_layer"),
+    ("architecture", "layers"),
     [
-        ("qwen2", 7),
-        ("qwen3", 7),
-        ("qwen3_moe", 5),
-        pytest.param("mistral", 7, marks=pytest.mark.long),
-        pytest.param("mixtral", 5, marks=pytest.mark.long),
+        *((name, (0, 3)) for name in ("qwen2", "qwen3", "qwen3_moe")),
+        *(pytest.param(name, range(4), marks=pytest.mark.long) for name in OPERATORS),
     ],
 )
-def test_other_architectures_before_each_operator(architecture, per_layer, models):
+def test_other_architectures_before_each_operator(architecture, layers, models):
+    per_layer = OPERATORS[architecture]
     with engine(models(architecture), setup=EngineSetup(mode="resume", granularity="operator")) as running:
         ((done, _, _, granularity, why_not_finer),) = running.rpc("preemption_support")
         assert (len(done), granularity, why_not_finer) == (4 * per_layer, "operator", "")
         for of_tokens, of_attention in done[::per_layer]:
             assert of_tokens == pytest.approx(of_attention)
         assert [of_tokens for of_tokens, _ in done[::per_layer]] == pytest.approx([0, 0.25, 0.5, 0.75])
-        assert_exact_at_every_boundary(running)
+        of_layers = [layer * per_layer + number for layer in layers for number in range(per_layer)]
+        assert_exact_at_each(running, of_layers)
 
 
 @pytest.mark.parametrize("shared_engine", ["llama_compiled", "llama_compiled_tp2"], indirect=True)
