@@ -147,15 +147,17 @@ class Board:
         The end of a long queue is cut off first: the governor takes who is not named for one that has not
         reached the engine, which is nearly what those at the end are. A step is stopped only by somebody who
         knows its members and what is suspended; a view that is still too large goes without both, and with
-        its step marked as not to be stopped.
+        its step marked as not to be stopped. So is one that would be stopped only for who comes later.
         """
         if self._view.store(view):
             return True
-        if not self._view.store(msgspec.structs.replace(view, queue=view.queue[:_SHORT_QUEUE])):
-            step = view.step and msgspec.structs.replace(view.step, stoppable=False)
-            if not self._view.store(SchedulerView(step, (), view.suspended)):
-                step = step and msgspec.structs.replace(step, members=())
-                self._view.store(SchedulerView(step))
+        step = view.step and msgspec.structs.replace(view.step, stoppable=False)
+        cut = msgspec.structs.replace(view, queue=view.queue[:_SHORT_QUEUE])
+        if view.none_can_start:
+            cut = msgspec.structs.replace(cut, step=step)
+        if not self._view.store(cut) and not self._view.store(SchedulerView(step, (), view.suspended)):
+            step = step and msgspec.structs.replace(step, members=())
+            self._view.store(SchedulerView(step))
         return False
 
     def append_events(self, records: Iterable[bytes]) -> int:

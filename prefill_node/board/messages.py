@@ -118,8 +118,8 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
         done: The jobs whose prefill was completed last; the replica may not have heard of it yet.
         fairness: What the order of the queue owes to which class; None for nothing.
         targets: How many misses each class has used up; None when all requests are alike.
-        short: Jobs in the queue that found no memory, so that a stopped step, or a prompt that had started,
-            went on in their place: to stop it for them again would help nobody.
+        none_can_start: A stopped step, or a prompt that had started, goes on because nobody in the queue
+            could start: to stop it for them again would help nobody.
     """
 
     step: StepView | None = None
@@ -128,7 +128,7 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     done: tuple[str, ...] = ()
     fairness: FairnessState | None = None
     targets: TargetState | None = None
-    short: tuple[str, ...] = ()
+    none_can_start: bool = False
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):

@@ -42,8 +42,6 @@ from slo.tiers import Tier
 
 _REMEMBER_JOBS = 8192
 _REMEMBER_DONE = 128
-_SHORT_OF_MEMORY: Final = 128
-"""So many are told at most."""
 COMPOSED_AHEAD_S: Final = 0.05
 """Behind a longer step none is issued before it ends: who arrives meanwhile would wait for two steps, and the
 host's time for a step, which is what that saves, is little of it."""
@@ -111,7 +109,7 @@ class Stepper:
         self._issued: deque[_Issued] = deque()
         self._due: dict[str, tuple[Tier, float]] = {}
         self._queue: dict[JobId, Queued] = {}
-        self._short: tuple[str, ...] = ()
+        self._none_can_start = False
         self._ordered: list[Prefill] = []
 
     # Events
@@ -244,17 +242,14 @@ class Stepper:
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         room = 0 if refused else free_blocks
         command = choose(queue, suspended, room, now_s, self.rules, self._ordered)
-        short: list[JobId] = []
+        self._none_can_start = False
         if refused and not suspended and isinstance(command, Wait):
             started = [item for item in queue if item.held_blocks]
             command = choose(started, (), free_blocks, now_s, self.rules)
-            if isinstance(command, Start):
-                short = [item.prefill.job_id for item in queue if not item.held_blocks]
+            self._none_can_start = isinstance(command, Start)
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]
-            if resumed.blocked and not resumed.overdue:
-                short = [item.prefill.job_id for item in queue if item.new_blocks > room]
-        self._short = tuple(short[:_SHORT_OF_MEMORY])
+            self._none_can_start = resumed.blocked and not resumed.overdue
         return command
 
     def _may_issue_ahead(self) -> bool:
@@ -285,5 +280,5 @@ class Stepper:
             tuple(self._done),
             None if fairness is None else fairness.standing,
             None if targets is None else targets.state,
-            self._short,
+            self._none_can_start,
         )

@@ -237,16 +237,24 @@ class Governor:
         accepted = self.ledger.accepted
         prefills = [prefill for item in view.queue if (prefill := item.prefill).job_id in accepted]
         prefills += [self._fresh_prefill(job) for job in self.fresh(view)]
+        return prefills + self._all_suspended(view, now_s)
+
+    def _all_suspended(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         steps = [self._suspended(step, view, now_s) for step in view.suspended]
-        return prefills + [step for step in steps if step is not None]
+        return [step for step in steps if step is not None]
 
     def _beneficiaries(self, view: SchedulerView, now_s: float) -> list[Prefill]:
-        """Those that a stop could help: all that wait but those that just found no memory."""
-        prefills = self._prefills(view, now_s)
-        if not view.short:
-            return prefills
-        short = frozenset(view.short)
-        return [prefill for prefill in prefills if prefill.job_id not in short]
+        """Those that a stop could help; where nobody could start, only those that came later.
+
+        What is suspended then is work like any other, but stops nobody.
+        """
+        if not view.none_can_start:
+            return self._prefills(view, now_s)
+        later = [self._fresh_prefill(job) for job in self.fresh(view)]
+        return later + [
+            msgspec.structs.replace(step, preempted_by=step.preempted_by or NOBODY)
+            for step in self._all_suspended(view, now_s)
+        ]
 
     def _ordered(self, view: SchedulerView, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         fairness = None

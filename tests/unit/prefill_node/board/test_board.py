@@ -127,6 +127,15 @@ def test_of_a_queue_that_is_too_long_the_first_are_told(board, other):
     assert other.view() == msgspec.structs.replace(full, queue=full.queue[:512])
 
 
+def test_a_step_that_stops_for_newcomers_alone_does_not_stop_when_not_all_that_wait_are_told(board, other):
+    """The governor would take the rest of the queue for them."""
+    waiting = [f"job-{n}" for n in range(20_000)]
+    full = msgspec.structs.replace(view(3, waiting=waiting), none_can_start=True)
+    assert not board.publish(full)
+    assert not other.view().step.stoppable
+    assert other.view().queue == full.queue[:512]
+
+
 def test_five_hundred_that_wait_fit_and_are_handed_over_in_a_few_milliseconds(board, other):
     names = [f"chatcmpl-{n:032x}" for n in range(500)]
     took_s = []

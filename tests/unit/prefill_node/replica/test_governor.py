@@ -108,13 +108,25 @@ def test_a_step_that_is_nearly_done_is_not_stopped(reached, is_stopped):
 
 def test_a_step_is_not_stopped_again_for_one_that_found_no_memory():
     deciding = governor(LONG, URGENT)
-    published = msgspec.structs.replace(view(running("long")), short=("urgent",))
+    published = msgspec.structs.replace(view(running("long"), urgent=Account()), none_can_start=True)
     assert isinstance(deciding.decide(published, NOTHING_REACHED, 0.0), Keep)
     why = DirectiveReason.TIER_AT_RISK
     directive = PreemptDirective(ReplicaId("p"), running("long").step_id, URGENT.job_id, why)
     assert deciding.direct(directive, published, NOTHING_REACHED, 0.0) == Keep(KeepReason.NOBODY_WAITS)
-    later = msgspec.structs.replace(published, short=())
+    later = msgspec.structs.replace(published, none_can_start=False)
     assert isinstance(deciding.decide(later, NOTHING_REACHED, 0.0), Preempt)
+
+
+def test_while_nobody_else_could_start_a_step_is_stopped_only_for_who_comes_later():
+    published = view(running("long"), suspended("other"), urgent=Account())
+    published = msgspec.structs.replace(published, none_can_start=True)
+    stopped = job("other", 1000, deadline_s=1.2, tier=PREMIUM)
+    deciding = governor(LONG, URGENT, stopped)
+    assert isinstance(deciding.decide(published, NOTHING_REACHED, 0.0), Keep)
+    deciding.arrived(job("newcomer", 100, deadline_s=0.6, tier=PREMIUM))
+    decision = deciding.decide(published, NOTHING_REACHED, 0.0)
+    assert isinstance(decision, Preempt)
+    assert decision.beneficiary == "newcomer"
 
 
 def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():

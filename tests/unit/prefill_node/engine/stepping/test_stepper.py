@@ -82,7 +82,7 @@ def test_a_step_is_stopped_and_goes_on_where_it_was(stepper):
     assert stepper.suspensions.accounts["engine-a"].suspended_s == pytest.approx(0.5)
 
 
-def test_who_finds_no_memory_is_told_while_the_step_that_stopped_for_it_goes_on(stepper):
+def test_that_nobody_finds_memory_is_told_while_the_step_that_stopped_goes_on(stepper):
     stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 0.0), [member("long")], 0.0)
     step = preempt(stepper, "long", 0.5, "urgent")
     wants = Queued(prefill("urgent", 1.0), 100, 0.0, 9, request="engine-urgent")
@@ -91,10 +91,44 @@ def test_who_finds_no_memory_is_told_while_the_step_that_stopped_for_it_goes_on(
     command = stepper.next_step([wants], [held], 2, 0.5)
     assert command == Resume(step)
     stepper.step_issued(command, [member("long")], 0.5)
-    assert stepper.view(()).short == ("urgent",)
+    told = stepper.view(())
+    assert told.none_can_start
+    assert [item.prefill.job_id for item in told.queue] == ["urgent"]
     stepper.step_ended(1.0)
     stepper.step_issued(stepper.next_step([wants, small], [], 5, 1.0), [member("small")], 1.0)
-    assert stepper.view(()).short == (), "another step runs"
+    assert not stepper.view(()).none_can_start, "another step runs"
+
+
+def test_however_many_find_no_memory_the_most_urgent_is_among_them(stepper):
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 0.0), [member("long")], 0.0)
+    step = preempt(stepper, "long", 0.5, "last")
+    held = Suspended(step, Prefill(JobId("long"), 4.0, math.inf, 0.7, 0.0, 1), 8, blocked=True)
+    names = [*(f"job-{n}" for n in range(199)), "last"]
+    waiting = [
+        Queued(prefill(name, 1.0 if name == "last" else 90.0), 100, 0.0, 99, request=f"engine-{name}")
+        for name in names
+    ]
+    assert stepper.next_step(waiting, [held], 2, 0.5) == Resume(step)
+    stepper.step_issued(Resume(step), [member("long")], 0.5)
+    told = stepper.view(())
+    assert told.none_can_start
+    assert sorted(item.prefill.job_id for item in told.queue) == sorted(names)
+    assert told.queue[0].prefill.job_id == "last"
+
+
+def test_who_would_fit_but_waits_for_one_that_starves_is_not_stopped_for_again(stepper):
+    """Nothing starts before the head of its class, for which even everybody's memory is not enough."""
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 60.0), [member("long")], 60.0)
+    step = preempt(stepper, "long", 70.0, "fits")
+    starves = Queued(prefill("starves", math.inf, BACKGROUND), 100, 0.0, 99, request="engine-starves")
+    fits = Queued(prefill("fits", 70.5), 100, 0.0, 1, request="engine-fits")
+    held = Suspended(step, Prefill(JobId("long"), 4.0, math.inf, 0.7, 60.0, 1), 8, blocked=True)
+    command = stepper.next_step([fits, starves], [held], 2, 70.0)
+    assert command == Resume(step)
+    stepper.step_issued(command, [member("long")], 70.0)
+    told = stepper.view(())
+    assert told.none_can_start
+    assert {item.prefill.job_id for item in told.queue} == {"fits", "starves"}
 
 
 def test_a_step_that_nobody_waits_for_any_more_leaves_a_checkpoint_to_be_discarded(stepper):
@@ -146,7 +180,7 @@ def test_who_has_started_goes_on_when_nobody_else_finds_room(stepper):
     stepper.step_issued(command, [member("holds")], 0.0)
     published = stepper.view([])
     assert [item.prefill.job_id for item in published.queue] == ["ahead"]
-    assert published.short == ("ahead",)
+    assert published.none_can_start
     stepper.step_ended(0.1)
     assert stepper.next_step([holds, ahead], [], PLENTY, 0.1, refused=True) == Start(
         ("engine-ahead",), drop_requests=("engine-holds",)
