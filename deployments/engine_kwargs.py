@@ -46,13 +46,21 @@ _OF_ANSWERS: Final = frozenset(
     }
 )
 """Arguments of vLLM's server that shape prompts and answers, both of which are decode's."""
+_OF_SAMPLING: Final = (
+    "generation_config",
+    "logits_processors",
+    "logprobs_mode",
+    "max_logprobs",
+    "override_generation_config",
+)
+"""Arguments that shape sampling: what is given to one tier holds for both."""
 
 
 def check_engine_kwargs(config: SlackServeConfig) -> None:
     """Refuse what a configuration must not add.
 
     Raises:
-        ConfigError: vLLM has no such argument, or not for this tier.
+        ConfigError: vLLM has no such argument, or not for this tier, or both tiers would sample otherwise.
     """
     known = [*(field.name for field in dataclasses.fields(AsyncEngineArgs)), *_OF_ANSWERS]
     for section in ("prefill", "decode"):
@@ -65,6 +73,14 @@ def check_engine_kwargs(config: SlackServeConfig) -> None:
                 hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
                 msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
                 raise ConfigError(msg)
+    prefill, decode = config.prefill.engine_kwargs, config.decode.engine_kwargs
+    for key in _OF_SAMPLING:
+        if key in prefill and key in decode and prefill[key] != decode[key]:
+            msg = (
+                f"prefill.engine_kwargs and decode.engine_kwargs differ in {key!r}, {prefill[key]} and "
+                f"{decode[key]}; both sample tokens of each answer, so give it once"
+            )
+            raise ConfigError(msg)
 
 
 def engine_kwargs(
@@ -93,7 +109,7 @@ def engine_kwargs(
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     kwargs |= _decode_kwargs(config, pool) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
-    kwargs |= pool.engine_kwargs | _generation(config, pool)
+    kwargs |= _sampling(config) | pool.engine_kwargs | _generation(config)
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
         if config.pressure.enabled:
@@ -161,9 +177,15 @@ def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, 
     return kwargs
 
 
-def _generation(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+def _sampling(config: SlackServeConfig) -> dict[str, Any]:
+    """What either tier is given of how tokens are sampled: prefill samples the first, decode the others."""
+    given = config.prefill.engine_kwargs | config.decode.engine_kwargs
+    return {key: given[key] for key in _OF_SAMPLING if key in given}
+
+
+def _generation(config: SlackServeConfig) -> dict[str, Any]:
     """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
     if (most := config.limits.max_output_tokens) is None:
         return {}
-    given = pool.engine_kwargs.get("override_generation_config", {})
+    given = _sampling(config).get("override_generation_config", {})
     return {"override_generation_config": {**given, "max_new_tokens": most}}

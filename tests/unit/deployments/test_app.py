@@ -50,6 +50,13 @@ def build():
             {"prefill": {"engine_kwargs": {"tool_call_parser": "hermes"}}},
             "prefill.engine_kwargs: 'tool_call_parser' is about prompts and answers; give it to decode alone",
         ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"max_logprobs": 20}},
+                "decode": {"engine_kwargs": {"max_logprobs": 100}},
+            },
+            "prefill.engine_kwargs and decode.engine_kwargs differ in 'max_logprobs', 20 and 100; both",
+        ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"model_name": "tiny:8b"}, "'tiny:8b' is the name of a model or adapter and has ':'"),
         ({"model_name": "tiny--8b"}, "has '--', with which it would not be found; give it another"),
@@ -239,6 +246,35 @@ def test_a_way_to_keep_to_grammars_that_there_is_not_is_refused(build, tiny):
     engine = {"engine_kwargs": {"structured_outputs_config": {"backend": "xgramar"}}}
     with pytest.raises(ConfigError, match=r"(?s)decode.engine_kwargs: structured_outputs_config: .*backend"):
         build(parse({"model": tiny, "decode": engine}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["prefill", "decode"])
+def test_both_tiers_sample_alike(options, tiny, section):
+    sampling = {
+        "logits_processors": ["some.Processor"],
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 100,
+        "generation_config": "vllm",
+        "override_generation_config": {"temperature": 0.5},
+    }
+    found = options({"model": tiny, section: {"engine_kwargs": {**sampling, "max_num_seqs": 7}}})
+    for tier in ("prefill", "decode"):
+        given = found[tier][0].engine_kwargs
+        assert {name: given[name] for name in sampling} == sampling
+        assert (given.get("max_num_seqs") == 7) == (tier == section)
+
+
+@pytest.mark.slow
+def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, tiny):
+    given = {"override_generation_config": {"temperature": 0.5}}
+    values = {"model": tiny, "limits": {"max_output_tokens": 9}}
+    found = options({**values, "decode": {"engine_kwargs": given}})
+    for config, _ in found.values():
+        assert config.engine_kwargs["override_generation_config"] == {
+            "temperature": 0.5,
+            "max_new_tokens": 9,
+        }
 
 
 @pytest.mark.slow
