@@ -56,7 +56,6 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
         request: The engine's name for it.
-        shared_blocks: Those of the missing that others hold with the same prefix; 0 where it fits without.
     """
 
     prefill: Prefill
@@ -65,12 +64,6 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     missing_blocks: int
     held_blocks: int = 0
     request: str = ""
-    shared_blocks: int = 0
-
-    @property
-    def new_blocks(self) -> int:
-        """Free blocks that it needs while the others hold what it shares with them."""
-        return self.missing_blocks - self.shared_blocks
 
 
 class SuspendedView(msgspec.Struct, frozen=True, array_like=True):

@@ -75,8 +75,13 @@ class QueueView:
         if may_start:
             if predictor != self._predictor or len(self._untouched) > 2 * len(scheduler.waiting):
                 self._predictor, self._untouched = predictor, {}
-            queue += [self._sharing(request) for request in scheduler.waiting]
+            queue += [self._waiting(request) for request in scheduler.waiting]
         return queue
+
+    def shared_blocks(self, item: Queued) -> int:
+        """What others hold of the prefix of one that waits to start; 0 where it fits without."""
+        request = self._scheduler.requests[item.request]
+        return int(self._scheduler.kv_cache_manager.shared_blocks_of(request, item.missing_blocks))
 
     def suspended(self, now_s: float) -> list[Suspended]:
         """The suspended steps and what keeps them from going on."""
@@ -121,12 +126,6 @@ class QueueView:
         if request_id not in self._untouched:
             self._untouched[request_id] = self.item(request)
         return self._untouched[request_id]
-
-    def _sharing(self, request: Request) -> Queued:
-        """A request that waits to start, with what others hold of its prefix."""
-        item = self._waiting(request)
-        shared = self._scheduler.kv_cache_manager.shared_blocks_of(request, item.missing_blocks)
-        return msgspec.structs.replace(item, shared_blocks=shared) if shared else item
 
     def _member(self, request: Request, tokens: int) -> Member:
         computed = request.num_computed_tokens

@@ -213,8 +213,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         while True:
             free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
             queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
-            refused = self._memory_refused
-            command = self._stepper.next_step(queue, suspended, free_blocks, now_s, refused=refused)
+            refused, shared = self._memory_refused, self._queue.shared_blocks
+            command = self._stepper.next_step(
+                queue, suspended, free_blocks, now_s, refused=refused, shared_blocks=shared
+            )
             if not isinstance(command, StartOver):
                 return command
             self._start_over(command.requests, now_s)

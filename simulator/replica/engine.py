@@ -76,15 +76,11 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class _KvBlocks:
-    """vLLM's KV cache manager, as far as `QueueView` asks it."""
+    """vLLM's KV cache manager, as far as `QueueView` asks it; prompts share nothing here."""
 
     def blocks_of(self, request: Job) -> tuple[int, int]:
         """(held, missing) blocks for its whole prompt."""
         return request.blocks, max(0, -(-request.num_tokens // BLOCK_TOKENS) - request.blocks)
-
-    def shared_blocks_of(self, request: Job, missing: int) -> int:  # noqa: ARG002
-        """0, as prompts share nothing here."""
-        return 0
 
 
 class VirtualEngine:

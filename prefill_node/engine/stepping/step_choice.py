@@ -8,9 +8,9 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -100,6 +100,29 @@ class ChoiceRules:
     targets: ClassTargets | None = None
 
 
+SharedBlocks: TypeAlias = Callable[[Queued], int]
+"""How many of the blocks that one is missing others hold with the same prefix; 0 where it fits without."""
+
+
+def nothing_shared(_item: Queued) -> int:
+    """Where no prefixes are shared."""
+    return 0
+
+
+class _Room(NamedTuple):
+    """What there is to run with."""
+
+    free_blocks: int
+    now_s: float
+    shared_blocks: SharedBlocks
+
+    def new_blocks(self, item: Queued) -> int:
+        """Free blocks that one needs while the others hold what it shares with them."""
+        if item.missing_blocks <= self.free_blocks:
+            return item.missing_blocks
+        return item.missing_blocks - self.shared_blocks(item)
+
+
 def in_order(
     queue: Sequence[Queued], suspended: Sequence[Suspended], now_s: float, rules: ChoiceRules
 ) -> list[Prefill]:
@@ -123,6 +146,7 @@ def choose(
     now_s: float,
     rules: ChoiceRules,
     ordered: Sequence[Prefill] | None = None,
+    shared_blocks: SharedBlocks = nothing_shared,
 ) -> Choice:
     """Choose the next step.
 
@@ -143,7 +167,8 @@ def choose(
     ready = [item for item in suspended if not item.blocked]
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
-    choice = _first_that_fits(queue, ready, suspended, (free_blocks, now_s), ordered, rules)
+    room = _Room(free_blocks, now_s, shared_blocks)
+    choice = _first_that_fits(queue, ready, suspended, room, ordered, rules)
     if choice is not None:
         return choice
     if suspended:
@@ -155,12 +180,12 @@ def _first_that_fits(
     queue: Sequence[Queued],
     ready: Sequence[Suspended],
     suspended: Sequence[Suspended],
-    room: tuple[int, float],
+    room: _Room,
     ordered: Sequence[Prefill],
     rules: ChoiceRules,
 ) -> Choice | None:
-    """The first in order that can run with `room`, which is free blocks and the time; None when none can."""
-    free_blocks, now_s = room
+    """The first in order that can run with `room`; None when none can."""
+    free_blocks, now_s, _ = room
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
     fairness = rules.fairness
@@ -169,9 +194,9 @@ def _first_that_fits(
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
         item = queued[first.job_id]
-        if item.new_blocks <= free_blocks:
+        if room.new_blocks(item) <= free_blocks:
             behind = _until_suspended(ordered[position:], queued)
-            requests = _joined(behind, free_blocks, now_s, rules)
+            requests = _joined(behind, room, rules)
             return Start(requests, boost=boost, most_tokens=_most_tokens(behind[: len(requests)], rules))
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
@@ -196,10 +221,14 @@ def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) ->
     return ahead
 
 
-def _joined(ahead: Sequence[Queued], free_blocks: int, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
+def _joined(ahead: Sequence[Queued], room: _Room, rules: ChoiceRules) -> tuple[str, ...]:
     fitting: list[Queued] = []
+    (free_blocks, now_s, _), tokens = room, 0
     for item in ahead:
-        free_blocks -= item.new_blocks
+        tokens += item.tokens
+        if fitting and tokens > rules.join_tokens:
+            break
+        free_blocks -= room.new_blocks(item)
         if free_blocks < 0:
             break
         fitting.append(item)

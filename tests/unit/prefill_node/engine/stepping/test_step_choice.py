@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from prefill_node.engine.stepping.step_choice import (
     Wait,
     choose,
     in_excess,
+    nothing_shared,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.pass_shape import PassPart
@@ -54,9 +54,9 @@ def suspended(
     return Suspended(step, prefill, held, **flags)
 
 
-def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, **rest):
+def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, shared_blocks=nothing_shared, **rest):
     """In short: the names that start and what is given up for them, the number of the step that goes on."""
-    match choose(list(queue), list(stopped), free, now_s, rules(**rest)):
+    match choose(list(queue), list(stopped), free, now_s, rules(**rest), shared_blocks=shared_blocks):
         case Start(requests, drop_steps, drop_requests):
             return [*requests], [*(step.step_id for step in drop_steps), *drop_requests]
         case Resume(step):
@@ -204,17 +204,41 @@ def test_nobody_joins_without_memory():
 
 
 def test_what_others_hold_of_its_prefix_takes_no_memory_while_they_hold_it():
+    def shared(item):
+        return 8
+
     def shares(name, deadline_s):
-        return msgspec.structs.replace(queued(name, deadline_s=deadline_s, missing=10), shared_blocks=8)
+        return queued(name, deadline_s=deadline_s, missing=10)
 
     both = [shares("a", 5), shares("b", 6)]
-    assert chosen(both, free=4, join_tokens=1000) == starts("a", "b")
-    assert chosen(both, free=3, join_tokens=1000) == starts("a")
+    assert chosen(both, free=4, join_tokens=1000, shared_blocks=shared) == starts("a", "b")
+    assert chosen(both, free=3, join_tokens=1000, shared_blocks=shared) == starts("a")
     in_a_hurry = shares("urgent", 0.15)
     holder = suspended(1, deadline_s=90, held=9)
-    assert chosen([in_a_hurry], [holder], free=2) == starts("urgent")
-    assert chosen([in_a_hurry], [holder], free=1) == (["urgent"], [1])
-    assert chosen([in_a_hurry], [holder], free=0) == 1, "without the holder its prefix takes memory, too"
+    assert chosen([in_a_hurry], [holder], free=2, shared_blocks=shared) == starts("urgent")
+    assert chosen([in_a_hurry], [holder], free=1, shared_blocks=shared) == (["urgent"], [1])
+    assert chosen([in_a_hurry], [holder], free=0, shared_blocks=shared) == 1, (
+        "without the holder its prefix takes memory, too"
+    )
+
+
+def test_only_of_those_that_are_looked_at_it_is_asked_what_they_share():
+    asked = []
+
+    def shared(item):
+        asked.append(item.request)
+        return 0 if item.request == "alone" else 9
+
+    behind = [queued(f"job-{n}", deadline_s=20 + n, missing=10) for n in range(500)]
+    small = queued("small", deadline_s=5)
+    assert chosen([*behind, small], free=1, join_tokens=100, shared_blocks=shared) == starts("small")
+    assert not asked
+    waiting = [*behind, queued("alone", deadline_s=4, missing=9), queued("first", deadline_s=5, missing=10)]
+    assert chosen(waiting, free=1, join_tokens=100, shared_blocks=shared) == starts("first")
+    assert set(asked) == {"alone", "first"}
+    asked.clear()
+    assert chosen(waiting, free=3, join_tokens=250, shared_blocks=shared) == starts("first", "job-0")
+    assert set(asked) == {"alone", "first", "job-0"}
 
 
 def test_one_that_does_not_fit_lets_the_next_one_go():
