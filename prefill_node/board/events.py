@@ -81,14 +81,16 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """What a suspended step, or a prompt between two chunks, had computed was wasted.
+    """What a suspended step, or a prompt in chunks, had computed was wasted.
 
     Attributes:
         reason: A value of `DropReason`.
         done: The fraction of the step's forward pass that it had computed and kept; 1 of chunks.
-        tokens: Prompt tokens of those jobs in the step, or in the chunks.
+        tokens: Prompt tokens of those jobs in the step; of one that is in none, in its chunks.
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         dropped_s: When; those that are still wanted wait from then on to start over.
+        earlier_tokens: Prompt tokens in chunks before the suspended one, computed to the end.
+        earlier_pairs: Theirs.
     """
 
     jobs: tuple[str, ...]
@@ -97,6 +99,8 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
     tokens: int
     pairs: float
     dropped_s: float
+    earlier_tokens: int = 0
+    earlier_pairs: float = 0.0
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):

@@ -112,13 +112,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take in a step that is complete, or one that stopped."""
+        ended = self._stepper.running
         if scheduler_output.total_num_scheduled_tokens:
             self._bulletin.ended()
             self._stepper.step_ended(time.monotonic())
             if self._is_ahead:
                 self._bulletin.show(self._stepper.view(self._queue.suspended_views()))
         if isinstance(model_runner_output, PreemptedOutput):
-            self._suspend(scheduler_output, model_runner_output)
+            assert ended is not None
+            self._suspend(scheduler_output, model_runner_output, ended.pairs)
             # To vLLM it was a step without requests, so that transfers and statistics are still handled.
             scheduler_output = dataclasses.replace(
                 scheduler_output, num_scheduled_tokens={}, total_num_scheduled_tokens=0
@@ -146,7 +148,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         ending = self.requests.keys() if request_ids is None else request_ids
         for request_id in list(ending):
             if (request := self._unfinished(request_id)) is not None:
-                self._leave_suspended_step(request, DropReason.ABANDONED)
+                computed = request.num_computed_tokens - request.num_in_flight_tokens
+                self._drop_work(request, DropReason.ABANDONED, computed)
         return list(super().finish_requests(request_ids, finished_status))
 
     def shutdown(self) -> None:
@@ -163,13 +166,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Take a request's KV blocks as vLLM does; what they held has been computed in vain."""
-        if self._suspensions.step_of(request.request_id) is not None:
-            self._leave_suspended_step(request, DropReason.MEMORY)
-        elif request.num_computed_tokens:
-            hit_tokens = self._hit_tokens.get(request.request_id, 0)
-            tokens = request.num_computed_tokens - hit_tokens
-            pairs = attention_pairs(tokens, hit_tokens)
-            self._notice_dropped(request, DropReason.MEMORY, 1.0, tokens, pairs, time.monotonic())
+        self._drop_work(request, DropReason.MEMORY, request.num_computed_tokens)
         super()._preempt_request(request, *args, **kwargs)
         self._stepper.started_over(self._queue.item(request))
 
@@ -177,19 +174,23 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
             self._stepper.job_done(job, time.monotonic())
 
-    def _leave_suspended_step(self, request: Request, reason: DropReason) -> None:
-        if (step := self._suspensions.step_of(request.request_id)) is None:
+    def _drop_work(self, request: Request, reason: DropReason, computed_tokens: int) -> None:
+        """Say what was computed in vain of a request, which leaves its suspended step, if it is in one."""
+        request_id, now_s = request.request_id, time.monotonic()
+        hit_tokens = self._hit_tokens.get(request_id, 0)
+        chunk_tokens = max(0, computed_tokens - hit_tokens)
+        chunk_pairs = attention_pairs(chunk_tokens, hit_tokens)
+        jobs = self._jobs_of([request_id])
+        if (step := self._suspensions.step_of(request_id)) is not None:
+            tokens = step.members[request_id]
+            pairs = attention_pairs(tokens, computed_tokens)
+            self._suspensions.forget(request_id, now_s, pairs)
+            dropped = Dropped(jobs, reason, step.done, tokens, pairs, now_s, chunk_tokens, chunk_pairs)
+        elif chunk_tokens:
+            dropped = Dropped(jobs, reason, 1.0, chunk_tokens, chunk_pairs, now_s)
+        else:
             return
-        tokens, now_s = step.members[request.request_id], time.monotonic()
-        pairs = attention_pairs(tokens, request.num_computed_tokens)
-        self._suspensions.forget(request.request_id, now_s, pairs)
-        self._notice_dropped(request, reason, step.done, tokens, pairs, now_s)
-
-    def _notice_dropped(
-        self, request: Request, reason: DropReason, done: float, tokens: int, pairs: float, now_s: float
-    ) -> None:
-        jobs = self._jobs_of([request.request_id])
-        self._bulletin.notice(Dropped(jobs, reason, done, tokens, pairs, now_s))
+        self._bulletin.notice(dropped)
 
     def _end_lease(self, engine_id: str) -> bool:
         """Whether the request was finished and waiting to be pulled; if so its lease ends now."""
@@ -283,10 +284,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 is_first = not request.num_preemptions
                 self._bulletin.notice(Started(job, cached_tokens, now_s, is_first))
 
-    def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput) -> None:
-        """Roll a stopped step back, and keep it to be issued again."""
+    def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput, pairs: float) -> None:
+        """Roll a stopped step back, and keep it to be issued again; `pairs` are those of all its members."""
         members: dict[str, int] = {}
-        pairs = self._pairs(scheduled.num_scheduled_tokens)
+        left_pairs = self._pairs(scheduled.num_scheduled_tokens)
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             self.prev_step_scheduled_req_ids.discard(request_id)
             if (request := self._unfinished(request_id)) is not None:
@@ -300,7 +301,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
         boundary, kept = (stopped.resumes_at, done) if stopped.is_kept else (0, 0.0)
         kept_bytes, at_s = stopped.checkpoint_bytes, stopped.stopped_s
-        step = SuspendedStep(step_id, members, pairs, boundary, kept, kept_bytes, at_s, beneficiary)
+        step = SuspendedStep(step_id, members, left_pairs, boundary, kept, kept_bytes, at_s, beneficiary)
         self._stepper.step_preempted(step, time.monotonic())
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)
@@ -329,7 +330,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         return fraction(stopped.computed, tokens, pairs), fraction(stopped.done, tokens, pairs)
 
     def _pairs(self, scheduled: Mapping[str, int]) -> float:
-        """The attention of an issued step: its tokens count as computed already."""
+        """The attention of those in an issued step that are still here: its tokens count as computed."""
         return sum(
             attention_pairs(tokens, self.requests[request_id].num_computed_tokens - tokens)
             for request_id, tokens in scheduled.items()

@@ -179,10 +179,11 @@ class PreemptionRecord:
         self._instruments.observe(catalogue.PREEMPTION_ORDER_TO_STOP, stop.stopped_s - stop.ordered_s)
         if (arrived_s := self._arrived_s.get(stop.beneficiary)) is not None:
             self._instruments.observe(catalogue.PREEMPTION_ARRIVAL_TO_STOP, stop.stopped_s - arrived_s)
+        pass_s = self._ledger.predictor.pass_s(stop.tokens, stop.pairs)
         if outcome != "kept":
-            self._lost(stop, stop.computed, outcome)
+            self._lost(pass_s * stop.computed, outcome)
         elif stop.computed > stop.done:
-            self._lost(stop, stop.computed - stop.done, "operator")
+            self._lost(pass_s * (stop.computed - stop.done), "operator")
         fields: dict[str, float | str] = {
             "step": stop.step_id,
             "boundary": stop.boundary,
@@ -200,7 +201,11 @@ class PreemptionRecord:
             self.history.stopped(job, stop.stopped_s, stop.beneficiary, stop.reason, stop.checkpoint_bytes)
 
     def _work_dropped(self, drop: Dropped) -> None:
-        wasted_s = self._lost(drop, drop.done, drop.reason)
+        predictor = self._ledger.predictor
+        wasted_s = predictor.pass_s(drop.tokens, drop.pairs) * drop.done
+        if drop.earlier_tokens:
+            wasted_s += predictor.pass_s(drop.earlier_tokens, drop.earlier_pairs)
+        self._lost(wasted_s, drop.reason)
         self._tell("prefill_dropped", drop.jobs, {"reason": drop.reason, "wasted_s": wasted_s})
         if drop.reason == DropReason.MEMORY:  # the others have left
             for spans in self._spans_of(drop.jobs):
@@ -215,11 +220,9 @@ class PreemptionRecord:
             spans.started(start)
         self.history.started(start.job, start.issued_s)
 
-    def _lost(self, step: Stopped | Dropped, fraction: float, reason: str) -> float:
+    def _lost(self, wasted_s: float, reason: str) -> None:
         """Count the work that will have to be done again, or was done for nobody."""
-        wasted_s = self._ledger.predictor.pass_s(step.tokens, step.pairs) * fraction
         self._instruments.count(catalogue.WORK_WASTED, wasted_s, reason=reason)
-        return wasted_s
 
     def _tell(self, event: str, jobs: tuple[str, ...], fields: dict[str, float | str]) -> None:
         shown: dict[str, Any] = {"jobs": ",".join(jobs), **fields}

@@ -244,12 +244,48 @@ def test_an_aborted_request_leaves_nothing_behind_while_it_is_suspended(running)
 
 
 def test_a_request_that_is_aborted_in_the_very_step_that_stops(running):
+    running.notices()
     running.add("long", LONG)
+    leave_in_the_step_that_stops(running, "long")
+    running.check_at_rest()
+    (stopped,) = [notice for notice in running.notices() if isinstance(notice, Stopped)]
+    assert (stopped.jobs, stopped.tokens, stopped.pairs) == ((), len(LONG), attention_pairs(len(LONG), 0))
+
+
+def leave_in_the_step_that_stops(running, name):
+    """The client of the only request leaves while it runs."""
     running.stop_at(2)
-    engine_id = next(iter(running.scheduler.requests))
+    (engine_id,) = running.scheduler.requests
     running.core.aborts_queue.put([engine_id])
-    running.abort_frontend("long")
+    running.abort_frontend(name)
     assert running.step() == []
+
+
+@pytest.mark.parametrize("leaves", ["between two chunks", "in a chunk", "in a suspended chunk"])
+def test_whose_client_leaves_has_computed_its_chunks_for_nobody(running, leaves):
+    running.notices()
+    running.add("long", LONG, stop_bound=chunks_of(256))
+    assert running.step() == []
+    if leaves == "in a chunk":
+        leave_in_the_step_that_stops(running, "long")
+    else:
+        if leaves == "in a suspended chunk":
+            running.stop_at(2)
+            assert running.step() == []
+        running.abort("long")
+    said = running.notices()
+    (dropped,) = [notice for notice in said if isinstance(notice, Dropped)]
+    chunk = 256, attention_pairs(256, 0)
+    assert (dropped.jobs, dropped.reason) == (("long",), "abandoned")
+    if leaves == "in a suspended chunk":
+        assert 0 < dropped.done < 1
+        assert (dropped.tokens, dropped.pairs) == (256, attention_pairs(256, 256))
+        assert (dropped.earlier_tokens, dropped.earlier_pairs) == chunk
+    else:
+        assert (dropped.done, dropped.tokens, dropped.pairs, dropped.earlier_tokens) == (1.0, *chunk, 0)
+    stopped = [(notice.tokens, notice.pairs) for notice in said if isinstance(notice, Stopped)]
+    assert stopped == ([] if leaves == "between two chunks" else [(256, attention_pairs(256, 256))])
+    running.prefill("free", SHORT, stop_bound=StopBound(math.inf, ()))
     running.check_at_rest()
 
 
@@ -448,6 +484,24 @@ def test_a_prompt_between_two_chunks_that_loses_its_memory_is_reported(small):
     assert (started.job, started.cached_tokens) == ("long", 128)
     assert (dropped.jobs, dropped.reason, dropped.done) == (("long",), "memory", 1.0)
     assert (dropped.tokens, dropped.pairs) == (512, attention_pairs(512, 128))
+
+
+def test_a_prompt_that_loses_its_memory_within_a_later_chunk_has_lost_the_earlier_ones_too(small):
+    urgent = random_prompt(900, seed=4)
+    small.notices()
+    small.add("long", LONG, deadline_s=60, stop_bound=chunks_of(512))
+    assert small.step() == []
+    small.stop_at(2)
+    small.order_stop("urgent")
+    assert small.step() == []
+    small.add("urgent", urgent, deadline_s=10, weight=2.0, stop_bound=StopBound(math.inf, ()))
+    assert small.step() == ["urgent"]
+    small.finish()
+    (dropped,) = [notice for notice in small.notices() if isinstance(notice, Dropped)]
+    assert (dropped.jobs, dropped.reason) == (("long",), "memory")
+    assert 0 < dropped.done < 1
+    assert (dropped.tokens, dropped.pairs) == (188, attention_pairs(188, 512))
+    assert (dropped.earlier_tokens, dropped.earlier_pairs) == (512, attention_pairs(512, 0))
 
 
 def test_a_less_valuable_request_waits_for_the_memory_of_a_suspended_one(small):

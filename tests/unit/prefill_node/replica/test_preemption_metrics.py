@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import pytest
 from published import suspended
 from spans import SAMPLED, recorded
@@ -168,6 +169,10 @@ METRICS_OF = {
     "resumed": (RESUMED, [("prefill_suspended", 2.0), ("preemption_resume_overhead", 0.25)]),
     "served": (SERVED, [("preemption_stop_to_service", 0.125)]),
     "dropped": (DROPPED, [("prefill_work_wasted", 0.25, "memory")]),
+    "dropped within a later chunk": (
+        msgspec.structs.replace(DROPPED, earlier_tokens=500, earlier_pairs=5e5),
+        [("prefill_work_wasted", 0.75, "memory")],
+    ),
 }
 
 
