@@ -43,7 +43,8 @@ from slo.request import JobId
 from slo.tiers import Tier
 
 _REMEMBER_JOBS = 8192
-_REMEMBER_DONE = 128
+_REMEMBER_DONE: Final = 128
+"""So many jobs that are complete are told, and all of the last two steps in any case."""
 COMPOSED_AHEAD_S: Final = 0.05
 """Behind a longer step none is issued before it ends: who arrives meanwhile would wait for two steps, and the
 host's time for a step, which is what that saves, is little of it."""
@@ -107,7 +108,8 @@ class Stepper:
         self._limits = limits
         self._arrival_wait_s = arrival_wait_s
         self._arrived: OrderedDict[str, None] = OrderedDict()
-        self._done: deque[str] = deque(maxlen=_REMEMBER_DONE)
+        self._done: deque[str] = deque()
+        self._done_lately = (0, 0)
         self._issued: deque[_Issued] = deque()
         self._due: dict[str, tuple[Tier, float]] = {}
         self._queue: dict[JobId, Queued] = {}
@@ -162,6 +164,10 @@ class Stepper:
     def job_done(self, job: str, now_s: float) -> None:
         """The prefill of a job is complete."""
         self._done.append(job)
+        before, of_this = self._done_lately
+        self._done_lately = before, of_this + 1
+        while len(self._done) > max(_REMEMBER_DONE, sum(self._done_lately)):
+            self._done.popleft()
         if (due := self._due.pop(job, None)) is not None and self.rules.targets is not None:
             self.rules.targets.ended(*due, now_s)
 
@@ -205,6 +211,7 @@ class Stepper:
         if not self._issued:
             return
         issued = self._issued.popleft()
+        self._done_lately = self._done_lately[1], 0
         if self._issued:
             started = msgspec.structs.replace(self._issued[0].view, started_s=now_s)
             self._issued[0] = self._issued[0]._replace(view=started)

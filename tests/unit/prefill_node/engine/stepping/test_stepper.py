@@ -210,6 +210,22 @@ def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     assert stepper.next_step([], [], PLENTY, 0.0) == Wait()
 
 
+def test_all_that_the_last_two_steps_completed_are_told(stepper):
+    """Their answers may not have been handled yet."""
+    many, more = [f"a-{n}" for n in range(300)], [f"b-{n}" for n in range(200)]
+    for names in (many, more):
+        short(stepper, names[0], 0.0)
+        stepper.step_ended(0.01)
+        for name in names:
+            stepper.job_done(name, 0.01)
+    assert stepper.view([]).done == (*many, *more)
+    for _ in range(2):
+        short(stepper, "c", 0.02)
+        stepper.step_ended(0.03)
+    stepper.job_done("c", 0.03)
+    assert stepper.view([]).done == (*more[-127:], "c"), "not for ever"
+
+
 # Steps that are issued ahead
 
 
