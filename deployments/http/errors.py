@@ -139,8 +139,10 @@ def unknown_model(model: str, known: list[str]) -> HTTPError:
     return _refusal(404, message, param="model", code="model_not_found")
 
 
-def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objective) -> HTTPError:
+def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objective | None = None) -> HTTPError:
     """503 when there is no replica, else 429; `code` is the reason, `headers` say what was asked.
+
+    What is refused for its deadline needs its `objective`.
 
     The type is `rate_limit_error` for what its tenant's own limits refuse, `overloaded_error` for what the
     fleet cannot serve.
@@ -161,10 +163,11 @@ def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objectiv
     )
 
 
-def _why_refused(decision: Rejected, objective: Objective) -> str:
+def _why_refused(decision: Rejected, objective: Objective | None) -> str:
     if decision.reason is RejectionReason.DEADLINE_INFEASIBLE:
         assert decision.predicted_ttft_s is not None
         assert decision.ttft_budget_s is not None
+        assert objective is not None
         header = objective.budget_header(decision.ttft_budget_s)
         return (
             f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
