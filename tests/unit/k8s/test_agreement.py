@@ -106,9 +106,13 @@ def _ports(objects, serve, config: SlackServeConfig):
     for (tier, name), port in expected.items():
         if ports[tier].get(name) != port:
             yield f"{tier}: port {name} is {ports[tier].get(name)} and should be {port}"
+    scheme = "HTTPS" if serve.http_options.ssl_certfile else "HTTP"
     for tier, group in groups(objects).items():
-        if container_of(group["template"])["readinessProbe"]["httpGet"]["port"] != serve.http_options.port:
+        probe = container_of(group["template"])["readinessProbe"]["httpGet"]
+        if probe["port"] != serve.http_options.port:
             yield f"{tier}: the probe asks another port"
+        if probe.get("scheme", "HTTP") != scheme:
+            yield f"{tier}: the probe does not ask over {scheme}"
 
 
 def _policies(objects):
@@ -252,6 +256,9 @@ MISTAKES = {
     "not between their limits": in_prefill(lambda group, container: group.update(maxReplicas=1)),
     "for 2 pods": in_serve_config("ingress_replicas: 2", "ingress_replicas: 1"),
     "port serve": in_serve_config("port: 8000", "port: 8001"),
+    "does not ask over HTTPS": in_serve_config(
+        "port: 8000}", "port: 8000, ssl_certfile: /tls/crt, ssl_keyfile: /tls/key}"
+    ),
     "port slo-monitor": in_serve_config("port: 9465", "port: 9466"),
     "port nixl": in_serve_config("log_json: true", "kv_transfer: {prefill_port: 21000}"),
     "no pod listens on": lambda objects: next(
