@@ -35,6 +35,7 @@ from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import kill_after
 from deployments.local.machine import check_gpus, cpus_needed
 from kv_transfer.cores import usable_cores
+from prefill_node.board.board import remove_stale_boards
 
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
@@ -119,7 +120,9 @@ class LocalDeployment:
                 stopping.start()
                 stopping.join(_STOP_TIMEOUT_S)
                 ray.shutdown()
-        return kill_after(5.0, processes)
+        killed = kill_after(5.0, processes)
+        remove_stale_boards()  # a replica that was killed while it started has left one
+        return killed
 
     def _deploy(self, show: Callable[[list[Part]], None]) -> None:
         """Start Ray here and import the application in another thread meanwhile, 10 s each.

@@ -114,9 +114,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         extra = llm_config.engine_kwargs.get("additional_config") or {}
         setup = replace(node.setup, board=str(board.path))
         llm_config.update_engine_kwargs(additional_config={**extra, **setup.encode()})
-        with logs.kept():
-            await super().__init__(llm_config, engine_cls=PrefillEngine)
-        board.unlink()  # all have attached; without a name nothing is left behind by a crash
+        try:
+            with logs.kept():
+                await super().__init__(llm_config, engine_cls=PrefillEngine)
+        finally:
+            board.unlink()  # all have attached; without a name nothing is left behind by a crash
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._instruments = Instruments(

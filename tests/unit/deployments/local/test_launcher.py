@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +12,8 @@ from ports import free_port
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
+from deployments.local import launcher
+from deployments.local.ending import kill_after
 from deployments.local.launcher import (
     LocalDeployment,
     StartError,
@@ -118,3 +121,24 @@ def test_importing_it_leaves_serve_for_when_the_environment_is_set():
     script = "import sys, deployments.local.launcher; print('ray.serve' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+BOARD_AND_WAIT = """
+import signal, time
+from prefill_node.board.board import Board
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(Board.create(1).path, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_replica_that_is_killed_while_it_starts_leaves_no_board(monkeypatch):
+    command = [sys.executable, "-c", BOARD_AND_WAIT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        board = Path(replica.stdout.readline().strip())
+        assert board.exists()
+        found = [psutil.Process(replica.pid)]
+        monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: found)
+        monkeypatch.setattr(launcher, "kill_after", lambda _, processes: kill_after(0.1, processes))
+        assert LocalDeployment(parse({"model": "m"})).stop() == 1
+        assert not board.exists()
