@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+import msgspec
+
 from slo.decode.headroom import DecodeLoad
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
@@ -16,8 +18,7 @@ from slo.request import JobId, ReplicaId
 from slo.tiers import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class OutstandingJob:
+class OutstandingJob(msgspec.Struct, frozen=True):
     """A prefill as a replica reports it.
 
     Attributes:

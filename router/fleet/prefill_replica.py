@@ -6,6 +6,7 @@ Owns the bookkeeping of outstanding prefills; what the replica makes of them is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,39 @@ class PlacedJob(msgspec.Struct, frozen=True):
     work_s: float | None = None
 
 
+@dataclass(slots=True)
+class _Queue:
+    """What waits on a replica, and what ends with its running pass.
+
+    Attributes:
+        riders: In the running pass, the one that stands for it first.
+        due: Those that wait and have a deadline.
+        undue: Work of those that wait and have none, of which only the sum counts.
+        undue_s: That sum.
+    """
+
+    riders: list[PlacedJob] = field(default_factory=list)
+    due: dict[JobId, Prefill] = field(default_factory=dict)
+    undue: dict[JobId, float] = field(default_factory=dict)
+    undue_s: float = 0.0
+
+    def add(self, job: PlacedJob, work_s: float, weights: dict[Tier, float]) -> None:
+        """One more waits."""
+        if job.deadline_s == math.inf:
+            self.undue[job.job_id] = work_s
+            self.undue_s += work_s
+        else:
+            weight = weight_of(weights, job.tier)
+            self.due[job.job_id] = Prefill(job.job_id, weight, job.deadline_s, work_s, job.placed_at_s)
+
+    def remove(self, job_id: JobId) -> bool:
+        """Take one away; False when it does not wait."""
+        if (work_s := self.undue.pop(job_id, None)) is None:
+            return self.due.pop(job_id, None) is not None
+        self.undue_s = self.undue_s - work_s if self.undue else 0.0
+        return True
+
+
 @dataclass(slots=True, eq=False)
 class PrefillView:
     """One prefill replica, which runs one forward pass at a time.
@@ -63,18 +97,28 @@ class PrefillView:
     draining: bool = False
     version: int = 0
     outstanding_tokens: int = 0
-    _prefills: tuple[list[Prefill], list[PlacedJob]] | None = None
+    _queue: _Queue | None = None
 
     def add(self, job: PlacedJob) -> None:
         """Give it one more prefill."""
+        self.remove(job.job_id)
         self.jobs[job.job_id] = job
-        self._changed()
+        self.outstanding_tokens += job.tokens
+        self.version += 1
+        if self._queue is not None:
+            self._queue.add(job, self.work_s(job), self.weights)
 
     def remove(self, job_id: JobId) -> PlacedJob | None:
         """Take a prefill away; None when it does not have it."""
         job = self.jobs.pop(job_id, None)
-        if job is not None:
-            self._changed()
+        if job is None:
+            return None
+        self.outstanding_tokens -= job.tokens
+        self.version += 1
+        if job_id == self.running:
+            self.running = None
+        if self._queue is not None and not self._queue.remove(job_id):
+            self._queue = None
         return job
 
     def replace(self, jobs: Iterable[PlacedJob], running: JobId | None, running_since_s: float) -> None:
@@ -82,7 +126,9 @@ class PrefillView:
         self.jobs = {job.job_id: job for job in jobs}
         self.running = running if running in self.jobs else None
         self.running_since_s = running_since_s
-        self._changed()
+        self.outstanding_tokens = sum([job.tokens for job in self.jobs.values()])
+        self.version += 1
+        self._queue = None
 
     def work_s(self, job: PlacedJob) -> float:
         """Predicted seconds of a job's work, alone."""
@@ -92,18 +138,19 @@ class PrefillView:
 
     def backlog_s(self, now_s: float) -> float:
         """Predicted seconds until everything that it has been given is done."""
-        waiting, _ = self._split()
-        return self._busy_s(now_s) + sum(prefill.remaining_s for prefill in waiting)
+        queue = self._split()
+        return self._busy_s(now_s) + sum([one.remaining_s for one in queue.due.values()]) + queue.undue_s
 
     def outstanding(self, now_s: float) -> OutstandingWork:
         """Its work as `router.fleet.queue_forecast` takes it."""
-        waiting, riders = self._split()
+        queue = self._split()
         busy_s = self._busy_s(now_s)
-        runner = None if self.running is None else self._runner(riders, now_s, busy_s)
+        runner = None if self.running is None else self._runner(queue.riders, now_s, busy_s)
         stops_at_s = None
         if runner is not None and self.preemptible_in_s is not None and self.preemptible_in_s < busy_s:
             stops_at_s = now_s + self.preemptible_in_s
-        return OutstandingWork(waiting, runner, now_s + busy_s, stops_at_s)
+        waiting = [*queue.due.values()]
+        return OutstandingWork(waiting, runner, now_s + busy_s, stops_at_s, queue.undue_s)
 
     def _busy_s(self, now_s: float) -> float:
         if self.running is None:
@@ -111,35 +158,18 @@ class PrefillView:
         took_s = self.work_s(self.jobs[self.running])
         return max(0.0, self.running_since_s + took_s - now_s)
 
-    def _changed(self) -> None:
-        if self.running not in self.jobs:
-            self.running = None
-        self.version += 1
-        self.outstanding_tokens = sum([job.tokens for job in self.jobs.values()])
-        self._prefills = None
-
-    def _split(self) -> tuple[list[Prefill], list[PlacedJob]]:
-        """Those that wait, and those that end with the running pass, the one that stands for it first."""
-        if self._prefills is None:
-            waiting: list[Prefill] = []
-            riders: list[PlacedJob] = []
+    def _split(self) -> _Queue:
+        """Those that wait, and those that end with the running pass."""
+        if self._queue is None:
+            self._queue = queue = _Queue()
             for job in self.jobs.values():
                 if job.job_id == self.running:
-                    riders.insert(0, job)
-                elif self.running is not None and job.tokens == 0 and not waiting:
-                    riders.append(job)  # behind the first that waits stand members of suspended steps
+                    queue.riders.insert(0, job)
+                elif self.running is not None and job.tokens == 0 and not (queue.due or queue.undue):
+                    queue.riders.append(job)  # behind the first that waits stand members of suspended steps
                 else:
-                    waiting.append(
-                        Prefill(
-                            job.job_id,
-                            weight_of(self.weights, job.tier),
-                            job.deadline_s,
-                            self.work_s(job),
-                            job.placed_at_s,
-                        )
-                    )
-            self._prefills = waiting, riders
-        return self._prefills
+                    queue.add(job, self.work_s(job), self.weights)
+        return self._queue
 
     def _runner(self, riders: list[PlacedJob], now_s: float, busy_s: float) -> Prefill:
         """The running pass as one prefill; late if all in it are."""

@@ -25,16 +25,18 @@ class OutstandingWork:
     """The outstanding work of one replica at one moment.
 
     Attributes:
-        waiting: Everything that neither runs nor shares the running pass.
+        waiting: Everything with a deadline that neither runs nor shares the running pass.
         runner: The running pass as one prefill with what is left of it; None when nothing runs.
         free_at_s: When the running pass ends; the moment itself when nothing runs.
         stops_at_s: When it could be preempted; None when it could not.
+        undue_s: Work of what waits without a deadline: it goes last, and none of it can be late.
     """
 
     waiting: Sequence[Prefill]
     runner: Prefill | None
     free_at_s: float
     stops_at_s: float | None
+    undue_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,7 @@ class QueuePlan:
 def plan(work: OutstandingWork) -> QueuePlan:
     """Predict which prefills the replica keeps on time."""
     runner = work.runner
-    total_s = sum([prefill.remaining_s for prefill in work.waiting])
-    due_s = sum([prefill.remaining_s for prefill in work.waiting if prefill.deadline_s < math.inf])
+    due_s = sum([prefill.remaining_s for prefill in work.waiting])
     best_value, chosen, stops_at_s = _best(work, work.waiting)
     waits = stops_at_s is None
     kept = [prefill for prefill in chosen.feasible if prefill is not runner]
@@ -116,7 +117,7 @@ def plan(work: OutstandingWork) -> QueuePlan:
         place,
         runner_start_by_s,
         waits,
-        total_s,
+        due_s + work.undue_s,
         due_s,
     )
 
@@ -133,10 +134,11 @@ def prospect(work: OutstandingWork, new: Prefill, value_before: float) -> Prospe
         if prefill is new:
             return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=True)
         start_s += prefill.remaining_s
-    is_due = new.deadline_s < math.inf  # and so before those without a deadline
-    ahead = [prefill for prefill in work.waiting if not is_due or prefill.deadline_s < math.inf]
-    start_s = work.free_at_s + sum([prefill.remaining_s for prefill in ahead])
-    return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=not is_due)
+    start_s = work.free_at_s + sum([prefill.remaining_s for prefill in work.waiting])
+    is_undue = new.deadline_s == math.inf
+    if is_undue:
+        start_s += work.undue_s
+    return Prospect(start_s, start_s + new.remaining_s, gain, is_on_time=is_undue)
 
 
 def _best(work: OutstandingWork, waiting: Sequence[Prefill]) -> tuple[float, FeasibleSet, float | None]:

@@ -591,8 +591,13 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def queues_agree_with_jobs(self):
         for replica in self.router.view.prefill.values():
-            waiting = {prefill.job_id for prefill in replica.outstanding(self.now_s).waiting}
-            assert waiting | ({replica.running} - {None}) == set(replica.jobs)
+            work = replica.outstanding(self.now_s)
+            waiting = [job for job in replica.jobs.values() if job.job_id != replica.running]
+            due = {job.job_id for job in waiting if job.deadline_s < math.inf}
+            undue_s = sum(replica.work_s(job) for job in waiting if job.deadline_s == math.inf)
+            assert {prefill.job_id for prefill in work.waiting} == due
+            assert work.undue_s == pytest.approx(undue_s)
+            assert replica.outstanding_tokens == sum(job.tokens for job in replica.jobs.values())
             last = LeastHarm().choose(NewPrefill(1, math.inf, 1.0), [replica], self.now_s)
             assert last.end_s >= self.now_s + replica.backlog_s(self.now_s)
             assert replica.backlog_s(self.now_s) >= 0

@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+from msgspec import structs
 
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone, unsound
@@ -30,7 +31,7 @@ def spoiled(wrong):
     for name in ("kv_usage", "tpot_s", "link_bytes_ps"):
         yield name, replace(DECODE, **{name: wrong})
     for name in ("work_s", "budget_s"):
-        yield name, replace(PREFILL, jobs=(replace(JOB, **{name: wrong}),))
+        yield name, replace(PREFILL, jobs=(structs.replace(JOB, **{name: wrong}),))
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -1,6 +1,8 @@
 """Reports go out on changes and regularly, whether somebody listens or not, until the last one."""
 
 import asyncio
+import time
+from itertools import pairwise
 
 import pytest
 
@@ -34,6 +36,26 @@ async def test_a_change_is_reported_soon_and_many_become_one():
     await asyncio.sleep(0.02)
     assert listener.heard == [0, 1]
     reporter.stop()
+
+
+async def test_reports_that_take_long_to_make_come_less_often():
+    listener = Listener()
+
+    def long_report():
+        until_s = time.thread_time() + 0.015
+        while time.thread_time() < until_s:
+            pass
+        return time.monotonic()
+
+    reporter = Reporter(long_report, listener.send)
+    for _ in range(60):
+        reporter.changed()
+        await asyncio.sleep(0.01)
+    reporter.stop()
+    gaps_s = [later - earlier for earlier, later in pairwise(listener.heard)]
+    assert gaps_s
+    assert min(gaps_s) >= 0.15
+    assert max(gaps_s) < reporting.HEARTBEAT_S, "still for the change"
 
 
 @pytest.mark.parametrize("listens", [True, False])
