@@ -7,6 +7,7 @@ any URL that it is given, from inside the cluster.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -156,6 +157,15 @@ RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "prompt": (_STATELESS, "send the text as instructions and input"),
 }
 """The same for the responses API."""
+_NOTHING: Final[Mapping[str, Any]] = {
+    "modalities": ["text"],
+    "stream_options": {"include_obfuscation": False},
+}
+"""Fields of OpenAI's that are not served, the second for a response, and with what they ask for nothing."""
+_MOST_IGNORED: Final = 32
+"""Fields of a body that are not served and ask for nothing; each takes time to compare with all that are."""
+_MISSPELT: Final = 0.9
+"""How alike two names are, as `difflib` has it, one of which is meant by the other."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
 MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
@@ -186,12 +196,16 @@ def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
     Raises:
         FieldError: naming it.
     """
+    ignored = 0
     for name, value in values.items():
         if name in fields.allowed:
             continue
         if name in fields.refused:
             if value is not None and value is not False and (name != "priority" or value != 0):
                 raise FieldError(name, *fields.refused[name])
+            continue
+        if ignored < _MOST_IGNORED and _asks_for_nothing(name, values, fields.allowed):
+            ignored += 1
             continue
         raise FieldError(
             name[:100],
@@ -201,6 +215,16 @@ def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
     kwargs = values.get("chat_template_kwargs")
     if isinstance(kwargs, dict) and "chat_template" in kwargs:
         raise FieldError("chat_template_kwargs.chat_template", *REFUSED["chat_template"])
+
+
+def _asks_for_nothing(name: str, values: Mapping[str, Any], allowed: Collection[str]) -> bool:
+    """Whether a field that is not served says what holds without it: OpenAI's clients send many as null."""
+    value = values[name]
+    if value is None:  # what may be misspelt is told, whatever its value
+        return not difflib.get_close_matches(name[:100], allowed, n=1, cutoff=_MISSPELT)
+    if name == "best_of":
+        return type(value) is int and value == (values.get("n") or 1)
+    return name in _NOTHING and value == _NOTHING[name]
 
 
 def refuse_media(messages: Any, domains: Collection[str]) -> None:

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints import chat_utils
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -66,6 +68,64 @@ def test_what_is_refused(fields, field, message):
     error = refused(**fields)
     assert error.field == field
     assert message in str(error)
+
+
+def openais(params):
+    return {name for each in params.__args__ for name in each.__annotations__} - {"model"}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "names"),
+    [
+        (ChatCompletionRequest, {"messages": SAY}, openais(chat_params.CompletionCreateParams)),
+        (CompletionRequest, {"prompt": "hi"}, openais(completion_params.CompletionCreateParams)),
+    ],
+)
+def test_what_openais_client_sends_as_null_asks_for_nothing(model, body, names):
+    unserved = names - allowed_fields.fields_of(model.model_fields).allowed
+    assert unserved & {"modalities", "prediction", "verbosity", "best_of"}
+    parse(json.dumps({"model": "m", **body, **dict.fromkeys(unserved)}).encode(), model, LIMITS)
+
+
+@pytest.mark.parametrize("name", ["temprature", "max_token", "max_completion_token", "stream_option"])
+def test_a_misspelt_field_is_told_of_though_it_is_null(name):
+    assert "did you mean" in refused(**{name: None}).valid
+
+
+def test_many_fields_that_nobody_knows_are_refused_though_they_are_null():
+    parse(json.dumps({"model": "m", "messages": SAY, "xyz": None}).encode(), ChatCompletionRequest, LIMITS)
+    assert refused(**{f"xyz{number}": None for number in range(100)}).field.startswith("xyz")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({"best_of": 1}, False),
+        ({"best_of": 2, "n": 2}, False),
+        ({"best_of": 2}, True),
+        ({"best_of": 1, "n": 2}, True),
+        ({"best_of": True}, True),
+        ({"modalities": ["text"]}, False),
+        ({"modalities": ["text", "audio"]}, True),
+    ],
+)
+def test_what_holds_without_a_field_may_be_said(fields, is_refused):
+    if is_refused:
+        assert refused(CompletionRequest, **fields).field in fields
+    else:
+        parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
+
+
+@pytest.mark.parametrize("hides_lengths", [False, True])
+def test_a_stream_of_a_response_is_never_padded(hides_lengths):
+    body = {"model": "m", "input": "hi", "stream": True}
+    raw = json.dumps({**body, "stream_options": {"include_obfuscation": hides_lengths}}).encode()
+    if not hides_lengths:
+        parse(raw, ResponsesRequest, LIMITS)
+        return
+    with pytest.raises(FieldError) as caught:
+        parse(raw, ResponsesRequest, LIMITS)
+    assert caught.value.field == "stream_options"
 
 
 def test_a_completion_takes_no_tensors():
