@@ -44,7 +44,7 @@ def read(raw: bytes, model: type[BaseModel], limits: LimitsConfig, tenant: Tenan
         HTTPError: as `parse`.
         FieldError: as `parse`, and for what is more than one request may ask for.
     """
-    return _ready(parse(raw, model, limits), limits, tenant)
+    return read_values(values_of(raw, limits), model, limits, tenant)
 
 
 def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfig, tenant: Tenant) -> Any:
@@ -54,16 +54,13 @@ def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsCo
         HTTPError: as `parse`.
         FieldError: as `read`.
     """
-    return _ready(as_model(values, model, limits), limits, tenant)
-
-
-def _ready(body: Any, limits: LimitsConfig, tenant: Tenant) -> Any:
+    body = as_model(values, model, limits)
     try:
         request_fields.refuse_internal_xargs(body)
         request_fields.materialise(body)
         request_fields.refuse_excess(body, limits)
     except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
-        raise _refused(error) from None
+        raise _refused(error, values, _unread(body)) from None
     request_fields.keep_apart(body, tenant)
     return body
 
@@ -108,7 +105,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     try:
         body = model.model_validate(values)
     except (ValidationError, VLLMClientError) as error:
-        raise _refused(error) from None
+        raise _refused(error, values) from None
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body("the body does not have the shape that the API describes") from None
@@ -189,12 +186,37 @@ def _refuse_lone_surrogates(value: Any, path: str) -> None:
             _refuse_lone_surrogates(item, f"{path}[{number}]")
 
 
-def _refused(error: ValidationError | VLLMClientError) -> Exception:
+def _refused(
+    error: ValidationError | VLLMClientError, values: Any, inside: tuple[Any, ...] = ()
+) -> Exception:
+    """The refusal of the body `values`; an error in a part that is read later has its place `inside` that."""
     if isinstance(error, VLLMClientError):
         return http_errors.bad_body(error.args[0], getattr(error, "parameter", None))
     problem = error.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in problem["loc"]) or None
+    param = _path(values, (*inside, *problem["loc"]), is_missing=problem["type"] == "missing") or None
     return http_errors.bad_body(f"{param or 'body'}: {problem['msg']}", param)
+
+
+def _path(values: Any, place: tuple[Any, ...], *, is_missing: bool) -> str:
+    """The field at a place in a body as pydantic has it, which names types of its own on the way."""
+    path, here = "", values
+    for at, part in enumerate(place, start=1):
+        if (part in here) if isinstance(here, dict) else isinstance(here, list) and part in range(len(here)):
+            here = here[part]
+        elif not (is_missing and at == len(place)):
+            continue
+        path += f"[{part}]" if isinstance(part, int) else f"{path and '.'}{part[:100]}"
+    return path
+
+
+def _unread(body: Any) -> tuple[Any, ...]:
+    """The place of the first list in a chat's messages that could not be read; none in any other body."""
+    for number, message in enumerate(getattr(body, "messages", ())):
+        for field in ("content", "tool_calls"):
+            value = message.get(field)
+            if value is not None and not isinstance(value, str | list):
+                return "messages", number, field
+    return ()
 
 
 def _check_messages(body: Any) -> None:

@@ -17,6 +17,7 @@ from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 
 LIMITS = LimitsConfig()
+SAY = {"role": "user", "content": "hi"}
 LARGEST = LIMITS.max_body_bytes
 
 
@@ -74,6 +75,7 @@ WORST = {
     "prompts": b'{"model": "m", "prompt": [' + b'"a",' * 250_000 + b'"a"]}',
     "floats": b'{"model": "m", "prompt": [' + b"0.1," * 250_000 + b"1]}",
     "too many names": b"{" + b",".join(b'"k%d": 1' % number for number in range(140_000)) + b"}",
+    "nulls": b"{" + b",".join(b'"k%d": null' % number for number in range(LIMITS.max_json_names)) + b"}",
     "names": b"{" + b",".join(b'"k%d": 1' % number for number in range(LIMITS.max_json_names)) + b"}",
 }
 
@@ -117,6 +119,29 @@ def test_refusals_name_their_limit(content, message):
     with pytest.raises(HTTPError) as refused:
         parse(content, CompletionRequest, LIMITS)
     assert (refused.value.status, refused.value.message[: len(message)]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [5, "a"]}, "prompt[1]"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "a", "temperature": "x"}, "temperature"),
+        ({"prompt": "a", "logit_bias": {"5": "x"}}, "logit_bias.5"),
+        ({"prompt": "a", "stop": ["b", 1]}, "stop"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [SAY, {"role": "user", "content": 5}]}, "messages[1].content"),
+        ({"messages": [SAY, {"role": "user", "content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
+        ({"messages": [SAY], "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"messages": "a"}, "messages"),
+    ],
+)
+def test_a_refusal_names_the_field_as_the_client_spelt_it(fields, param):
+    model = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    with pytest.raises(HTTPError) as refused:
+        read(json.dumps({"model": "m", **fields}).encode(), model, LIMITS, ANONYMOUS)
+    assert refused.value.param == param
+    assert refused.value.message.startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\uDFff", rb"x\udc00\ud800"])
