@@ -121,7 +121,7 @@ def test_a_plan_that_lets_those_wait_who_may_needs_fewer_decode_replicas():
     arrivals = CHAT_AND_BATCH.stream(6.0, 400, 3)
     found = {
         memory: min_decode_replicas(fleet(decode=SMALL, decode_memory=memory), arrivals, 6.0, 0.95)
-        for memory in DecodeMemory
+        for memory in (DecodeMemory.RESERVED, DecodeMemory.PRESSURE)
     }
     assert found[DecodeMemory.PRESSURE] < found[DecodeMemory.RESERVED]
     planned = plan(

@@ -48,7 +48,8 @@ def page() -> Page:
 
 @pytest.mark.slow
 def test_each_plot_becomes_a_readable_png_and_svg(tmp_path):
-    paths = save(findings(), tmp_path / "new", [granularity_plot(POINTS), capacity_plot(PLAN, 0.95)])
+    made = findings(["fcfs", "slackserve"])
+    paths = save(made, tmp_path / "new", [granularity_plot(POINTS), capacity_plot(PLAN, 0.95)])
     names = ["goodput", "attainment", "ttft", "timeline", "blocking", "granularity", "capacity"]
     assert [path.name for path in paths] == [f"{name}.{end}" for name in names for end in ("png", "svg")]
     for path in paths:

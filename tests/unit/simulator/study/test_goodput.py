@@ -59,7 +59,7 @@ def test_what_runs_sum_up_to():
 
 
 def test_a_study_finds_the_same_again_and_its_document_has_what_was_promised():
-    study = Study(PRESET, ["fcfs", "slackserve"], requests=100, workers=2)
+    study = Study(PRESET, ["fcfs", "slackserve"], requests=50, workers=2)
     seen = []
     found = study.findings("slackserve simulate", lambda done, total: seen.append((done, total)))
     document = json.loads(json.dumps(found.document()))
