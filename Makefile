@@ -26,13 +26,13 @@ serve: $(READY) ## Serve the embedded model on CPU until Ctrl-C (ARGS="--config 
 	@$(BIN)/slackserve serve $(ARGS)
 
 # Files of tests run beside each other, those that start engines first; what needs the machine to itself follows,
-# one test at a time, and is none of the unit tests, which take long to collect. A phase that fails is the last
-# one. pytest's status 5, no test, counts only if ARGS selects none in either phase.
+# one test at a time, and is none of the tests of units and engines, which take long to collect. A phase that
+# fails is the last one. pytest's status 5, no test, counts only if ARGS selects none in either phase.
 BESIDE := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 pytest = $(BIN)/python -m pytest -m $(1) $(ARGS); status=$$?; \
 	[ $$status -eq 0 ] && result=0; [ $$status -eq 0 ] || [ $$status -eq 5 ] || exit $$status
 phases = @result=5; $(call pytest,"$(1) and not (serial or e2e)" $(BESIDE)); \
-	$(call pytest,"$(1) and (serial or e2e)" --ignore=tests/unit); exit $$result
+	$(call pytest,"$(1) and (serial or e2e)" --ignore=tests/unit --ignore=tests/engine); exit $$result
 
 .PHONY: test
 test: $(READY) ## Run all tests but the long ones (ARGS="-k name", or paths, to choose)
