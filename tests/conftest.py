@@ -1,9 +1,13 @@
 """Settings of all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # several share the cores; PyTorch reads it when it is loaded
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NEVER_ALONE = [Path(__file__).with_name(folder) for folder in ("engine", "unit")]
 """Where the Makefile does not look for tests that need the machine to themselves."""
