@@ -108,38 +108,27 @@ def test_nobodys_fork_handlers_run_in_the_child(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_child_that_has_died_meanwhile_is_started_anew(check):
-    await check.check(GOOD[0])
-    psutil.Process(check._child.process.pid).kill()
-    await asyncio.sleep(0.2)
-    await check.check(GOOD[1])
-
-
-@pytest.mark.slow
-async def test_what_compiles_passes_and_what_is_wrong_is_left_to_vllm(check):
+async def test_what_compiles_passes_and_what_is_wrong_is_left_to_vllm_and_verdicts_are_kept(check):
     for params in GOOD + INVALID:
         await check.check(params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", SLOW)
-async def test_what_takes_too_much_is_refused_and_the_next_one_served(check, params):
-    await check.check(GOOD[0])
-    started_s = time.monotonic()
-    with pytest.raises(VLLMValidationError, match=r"limits.grammar_timeout_s allows 0.5 s"):
-        await check.check(params)
-    assert time.monotonic() - started_s < 5
-    with pytest.raises(VLLMValidationError):
-        await check.check(params)
-    await check.check(GOOD[1])
-
-
-@pytest.mark.slow
-async def test_a_verdict_is_kept(check):
-    await check.check(GOOD[0])
     await check.close()
-    await check.check(GOOD[0])
+    for params in GOOD:
+        await check.check(params)
     assert check._child is None, "nobody was asked"
+
+
+@pytest.mark.slow
+async def test_what_takes_too_much_is_refused_and_the_next_one_served(check):
+    good, *following = GOOD[: len(SLOW) + 1]
+    await check.check(good)
+    for params, next_one in zip(SLOW, following, strict=True):
+        started_s = time.monotonic()
+        with pytest.raises(VLLMValidationError, match=r"limits.grammar_timeout_s allows 0.5 s"):
+            await check.check(params)
+        assert time.monotonic() - started_s < 5
+        with pytest.raises(VLLMValidationError):
+            await check.check(params)
+        await check.check(next_one)
 
 
 @pytest.mark.slow
@@ -180,12 +169,15 @@ async def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(check):
 
 
 @pytest.mark.slow
-async def test_a_child_that_dies_is_replaced(check):
+async def test_a_child_that_dies_is_replaced_and_one_that_has_died_meanwhile(check):
     await check.check(GOOD[0])
     psutil.Process(check._child.process.pid).kill()
     with pytest.raises(GrammarNotCheckedError):
         await check.check(GOOD[1])
     await check.check(GOOD[1])
+    psutil.Process(check._child.process.pid).kill()
+    await asyncio.sleep(0.2)
+    await check.check(GOOD[2])
 
 
 class Silent:
