@@ -97,7 +97,13 @@ def resume_overhead(
 
 
 def against_float64(
-    shape: ModelShape, vocabulary: int, variant: Variant, device: Device, signal: Signal, seed: int
+    shape: ModelShape,
+    vocabulary: int,
+    variant: Variant,
+    device: Device,
+    signal: Signal,
+    seed: int,
+    tokens: int,
 ) -> dict[str, Any] | None:
     """Relative error of a small model's bf16 logits to float64, undisturbed and stopped at each boundary."""
     decoder = random_decoder(shape, vocabulary, torch.bfloat16, device.torch, seed)
@@ -106,7 +112,7 @@ def against_float64(
     bench = Bench(decoder, device, signal, None, seed)
     if (fitted := bench.fit(variant)) is None:
         return None
-    prompt = bench.prompt("small", 300)
+    prompt = bench.prompt("small", tokens)
     reference = exact(prompt.tokens, KVCache(exact, len(prompt)))
     undisturbed = _error(decoder(prompt.tokens, prompt.cache), reference)
     bench.warm_up([fitted], prompt)

@@ -61,6 +61,7 @@ class MechanismPlan:
         idle_s: Seconds for the first, and for all variants at that length; others get a third.
         exact_tokens: Prompt that is stopped at every boundary, or at `exact_most` of them.
         operator_tokens: Lengths of the profiles.
+        float64_tokens: Length of the prompt that is computed in float64 as well.
         limit_s: After so many seconds no further part is begun.
     """
 
@@ -82,6 +83,7 @@ class MechanismPlan:
     resume_s: float = 8.0
     operator_tokens: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
     operator_repeats: int = 15
+    float64_tokens: int = 300
     limit_s: float = 480.0
 
 
@@ -120,6 +122,7 @@ TINY: Final = replace(
     resume_s=0.5,
     operator_tokens=(32, 64, 128),
     operator_repeats=3,
+    float64_tokens=64,
     limit_s=600.0,
 )
 
@@ -266,8 +269,9 @@ class Mechanism:
         self.findings.add("passes", *({"tokens": s.tokens, "ms": s.measured_s * 1e3} for s in samples))
 
     def _float64(self) -> None:
+        device, tokens = self.bench.device, self.plan.float64_tokens
         rows = [
-            against_float64(SMALL, 256, Variant(each, 1), self.bench.device, self.board, self.seed)
+            against_float64(SMALL, 256, Variant(each, 1), device, self.board, self.seed, tokens)
             for each in BoundaryLevel
         ]
         self.findings.add("float64", *(row for row in rows if row is not None))
