@@ -54,8 +54,7 @@ test-unit: $(READY) ## Run the tests that need no engine, in seconds
 check: $(READY) ## Lint, format, types, layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports; layers=$$?; wait $$types && exit $$layers
 
 .PHONY: fmt
 fmt: $(READY) ## Format the code and mend what can be mended by itself
