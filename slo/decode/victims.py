@@ -187,13 +187,13 @@ class VictimRules:
         """Whose memory is taken before the next step; nobody while the next step has what it needs.
 
         One stream is never chosen, so that somebody makes progress; it is one that is to be dropped only
-        where nobody else holds memory.
+        where nobody else holds memory. Nor is one alone spared where a higher tier starts with what it has.
         """
         if sum(stream.next_blocks for stream in streams) <= free_blocks:
             return []
         needed_for = max(self.level(stream) for stream in streams if stream.next_blocks)
         keeper = max(
-            [stream for stream in streams if stream.blocks],
+            [] if self._makes_way(streams, free_blocks) else [stream for stream in streams if stream.blocks],
             key=lambda one: (
                 not _is_at_limit(one, streams, free_blocks),
                 self.level(one),
@@ -224,6 +224,15 @@ class VictimRules:
                 chosen.append((stream, reason))
                 missing -= stream.blocks + stream.more_blocks
         return self._victims(_needed(chosen, missing), streams, free_blocks)
+
+    def _makes_way(self, streams: Sequence[Stream], free_blocks: int) -> bool:
+        """Whether one stream alone holds memory, and those of higher tiers can start once it holds none."""
+        holders = [stream for stream in streams if stream.blocks]
+        if len(holders) != 1:
+            return False
+        (alone,) = holders
+        needed = [one.next_blocks for one in streams if self.level(one) > self.level(alone)]
+        return 0 < sum(needed) <= free_blocks + alone.blocks
 
     def _victims(
         self, chosen: list[tuple[Stream, VictimReason]], streams: Sequence[Stream], free_blocks: int

@@ -171,6 +171,15 @@ def test_somebody_alone_is_left_alone():
     assert RULES.choose([stream("alone", next_blocks=3, more=3)], 0) == []
 
 
+def test_somebody_alone_makes_way_for_a_higher_tier_that_starts_with_what_it_has():
+    alone = stream("alone", blocks=97, next_blocks=1)
+    newcomer = stream("newcomer", TOP, blocks=0, next_blocks=4, more=4)
+    assert names(RULES.choose([alone, newcomer], 3)) == ["alone"]
+    assert RULES.choose([alone, newcomer._replace(rank=0)], 3) == [], "not for its own tier"
+    assert RULES.choose([alone, newcomer._replace(next_blocks=101)], 3) == [], "nobody would progress"
+    assert names(RULES.choose([alone, newcomer, stream("other", blocks=9, tokens=100)], 0)) == ["other"]
+
+
 def test_kv_waits_in_host_memory_where_that_costs_less():
     fast = with_room(HostRoom(free_blocks=100, block_s=0.001, block_tokens=16))
     slow = with_room(HostRoom(free_blocks=100, block_s=0.02, block_tokens=16))
