@@ -7,8 +7,8 @@ computed at once, which bounds it for all of them; the others wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 
@@ -57,13 +57,24 @@ class LocalPrefills:
 
     async def pieces(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt is computed at once, until the first of them comes."""
-        is_computing = True
-        self.computing += 1
-        try:
+        with self.counted() as computed:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    self.computing -= is_computing
-                    is_computing = False
+                    computed()
                     yield piece
-        finally:
+
+    @contextmanager
+    def counted(self) -> Iterator[Callable[[], None]]:
+        """Count one that is computed at once; what is yielded says that it has been."""
+        is_computing = True
+
+        def computed() -> None:
+            nonlocal is_computing
             self.computing -= is_computing
+            is_computing = False
+
+        self.computing += 1
+        try:
+            yield computed
+        finally:
+            computed()

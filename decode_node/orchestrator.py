@@ -37,7 +37,15 @@ from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import ReplacementOutcome
-from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId, RequestContext
+from slo.request import (
+    FIRST_DUE_XARG,
+    JOB_XARG,
+    TENANT_XARG,
+    TIER_XARG,
+    TPOT_XARG,
+    JobId,
+    RequestContext,
+)
 from slo.tiers import Tier
 from telemetry import logs
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED
@@ -110,6 +118,8 @@ class Orchestrator:
                 self._count_resampled(resampled)
 
             def decode(params: SamplingParams) -> Outputs:
+                if run.carried is None and run.due_s is not None:
+                    params.extra_args = {**(params.extra_args or {}), FIRST_DUE_XARG: run.due_s}
                 if not run.may_drop:
                     return cast("Outputs", straight(prompt, params, request_id, **options))
                 params.extra_args = {**(params.extra_args or {}), MAY_DROP_XARG: True}
@@ -145,7 +155,8 @@ class Orchestrator:
         """
         xargs = call.request.vllm_xargs or {}
         may_drop = may_be_dropped(context, self.droppable)
-        run = Underway(call, context, budget_s=context.ttft_budget_s, may_drop=may_drop)
+        budget_s, due_s = context.ttft_budget_s, _first_due_s(context)
+        run = Underway(call, context, budget_s=budget_s, due_s=due_s, may_drop=may_drop)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known = len(run.carried.token_ids)
@@ -166,6 +177,8 @@ class Orchestrator:
         """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
         run = Underway(call, context, progress=Progress(bound=bound))
         given = {**(call.request.vllm_xargs or {}), **_objective(context), _HERE_XARG: context.job_id}
+        if (due_s := _first_due_s(context)) is not None:
+            given[FIRST_DUE_XARG] = due_s
         request = call.request.model_copy(update={"vllm_xargs": given})
         self._here[context.job_id] = call
         try:
@@ -255,6 +268,11 @@ def _dropped(run: Underway) -> RefusedError:
     """Refuse a request that the engine has dropped."""
     logs.event("stream_dropped", request_id=run.context.request_id, job_id=run.context.job_id)
     return run.refuse(error_response(429, EvictionReason.DROPPED.value, WHY_DROPPED))
+
+
+def _first_due_s(context: RequestContext) -> float | None:
+    """When a request's first token is due, on this host's monotonic clock; None for no deadline."""
+    return None if context.ttft_budget_s is None else time.monotonic() + context.ttft_budget_s
 
 
 def _objective(context: RequestContext) -> dict[str, Any]:

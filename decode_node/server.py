@@ -148,7 +148,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._orchestrator = Orchestrator(
             self._layer,
             RemotePrefill(self._tier, watch, self._instruments),
-            LocalDecode(self._tier, watch, self._instruments, self._local if node.local_prefills else None),
+            LocalDecode(self._tier, watch, self._instruments, self._local, node.local_prefills > 0),
             Placing(
                 self._replica_id,
                 self._router,

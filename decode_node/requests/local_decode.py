@@ -7,8 +7,8 @@ is not pulled is released. Whether an attempt that has failed is followed by ano
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -45,18 +45,19 @@ class LocalDecode:
         tier: Who has prefilled, and drops what is not pulled.
         watch: Notices that a prefill replica has failed.
         instruments: Where prompts that are computed here are counted.
-        local: Prompts that the engine computes itself; None when it computes none for lack of a prefill
-            replica.
+        local: Prompts that the engine computes itself, those of streams that have left among them.
+        may_compute: Whether it also computes some for lack of a prefill replica.
     """
 
     tier: PrefillTier
     watch: PrefillWatch
     instruments: Instruments
-    local: LocalPrefills | None = None
+    local: LocalPrefills
+    may_compute: bool = False
 
     def computes_prompt(self, context: RequestContext) -> bool:
         """Whether the engine computes a request's prompt itself, as one of `local`."""
-        return self.local is not None and context.local_prefill not in {"", LocalReason.LEFT}
+        return self.may_compute and context.local_prefill not in {"", LocalReason.LEFT}
 
     async def after(
         self, prefilled: Prefilled, run: Underway, params: SamplingParams, decode: Decode
@@ -81,11 +82,12 @@ class LocalDecode:
         carried = run.carried
         needs_pull = prefilled.kv_transfer_params is not None
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        if needs_pull:
+        is_left = run.context.local_prefill == LocalReason.LEFT
+        if needs_pull or is_left:
             _has_first_output(params)
         _carry(run, params)
         try:
-            async with aclosing(decode(params)) as outputs:
+            async with self._counted(is_left=is_left) as computed, aclosing(decode(params)) as outputs:
                 if carried is not None and not carried.is_sent and is_stream:
                     output = await anext(outputs)
                     run.call.spans.first_token()
@@ -94,6 +96,7 @@ class LocalDecode:
                     if output.finished:
                         return
                 output, has_pulled = await self._pulled(run, params, outputs, needs_pull=needs_pull)
+                computed()
                 needs_pull = needs_pull and not has_pulled
                 run.call.spans.phase(DECODE)
                 if carried is None or not is_stream:
@@ -111,7 +114,6 @@ class LocalDecode:
 
     async def with_prompt(self, run: Underway, params: SamplingParams, decode: Decode) -> Outputs:
         """What the engine makes of a request whose prompt it computes itself, when that has its turn."""
-        assert self.local is not None
         self.instruments.count(LOCAL_PREFILLS, reason=run.context.local_prefill)
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
         params, carried = params.clone(), run.carried
@@ -129,6 +131,12 @@ class LocalDecode:
                     if is_stream or output.finished:
                         run.call.spans.first_token()
                         yield output
+
+    @asynccontextmanager
+    async def _counted(self, *, is_left: bool) -> AsyncIterator[Callable[[], None]]:
+        """Count a stream that has left among what is computed here; what is yielded says that it has been."""
+        with self.local.counted() if is_left else nullcontext(_nothing) as computed:
+            yield computed
 
     async def _pulled(
         self, run: Underway, params: SamplingParams, outputs: Outputs, *, needs_pull: bool
@@ -168,6 +176,10 @@ def _has_first_output(params: SamplingParams) -> None:
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
         params.output_kind = RequestOutputKind.CUMULATIVE
     params.stream_interval = None
+
+
+def _nothing() -> None:
+    """Of a stream whose KV comes from elsewhere."""
 
 
 async def _after(first: RequestOutput, others: Outputs) -> Outputs:

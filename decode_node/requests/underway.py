@@ -50,6 +50,7 @@ class Underway:
         context: As of its latest attempt.
         replacements: How often it has been placed again.
         budget_s: What it had when it came until its first token was due; None for no deadline.
+        due_s: When that was, on this host's monotonic clock.
         may_leave: Whether the engine may let it go for lack of memory.
         may_drop: Whether the engine may end it for good then.
         has_left: Whether it has; whatever fails from then on, decode can compute it.
@@ -64,6 +65,7 @@ class Underway:
     context: RequestContext
     replacements: int = 0
     budget_s: float | None = None
+    due_s: float | None = None
     may_leave: bool = False
     may_drop: bool = False
     has_left: bool = False

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import aclosing
 from types import SimpleNamespace
 
@@ -36,6 +37,7 @@ from slo.replacement import (
 )
 from slo.request import (
     ENGINE_DIED,
+    FIRST_DUE_XARG,
     TENANT_XARG,
     TIER_XARG,
     TPOT_XARG,
@@ -237,7 +239,8 @@ async def serve(  # noqa: PLR0913 - most have a default
     rules = ReplacementRules(limit, frozenset({STANDARD}))
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
-    prefill, decode = RemotePrefill(steps, watch, counts), LocalDecode(steps, watch, counts, local)
+    prefill = RemotePrefill(steps, watch, counts)
+    decode = LocalDecode(steps, watch, counts, local or LocalPrefills(1), local is not None)
     layer = OpenAILayer(D, steps)
     served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
@@ -291,6 +294,16 @@ async def test_the_engines_scheduler_learns_the_objective(request_, answer):
     assert with_objective[TPOT_XARG] == 0.03
     assert without[TIER_XARG] == STANDARD
     assert TPOT_XARG not in without
+
+
+async def test_the_engines_scheduler_learns_when_the_first_token_is_due_that_it_samples():
+    steps, before_s = Play({A: ANSWER}), time.monotonic()
+    for request, budget_s in ((RESAMPLED, 2.0), (RESAMPLED, None), (Request(), 2.0)):
+        await serve(steps, request=request, ttft_budget_s=budget_s)
+    sampled, without, carried = steps.given
+    assert before_s + 2.0 <= sampled[FIRST_DUE_XARG] <= time.monotonic() + 2.0
+    assert FIRST_DUE_XARG not in without
+    assert FIRST_DUE_XARG not in carried, "its client has it already"
 
 
 @CASES
@@ -582,6 +595,38 @@ async def test_one_that_leaves_and_that_nobody_takes_is_computed_here(place, loc
     assert steps.pulls[-1] is None
     assert steps.prompts == [PROMPT], "no prefill replica was asked"
     assert counts["left", "local"] == 1
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never is so")
+
+
+@pytest.mark.parametrize("request_", [Request(), WHOLE], ids=str)
+async def test_one_that_has_left_counts_as_computed_here_until_its_first_token(request_):
+    steps, local = Play({A: [(LEAVES, [])]}, [Rejected(RejectionReason.NO_REPLICA, 1.0)]), LocalPrefills(1)
+    steps.again = [1.0, [SECOND], None]
+    task = asyncio.create_task(serve(steps, request=request_, leaves=True, local=local))
+    await until(lambda: len(steps.pulls) == 2)
+    assert (local.computing, local.outstanding) == (1, 0)
+    await until(lambda: local.computing == 0)
+    assert not task.done(), "its answer goes on"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert local.computing == 0
+
+
+async def test_one_that_has_left_and_whose_client_leaves_does_not_count_any_more():
+    steps, local = Play({A: [(LEAVES, [])]}, [Rejected(RejectionReason.NO_REPLICA, 1.0)]), LocalPrefills(1)
+    steps.again = [None]
+    task = asyncio.create_task(serve(steps, leaves=True, local=local))
+    await until(lambda: local.computing == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert local.computing == 0
 
 
 @pytest.mark.parametrize(
