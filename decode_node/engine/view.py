@@ -46,8 +46,9 @@ class StreamView:
         self.top_rank = tiers.top_rank
         self.max_model_len = int(scheduler.max_model_len)
         self.block_tokens = int(scheduler.block_size)
-        self._pool = scheduler.kv_cache_manager.block_pool
-        self._held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._held = self._manager.coordinator.single_type_managers[0].req_to_blocks
         self.blocks_ahead = -(-HORIZON_STEPS // self.block_tokens)
 
     @property
@@ -74,6 +75,21 @@ class StreamView:
     def blocks(self, request: Request) -> list[KVCacheBlock]:
         """What a request holds."""
         return self._held.get(request.request_id) or []
+
+    def distinct_blocks(self, requests: Iterable[Request]) -> int:
+        """Blocks that requests hold, each counted once."""
+        held = [self.blocks(request) for request in requests]
+        if sum(map(len, self._held.values())) == self.pool_blocks - self.free_blocks:
+            return sum(map(len, held))  # nobody shares any
+        return len({block.block_id for blocks in held for block in blocks})
+
+    def prefix_tokens(self, request: Request) -> int:
+        """Of a request without memory, the tokens whose KV others hold."""
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        found = self._manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        held = sum([block.ref_cnt > 0 for block in found[0][0]])
+        return int(held) * self.block_tokens
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a sequence takes."""

@@ -211,7 +211,7 @@ class DecodeView:
         holding, sent = self._holding(self.load, newcomer), self._sent()
         # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
         most = self._peak_tokens + sum([one.tokens + one.remaining for one in (*sent, holding)])
-        if most <= self.load.limit_tokens(is_top=newcomer.is_top):
+        if most <= self.load.limit_tokens(newcomer.rank, is_top=newcomer.is_top):
             return True
         return self.load.fits(holding, sent, is_top=newcomer.is_top)
 

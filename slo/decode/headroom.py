@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slo.decode.output_length import FIRST_GUESS
-from slo.decode.predicted_peak import USABLE, Holding, not_below, predicted_peak
+from slo.decode.predicted_peak import USABLE, Holding, not_below, predicted_peak, shared_from
 from slo.decode.running_streams import RunningStreams
 from slo.request import JobId
 from slo.tiers import Tier
@@ -57,9 +57,10 @@ class DecodeLoad:
             expected, remaining = min(expected, most), min(remaining, most)
         return Holding(tokens, remaining, rank, lasts=expected)
 
-    def limit_tokens(self, *, is_top: bool) -> float:
-        """What the peak may come to, shared tokens counted once."""
-        return USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens) + self.shared_tokens
+    def limit_tokens(self, rank: int, *, is_top: bool) -> float:
+        """What the peak of a tier and those above it may come to, what they share counted once."""
+        shared_tokens = shared_from(rank, self.streams.values(), self.shared_tokens)
+        return USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens) + shared_tokens
 
     def fits(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> bool:
         """Whether there is room for a newcomer now; tiers below its own yield.
@@ -86,7 +87,8 @@ class DecodeLoad:
         # Those that wait go before it; while they do, they do not come any nearer to their ends.
         running = RunningStreams([one for one in held if not one.waits])
         waiting = deque([*[one for one in held if one.waits], newcomer])
-        limit, step_s, steps = self.limit_tokens(is_top=is_top), max(LEAST_STEP_S, self.step_s), 0
+        limit = self.limit_tokens(newcomer.rank, is_top=is_top)
+        step_s, steps = max(LEAST_STEP_S, self.step_s), 0
         at_once = max(1, len(running) // _LOOKS)
         while steps * step_s < FAR_S:
             while waiting and (not len(running) or running.peak_with(waiting[0]) <= limit):
@@ -97,4 +99,5 @@ class DecodeLoad:
         return FAR_S
 
     def _fits_now(self, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:
-        return not held or predicted_peak([*held, newcomer]) <= self.limit_tokens(is_top=is_top)
+        limit = self.limit_tokens(newcomer.rank, is_top=is_top)
+        return not held or predicted_peak([*held, newcomer]) <= limit

@@ -91,7 +91,13 @@ class Pool:
     free_tokens: int
     shared_tokens: int = 0
 
-    def fit(self, held: Sequence[Holding], newcomer: Holding, reserve_tokens: float = 0.0) -> PoolFit:
+    def fit(
+        self,
+        held: Sequence[Holding],
+        newcomer: Holding,
+        reserve_tokens: float = 0.0,
+        prefix_tokens: int = 0,
+    ) -> PoolFit:
         """Whether a newcomer fits beside those that are there.
 
         Of lower tiers only what they hold now counts: when memory runs short, they yield.
@@ -100,13 +106,14 @@ class Pool:
             held: Those that are there.
             newcomer: Its sequence so far, and what it will emit.
             reserve_tokens: What is kept for tiers above it.
+            prefix_tokens: Of its sequence, what those that are there hold already.
         """
         peers = not_below(newcomer.rank, held)
-        shared_tokens = self.shared_tokens if len(peers) == len(held) else 0
+        shared_tokens = shared_from(newcomer.rank, held, self.shared_tokens + prefix_tokens)
         peak = predicted_peak([*peers, newcomer]) - shared_tokens
         if not held:
             return PoolFit(FitReason.ALONE, peak)
-        if newcomer.tokens > self.free_tokens - reserve_tokens:
+        if newcomer.tokens - prefix_tokens > self.free_tokens - reserve_tokens:
             return PoolFit(FitReason.NOW, peak)
         if peak > USABLE * self.tokens - reserve_tokens:
             return PoolFit(FitReason.PEAK, peak)
@@ -134,6 +141,21 @@ class Pool:
 def not_below(rank: int, streams: Sequence[Holding]) -> Sequence[Holding]:
     """Those of a tier and of the tiers above it."""
     return [stream for stream in streams if stream.rank >= rank]
+
+
+def shared_from(rank: int, held: Iterable[Holding], shared_tokens: int) -> int:
+    """Of the tokens that streams share, so many at least are shared among those of a tier and above.
+
+    They use no more memory than all do, so that what they hold beyond that is shared.
+
+    Args:
+        rank: Of the tier.
+        held: All streams; those that wait hold nothing.
+        shared_tokens: What all of them share.
+    """
+    if not shared_tokens:
+        return 0
+    return max(0, shared_tokens - sum([one.tokens for one in held if one.rank < rank and not one.waits]))
 
 
 def predicted_peak(streams: Iterable[Holding]) -> int:

@@ -66,6 +66,15 @@ def test_what_is_kept_for_the_top_tier_keeps_others_out():
     assert asked.fits(newcomer, [], is_top=True)
 
 
+def test_what_is_shared_counts_once_and_only_for_those_who_may_share_it():
+    newcomer, tops = Holding(300, 100, 2), [Holding(300, 100, 2), Holding(300, 100, 2)]
+    assert load([*tops, Holding(10, 10)], shared_tokens=300).fits(newcomer, [], is_top=True)
+    lower = [Holding(300, 10), Holding(300, 10)]
+    assert not load([*tops, *lower], shared_tokens=300).fits(newcomer, [], is_top=True), "of lower ones"
+    waits = Holding(300, 10, waits=True)
+    assert load([*tops, waits], shared_tokens=300).fits(newcomer, [], is_top=True), "it holds nothing"
+
+
 def test_a_newcomer_has_what_answers_of_its_tier_have():
     asked = load([], answers={STANDARD: 70})
     assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 70, 1, lasts=70)

@@ -56,6 +56,33 @@ def test_what_is_shared_counts_once():
     assert Pool(1000, 700, shared_tokens=300).fit(held, newcomer).reason is FitReason.ROOM
 
 
+def test_what_the_upper_tiers_share_counts_once_beside_a_stream_of_a_lower_one():
+    held, newcomer = [Holding(300, 100, 1), Holding(300, 100, 1), Holding(10, 10, 0)], Holding(300, 100, 1)
+    assert Pool(1000, 690, shared_tokens=300).fit(held, newcomer).reason is FitReason.ROOM
+    lower = [*held[:2], Holding(310, 10, 0)]
+    found = Pool(1000, 690, shared_tokens=300).fit(lower, newcomer)
+    assert found.reason is FitReason.PEAK, "it may be the lower one that shares all of it"
+
+
+@given(STREAMS, HOLDING, st.data())
+def test_those_of_a_tier_and_above_use_no_more_than_all_do(streams, newcomer, data):
+    streams = [stream._replace(waits=False) for stream in streams]
+    held = sum(stream.tokens for stream in streams)
+    used = data.draw(st.integers(0, held))
+    prefix = data.draw(st.integers(0, min(used, newcomer.tokens)))
+    found = Pool(5000 + used, 5000, held - used).fit(streams, newcomer, prefix_tokens=prefix)
+    peers = [stream for stream in streams if stream.rank >= newcomer.rank]
+    shared = max(0, sum(stream.tokens for stream in peers) + prefix - used)
+    assert found.peak_tokens == predicted_peak([*peers, newcomer]) - shared
+
+
+def test_what_others_hold_of_a_newcomers_sequence_needs_no_memory():
+    held, newcomer = [Holding(800, 0)], Holding(800, 50)
+    assert Pool(1000, 200).fit(held, newcomer).reason is FitReason.NOW
+    assert Pool(1000, 200).fit(held, newcomer, prefix_tokens=780).reason is FitReason.ROOM
+    assert Pool(1000, 200).fit(held, newcomer, prefix_tokens=640).reason is FitReason.PEAK
+
+
 def test_whoever_is_alone_is_admitted_whatever_it_takes():
     assert Pool(100, 10).fit([], Holding(90, 5000)).reason is FitReason.ALONE
 
