@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from decode_node.requests.dropping import MAY_DROP_XARG
 from decode_node.requests.leaving import MAY_LEAVE_XARG
 from sampling.carried import Carried
-from slo.request import JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
+from slo.request import FIRST_DUE_XARG, JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
 from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class StreamAccount:
         tenant: Whose it is.
         tpot_s: Its objective; None for none.
         arrived_s: When it reached the engine.
+        first_due_s: When its first token is due, if it is sampled here; None for no deadline.
         first_s: When its first token was there; None before that.
         first_tokens: How many tokens it had then.
         started_tokens: How many tokens it had when it started, or started again.
@@ -79,6 +80,7 @@ class StreamAccount:
     pulls_since_s: float | None = None
     preemptions_before: int = 0
     may_drop: bool = False
+    first_due_s: float | None = None
 
     @staticmethod
     def of(request: Request, now_s: float) -> StreamAccount:
@@ -86,7 +88,7 @@ class StreamAccount:
         sampling = request.sampling_params
         given = {} if sampling is None else sampling.extra_args or {}
         brought = 0 if (carried := Carried.of(sampling)) is None else len(carried.token_ids)
-        tpot_s = given.get(TPOT_XARG)
+        tpot_s, first_due_s = given.get(TPOT_XARG), given.get(FIRST_DUE_XARG)
         return StreamAccount(
             JobId(given.get(JOB_XARG) or request.request_id),
             Tier(given.get(TIER_XARG) or SYSTEM),
@@ -99,6 +101,7 @@ class StreamAccount:
             may_leave=bool(given.get(MAY_LEAVE_XARG)),
             pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
             may_drop=bool(given.get(MAY_DROP_XARG)),
+            first_due_s=None if first_due_s is None else float(first_due_s),
         )
 
     def is_back(self, away: Away) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from slo.decode.composition import MARGIN, Composer
+from slo.decode.composition import MARGIN, Composer, Paced
 from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
@@ -66,16 +66,36 @@ class Pace:
             return self.most_tokens
         return int(max(_LEAST_CHUNK, min(self.most_tokens, _STALL * min(objectives) / token_s)))
 
-    def admits(self, request: Request, others: Iterable[Request], since_s: float, now_s: float) -> bool:
-        """Whether the others bear a request that waits since then, or it has waited for long enough.
+    def admits(
+        self, request: Request, others: Iterable[Request], since_s: float, now_s: float, to_come: int = 0
+    ) -> bool:
+        """Whether the others bear a request, it has waited for long enough, or it loses its own objective.
 
-        `others` run, or are going to: their KV is on its way, or they start with the next step.
+        Args:
+            request: It.
+            others: Those that run, or are going to: their KV is on its way, or they start with the next step.
+            since_s: Since when it waits.
+            now_s: Now.
+            to_come: Tokens that it is expected to emit.
         """
         if not self._book.paced or now_s - since_s > STARVES_AFTER_S:
             return True
         paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
         tpot_s = self._book.accounts[request.request_id].tpot_s
-        return self._composer.admits(paced, request.num_tokens, tpot_s)
+        if self._composer.admits(paced, request.num_tokens, tpot_s):
+            return True
+        return self._loses_by_waiting(request, paced, now_s, to_come)
+
+    def _loses_by_waiting(self, request: Request, paced: list[Paced], now_s: float, to_come: int) -> bool:
+        """Whether a request that waits a few steps more loses an objective that it meets if it starts now."""
+        account, newcomer = self._book.accounts[request.request_id], self._view.paced(request, now_s, now_s)
+        if account.first_s is not None:
+            return self._composer.loses_pace_by_waiting(paced, newcomer, to_come)
+        if account.first_due_s is None:
+            return False
+        tokens = 0 if account.pulls else request.num_tokens
+        computes = tokens, -(-tokens // self.most_tokens)
+        return self._composer.loses_first_by_waiting(paced, newcomer, account.first_due_s - now_s, computes)
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""

@@ -89,6 +89,7 @@ class PressureScheduler(CarryingScheduler):
         """Queue a request; it brings its tier and its objective."""
         if request.request_id not in self.requests:
             self._book.open(request, self._leavers, time.monotonic())
+            self._admission.arrives(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -198,7 +199,7 @@ class PressureScheduler(CarryingScheduler):
         """Who of those that wait vLLM may see; None for all."""
         if len(self.running) >= self.max_num_running_reqs:
             return []  # vLLM starts nobody
-        return self._admission.admitted(self.waiting, now_s)
+        return self._admission.admitted(self.waiting, self.max_num_running_reqs, now_s)
 
     def _take(self, victim: Victim, now_s: float) -> None:
         """Take a running request's memory."""

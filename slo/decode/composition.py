@@ -132,6 +132,36 @@ class Composer:
                 needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
         return needed_s <= step_s
 
+    def loses_first_by_waiting(
+        self, streams: Sequence[Paced], newcomer: Paced, left_s: float, computes: tuple[int, int] = (0, 0)
+    ) -> bool:
+        """Whether a newcomer that waits a few steps more has its first token too late.
+
+        Args:
+            streams: Those beside which it starts.
+            newcomer: It.
+            left_s: Until its first token is due.
+            computes: The tokens of its prompt that steps compute, and in how many steps.
+        """
+        step_s = self._times.predict_s(_shape([*streams, newcomer], 0))
+        tokens, steps = computes
+        needs_s = max(1, steps) * step_s + tokens * self._times.prompt_token_s
+        return 0 < left_s <= needs_s + CUSHION * step_s
+
+    def loses_pace_by_waiting(self, streams: Sequence[Paced], newcomer: Paced, to_come: int) -> bool:
+        """Whether one that has its first token, and waits a few steps more, ends too late for its pace.
+
+        Args:
+            streams: Those beside which it starts.
+            newcomer: It.
+            to_come: Tokens that it is expected to emit.
+        """
+        if newcomer.tpot_s is None:
+            return False
+        step_s = self._times.predict_s(_shape([*streams, newcomer], 0))
+        gains_s = to_come * (newcomer.tpot_s - min(step_s, MARGIN * newcomer.tpot_s))
+        return 0 < newcomer.credit_s + gains_s <= CUSHION * step_s
+
     def _own_s(self, context: int) -> float:
         """What a stream adds to each step that it is in."""
         return self._times.stream_s + self._times.context_s * context

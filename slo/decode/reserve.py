@@ -1,4 +1,4 @@
-"""KV memory that is kept for the top tier.
+"""KV memory and places that are kept for the top tier.
 
 Owns how much: more than the top tier has held at most of late, within bounds. A tier below takes nothing of
 what the top tier does not hold of it now.
@@ -6,6 +6,7 @@ what the top tier does not hold of it now.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -39,6 +40,10 @@ class TopTierReserve:
         """The reserve; `monitors` is what the cluster's monitor wants kept."""
         recent = (held for since_s, held in self._peaks if since_s >= now_s - WINDOW_S)
         return max(monitors, min(MOST, max(LEAST, AMPLE * max(recent, default=0.0))))
+
+    def places(self, total: int, now_s: float) -> int:
+        """Of so many places for streams, those of the reserve; none where one is more than `MOST` of them."""
+        return min(math.ceil(self.part(now_s) * total), math.floor(MOST * total))
 
     def kept(self, held: float, now_s: float, monitors: float = 0.0) -> float:
         """What others may not take while the top tier holds `held`."""

@@ -18,7 +18,7 @@ from slo.decode.predicted_peak import Pool
 from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape
 from slo.decode.victims import IMMUNE_AFTER, VictimReason
-from slo.request import JOB_XARG
+from slo.request import FIRST_DUE_XARG, JOB_XARG
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_stream_that_has_just_started_is_spared(stepped):
 def test_only_blocks_that_a_victim_alone_holds_count(stepped):
     """Two share a long prefix: taking one of them would free next to nothing."""
     engine = stepped(40)
-    expects(engine, 1)
+    engine.scheduler._lengths.factor = 0.0  # so that all are admitted, and share
     shared = list(range(50_000, 50_000 + 20 * BLOCK))
     engine.add("first", 0, 150, tokens=[*shared, 1])
     for _ in range(8):
@@ -137,6 +137,50 @@ def test_only_blocks_that_a_victim_alone_holds_count(stepped):
     while not engine.preempted:
         engine.step()
     assert engine.preempted[0] == "own"
+    engine.finish()
+
+
+def share_a_prefix(engine, blocks, tops):
+    """Streams of the top tier whose prompts begin alike; one of the lowest is beside them."""
+    shared = list(range(50_000, 50_000 + blocks * BLOCK))
+    for number in range(tops):
+        engine.add(f"top{number}", 0, 100, tier=TOP, tokens=[*shared, number])
+        for _ in range(blocks * BLOCK // 64 + 2):
+            engine.step()
+    engine.add("low", 16, 100, tier=LOW)
+    engine.step()
+    assert len(engine.scheduler.running) == tops + 1
+    return shared
+
+
+def test_a_prefix_that_the_top_tier_shares_counts_once_beside_a_stream_of_a_lower_tier(stepped):
+    engine = stepped(100)
+    expects(engine, 50)
+    shared = share_a_prefix(engine, 40, tops=3)
+    engine.add("next", 0, 50, tier=TOP, tokens=[*shared, 99])
+    assert "next" in engine.step().num_scheduled_tokens
+    engine.finish()
+
+
+def test_a_newcomer_needs_no_memory_for_a_prefix_that_others_hold(stepped):
+    engine = stepped(100)
+    expects(engine, 50)
+    shared = share_a_prefix(engine, 60, tops=2)
+    assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < 60
+    engine.add("next", 0, 50, tier=TOP, tokens=[*shared, 99])
+    assert "next" in engine.step().num_scheduled_tokens
+    engine.finish()
+
+
+def test_what_is_kept_for_the_top_tier_is_what_it_does_not_hold_shared_blocks_counted_once(stepped):
+    engine = stepped(1000)
+    expects(engine, 50)
+    share_a_prefix(engine, 30, tops=4)
+    scheduler, now_s = engine.scheduler, time.monotonic()
+    held = scheduler._view.distinct_blocks(scheduler.running[:4])
+    assert held < 50, "of 128 that they hold one by one"
+    kept = scheduler._admission.reserved_tokens(scheduler.running, now_s)
+    assert kept == pytest.approx((0.05 * 1000 - held) * BLOCK)
     engine.finish()
 
 
@@ -213,6 +257,50 @@ def test_while_all_places_are_taken_nobody_is_looked_at(stepped, monkeypatch):
     engine.finish()
 
 
+def test_places_are_kept_for_the_top_tier_once_it_has_come(stepped, monkeypatch):
+    engine = stepped(5000, max_num_seqs=20)
+    for number in range(30):
+        engine.add(f"early{number}", 16, 8, tier=LOW)
+    engine.step()
+    assert len(engine.scheduler.running) == 20, "nothing is kept for a tier that nobody has asked for"
+    engine.add("first", 16, 5, tier=TOP)
+    for number in range(40):
+        engine.add(f"low{number}", 16, 60, tier=LOW)
+    for _ in range(30):
+        engine.step()
+    assert "first" in engine.finished
+    assert len(engine.scheduler.running) == 19
+    looks = []
+    monkeypatch.setattr(Pool, "fit", lambda *_: looks.append(1))
+    engine.step()
+    assert looks == [], "nobody that waits may have the place"
+    monkeypatch.undo()
+    engine.add("top", 16, 10, tier=TOP)
+    assert "top" in engine.step().num_scheduled_tokens
+    engine.finish()
+
+
+def test_streams_whose_kv_is_on_its_way_take_no_place_that_is_kept(stepped):
+    engine = stepped(5000, max_num_seqs=20)
+    engine.add("first", 16, 5, tier=TOP)
+    engine.step()
+    scheduler = engine.scheduler
+    for number in range(18):
+        request = engine.add(f"pulled{number}", 20, 60, tier=LOW)
+        scheduler.kv_cache_manager.allocate_slots(request, 20, delay_cache_blocks=True)
+        scheduler.waiting.remove_request(request)
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        scheduler.skipped_waiting.add_request(request)
+    for number in range(4):
+        engine.add(f"low{number}", 20, 60, tier=LOW)
+    engine.step()
+    assert len(scheduler.running) == 2, "one has the place that is left beside those"
+    for number in range(18):
+        scheduler.finished_recving_kv_req_ids.add(f"pulled{number}")
+        scheduler.finish_requests(f"pulled{number}", RequestStatus.FINISHED_ABORTED)
+    engine.finish()
+
+
 def test_one_held_to_a_grammar_waits_for_memory_like_any_other(stepped):
     engine = stepped(100)
     expects(engine, 400)
@@ -254,6 +342,18 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepp
     assert "top" in output.num_scheduled_tokens
     assert "small" in output.num_scheduled_tokens, "what is free now is not kept from it"
     assert [name[:3] for name in engine.preempted] == ["low"]
+    engine.finish()
+
+
+def test_the_top_tier_starts_within_what_is_kept_for_it_beside_one_stream_that_holds_nearly_all(stepped):
+    engine = stepped(60)
+    expects(engine, 1)
+    engine.add("low", 800, 150, tier=LOW)
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        engine.step()
+    engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
+    assert "top" in engine.step().num_scheduled_tokens
+    assert engine.preempted == ["low"]
     engine.finish()
 
 
@@ -360,6 +460,33 @@ def test_newcomers_that_wait_together_start_as_far_as_the_others_bear_them(stepp
     engine.finish()
 
 
+def test_a_newcomer_that_would_lose_its_own_objective_does_not_wait_for_the_pace_of_others(stepped):
+    engine = stepped(2000)
+    bear_with_an_urgent_one(engine)
+    for number in range(20):
+        engine.add(f"low{number}", 20, 60, tier=LOW)
+    for _ in range(3):
+        engine.step()
+    scheduler = engine.scheduler
+    accounts, running = scheduler._book.accounts, [*scheduler.running]
+    waits, now_s = engine.add("waits", 20, 60, **{FIRST_DUE_XARG: 1000.0}), 999.0
+
+    def admits(now_s, to_come=0):
+        return scheduler._pace.admits(waits, running, now_s - 1, now_s, to_come)
+
+    assert not admits(990.0), "time enough"
+    assert admits(999.3), "each step takes a fifth of a second"
+    assert not admits(1000.1), "too late already"
+    account = accounts["waits"]
+    account.tpot_s, account.first_s = 0.5, now_s - 5
+    assert not admits(now_s, to_come=100), "it gains a third of a second with each token"
+    assert admits(now_s, to_come=17)
+    assert not admits(now_s, to_come=10), "too late already"
+    account.tpot_s = None
+    assert not admits(now_s, to_come=17)
+    engine.finish()
+
+
 def test_newcomers_whose_kv_is_on_its_way_count_among_those_who_bear_the_next(stepped):
     engine = stepped(2000)
     bear_with_an_urgent_one(engine)
@@ -390,6 +517,57 @@ def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
         engine.add(f"free{number}", 20, 60, tier=LOW)
     engine.finish()
     assert engine.scheduler._report.figures.skipped == 0
+
+
+@pytest.mark.parametrize("tier", [LOW, TOP])
+def test_one_that_waits_for_its_turn_leaves_what_it_does_not_need_to_those_behind_it(stepped, tier):
+    engine = stepped(200)
+    expects(engine, 20)
+    for name, prompt in (("first", 160), ("second", 176), ("pulls", 192)):
+        engine.add(name, prompt, 60, tier=tier)
+    for _ in range(8):
+        engine.step()
+    scheduler, now_s = engine.scheduler, time.monotonic()
+    for name in ("first", "second", "pulls"):
+        request = scheduler.requests[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, now_s)
+    accounts = scheduler._book.accounts
+    accounts["pulls"].pulls = True
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    knows_steps(engine, prompt_s=0.001)
+    engine.add("pace", 16, 60, tier=TOP, tpot_s=0.064)  # so that what is computed again takes several steps
+    output = engine.step()
+    assert "first" in output.num_scheduled_tokens
+    engine.add("newcomer", 16, 20, tier=tier)
+    started = {*output.num_scheduled_tokens}
+    for _ in range(4):  # a step computes 32 tokens of all of them together
+        started |= {*engine.step().num_scheduled_tokens}
+    assert {"pulls", "newcomer"} <= started
+    assert "first" in scheduler._book.restoring
+    assert "second" in scheduler._book.parked, "one at a time"
+    engine.finish()
+
+
+def test_nobody_takes_the_memory_of_one_that_waits_for_its_turn(stepped):
+    engine = stepped(60)
+    expects(engine, 10)
+    for name, prompt in (("first", 320), ("second", 336)):
+        engine.add(name, prompt, 20, tier=LOW)
+    for _ in range(8):
+        engine.step()
+    scheduler, now_s = engine.scheduler, time.monotonic()
+    for name in ("first", "second"):
+        request = scheduler.requests[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, now_s)
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    assert "first" in engine.step().num_scheduled_tokens
+    engine.add("large", 320, 10, tier=LOW)
+    engine.step()
+    assert "large" not in [request.request_id for request in scheduler.running]
+    engine.finish()
+    assert engine.finished.index("second") < engine.finished.index("large")
 
 
 def test_aborted_while_its_memory_is_taken(stepped):

@@ -158,6 +158,43 @@ def test_a_newcomer_without_an_objective_takes_what_the_others_can_do_without():
     assert not composer.admits([*four, *free, *free], 100)
 
 
+@pytest.mark.parametrize(
+    ("left_s", "computes", "loses"),
+    [
+        (5.0, (0, 0), False),
+        (0.06, (0, 0), True),
+        (0.28, (0, 0), False),
+        (0.28, (200, 2), True),
+        (-0.01, (0, 0), False),
+    ],
+    ids=["time enough", "few steps", "some steps", "its prompt takes that long", "too late already"],
+)
+def test_who_would_have_its_first_token_too_late_for_waiting(left_s, computes, loses):
+    """A step with it takes 19 ms, of which it has three to spare and one to get its token."""
+    known = times()
+    known._prompt_s = 0.001
+    streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
+    assert Composer(known).loses_first_by_waiting(streams, Paced("new", 100), left_s, computes) is loses
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "credit_s", "to_come", "loses"),
+    [
+        (None, float("inf"), 100, False),
+        (0.05, 0.0, 100, False),
+        (0.05, -3.05, 100, True),
+        (0.05, -3.2, 100, False),
+        (0.05, 0.0, 1, True),
+        (0.01, -0.07, 100, True),
+    ],
+    ids=["no objective", "time enough", "3.1 s to gain", "too late already", "short", "at the pace of rows"],
+)
+def test_who_would_be_late_in_the_mean_for_waiting(tpot_s, credit_s, to_come, loses):
+    streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
+    newcomer = Paced("new", 100, tpot_s, credit_s)
+    assert Composer(times()).loses_pace_by_waiting(streams, newcomer, to_come) is loses
+
+
 @pytest.mark.parametrize("moved_s", [0.0, 0.0002, 0.001, 0.003])
 def test_rows_are_so_long_that_moving_streams_pays(moved_s):
     """Four streams want 18 ms; a step with 16 takes 21, and moving one up to three times what it adds."""

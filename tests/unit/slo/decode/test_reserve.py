@@ -53,6 +53,15 @@ def test_others_may_take_what_the_top_tier_holds_itself_of_it():
     assert reserve.kept(0.3, 1.0) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("held", "total", "places"), [(0.0, 20, 1), (0.07, 256, 22), (0.5, 256, 25), (0.5, 9, 0), (0.0, 1, 0)]
+)
+def test_places_are_kept_like_memory_and_never_more_than_a_tenth(held, total, places):
+    reserve = TopTierReserve()
+    reserve.observe(held, 0.0)
+    assert reserve.places(total, 1.0) == places
+
+
 def test_it_takes_no_memory_without_end():
     reserve = TopTierReserve()
     for step in range(100_000):
