@@ -382,7 +382,7 @@ def test_others_run_and_come_and_go_while_a_checkpoint_lies_there(running):
     running.kept_bytes("long", FOUR_BLOCKS, 2, deadline_s=300)
     for number in range(12):
         other = random_prompt(700, seed=10 + number)
-        running.kept_bytes(f"other-{number}", other, 1 + number % 3, deadline_s=200 - number)
+        running.kept_bytes(f"other-{number}", other, 1 + number % 3, deadline_s=200 - 10 * number)
         if number % 3 == 0:
             running.abort(f"other-{number}")
     running.finish()
