@@ -95,7 +95,10 @@ def test_a_step_is_composed_while_one_runs_and_every_answer_is_what_it_was(ahead
     assert_at_rest(ahead)
     again, _ = served(ahead)
     assert sorted(again) == sorted(PROMPTS)
-    assert outputs(ahead) == expected[1], "from the prefix cache"
+    for name, (tokens, logprobs) in outputs(ahead).items():  # from the cache: others share the last steps
+        expected_tokens, expected_logprobs = expected[1][name]
+        assert tokens == expected_tokens
+        assert dict(logprobs) == pytest.approx(dict(expected_logprobs), abs=1e-5), "but for the last bits"
     assert max(ahead.cached_tokens.values()) > CHUNK
 
 
