@@ -31,6 +31,7 @@ from benchmarks.harness.offline_engine import in_own_process, stepped_engine
 from benchmarks.harness.tiny_models import build_tiny
 from benchmarks.report import print_rows, write
 from kv_transfer.connector import KVRole, kv_transfer_config
+from slo.request import FIRST_DUE_XARG, TIER_XARG, TPOT_XARG
 
 BLOCK: Final = 32
 AMPLE_BLOCKS: Final = 4096
@@ -177,7 +178,7 @@ def run(model: str, arm: Arm, asked: list[Asked], kinds: Mapping[str, Kind] = KI
         observer = Observer(engine.engine_core.engine_core.scheduler, by_name)
         due = [(one.at_s, one.name) for one in asked]
         heapq.heapify(due)
-        started_s = time.perf_counter()
+        started_s, started_at_s = time.perf_counter(), time.monotonic()
         while due or engine.has_unfinished_requests():
             now_s = time.perf_counter() - started_s
             if not engine.has_unfinished_requests() and due[0][0] > now_s:
@@ -185,10 +186,12 @@ def run(model: str, arm: Arm, asked: list[Asked], kinds: Mapping[str, Kind] = KI
                 continue
             while due and due[0][0] <= now_s:
                 one = by_name[heapq.heappop(due)[1]]
-                tpot_s = kinds[one.tier].tpot_s
-                extra: dict[str, Any] = {"slackserve_tier": one.tier}
-                if tpot_s is not None and arm.tells_tpot:
-                    extra["slackserve_tpot_s"] = tpot_s
+                kind = kinds[one.tier]
+                extra: dict[str, Any] = {TIER_XARG: one.tier}
+                if kind.tpot_s is not None and arm.tells_tpot:
+                    extra[TPOT_XARG] = kind.tpot_s
+                if kind.ttft_s is not None:  # decode samples all first tokens here
+                    extra[FIRST_DUE_XARG] = started_at_s + one.at_s + kind.ttft_s
                 engine.add_request(
                     one.name,
                     TokensPrompt(prompt_token_ids=one.prompt),
