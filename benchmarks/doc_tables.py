@@ -73,6 +73,7 @@ _AXES: Final = {
     "sigma": "predictions off, sigma {:g}",
     "bias": "predictions times {:g}",
     "charged_s": "each boundary takes {:g} µs",
+    "hidden": "passes without preemption composed ahead",
 }
 
 
@@ -441,9 +442,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
     "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
-    "held-out-axes": lambda: along_axes(
-        {"held_out_charges": ("scale", "charged_s"), "held_out_axes": ("bias",)}
-    ),
+    "held-out-axes": lambda: along_axes({"held_out_charges": ("scale", "charged_s", "bias", "hidden")}),
     "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}),
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "comparison": comparison,
