@@ -7,8 +7,8 @@ computed at once, which bounds it for all of them; the others wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 
@@ -57,14 +57,13 @@ class LocalPrefills:
 
     async def pieces(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompt is computed at once, until the first of them comes."""
-        with self.counted() as computed:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    computed()
-                    yield piece
+        async with self.counted() as computed, aclosing(pieces):
+            async for piece in pieces:
+                computed()
+                yield piece
 
-    @contextmanager
-    def counted(self) -> Iterator[Callable[[], None]]:
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[Callable[[], None]]:
         """Count one that is computed at once; what is yielded says that it has been."""
         is_computing = True
 

@@ -118,12 +118,16 @@ class Orchestrator:
                 self._count_resampled(resampled)
 
             def decode(params: SamplingParams) -> Outputs:
+                given: dict[str, Any] = {}
                 if run.carried is None and run.due_s is not None:
-                    params.extra_args = {**(params.extra_args or {}), FIRST_DUE_XARG: run.due_s}
+                    given[FIRST_DUE_XARG] = run.due_s
+                if run.may_drop:
+                    given[MAY_DROP_XARG] = True
+                if given:
+                    params.extra_args = {**(params.extra_args or {}), **given}
+                outputs = cast("Outputs", straight(prompt, params, request_id, **options))
                 if not run.may_drop:
-                    return cast("Outputs", straight(prompt, params, request_id, **options))
-                params.extra_args = {**(params.extra_args or {}), MAY_DROP_XARG: True}
-                outputs = straight(prompt, params, request_id, **options)
+                    return outputs
                 return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
 
             return self._generate(

@@ -27,10 +27,9 @@ from benchmarks.cores.held_out import (
     MODELS,
     WORST,
     Case,
+    against,
     arm_of,
     goodputs,
-    on_grid,
-    ratio_interval,
 )
 from benchmarks.report import print_rows, write
 from simulator.arms.by_class import BY_CLASS
@@ -63,22 +62,19 @@ def compared(
         name: max(tried, key=lambda of_setting: statistics.fmean(found[case] for case in of_setting))
         for name, tried in cases.items()
     }
-    model = best[ours][0].model
-    mine = on_grid(model, [found[case] for case in best[ours]])
-    rows = []
-    for name, of_setting in best.items():
-        streams = [found[case] for case in of_setting]
-        values = on_grid(model, streams)
-        low, ratio, high = ratio_interval(mine, values)
-        setting = dict(arm_of(of_setting[0].arm).settings[of_setting[0].setting])
-        row = {
+    rows = [
+        {
+            "model": case.model,
+            "sigma": case.sigma,
+            "figure": WORST,
             "arm": name,
-            "setting": setting,
-            "goodput_rps": statistics.fmean(values),
-            "streams": streams,
+            "setting": dict(arm_of(case.arm).settings[case.setting]),
+            "streams": [found[one] for one in of_setting],
         }
-        rows.append({**row, "ours over it": ratio, "low": low, "high": high, "below": streams.count(0.0)})
-    return rows
+        for name, of_setting in best.items()
+        for case in of_setting[:1]
+    ]
+    return against(rows, ours)
 
 
 def break_even_s(charges: Sequence[tuple[float, float]]) -> float | None:

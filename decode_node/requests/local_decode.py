@@ -7,8 +7,8 @@ is not pulled is released. Whether an attempt that has failed is followed by ano
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -86,8 +86,9 @@ class LocalDecode:
         if needs_pull or is_left:
             _has_first_output(params)
         _carry(run, params)
+        counted = self.local.counted() if is_left else nullcontext(_nothing)
         try:
-            async with self._counted(is_left=is_left) as computed, aclosing(decode(params)) as outputs:
+            async with counted as computed, aclosing(decode(params)) as outputs:
                 if carried is not None and not carried.is_sent and is_stream:
                     output = await anext(outputs)
                     run.call.spans.first_token()
@@ -131,12 +132,6 @@ class LocalDecode:
                     if is_stream or output.finished:
                         run.call.spans.first_token()
                         yield output
-
-    @asynccontextmanager
-    async def _counted(self, *, is_left: bool) -> AsyncIterator[Callable[[], None]]:
-        """Count a stream that has left among what is computed here; what is yielded says that it has been."""
-        with self.local.counted() if is_left else nullcontext(_nothing) as computed:
-            yield computed
 
     async def _pulled(
         self, run: Underway, params: SamplingParams, outputs: Outputs, *, needs_pull: bool

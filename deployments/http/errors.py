@@ -82,14 +82,8 @@ def unauthorized(error: AuthenticationError) -> HTTPError:
 
 def keys_not_read() -> HTTPError:
     """503 while nobody can tell whose a key is."""
-    return HTTPError(
-        503,
-        "the server cannot read its API keys; retry later, its log says why",
-        kind="service_unavailable",
-        code="api_keys_not_read",
-        headers={"retry-after": "1"},
-        outcome=Outcome.FAILED,
-    )
+    message = "the server cannot read its API keys; retry later, its log says why"
+    return _for_now(503, message, "api_keys_not_read", Outcome.FAILED)
 
 
 def too_large(limit_bytes: int) -> HTTPError:
@@ -106,14 +100,10 @@ def too_slow(limit_s: float) -> HTTPError:
 
 def too_much_in_flight(limit_bytes: int) -> HTTPError:
     """503 when all clients together are sending too much."""
-    return HTTPError(
-        503,
-        f"all requests together send more than {limit_bytes} bytes at a time, limits.max_bytes_in_flight",
-        kind="service_unavailable",
-        code="bytes_in_flight",
-        headers={"retry-after": "1"},
-        outcome=Outcome.SHED,
+    message = (
+        f"all requests together send more than {limit_bytes} bytes at a time, limits.max_bytes_in_flight"
     )
+    return _for_now(503, message, "bytes_in_flight", Outcome.SHED)
 
 
 def too_many_headers(message: str) -> HTTPError:
@@ -123,14 +113,8 @@ def too_many_headers(message: str) -> HTTPError:
 
 def too_many_conversions(limit: int) -> HTTPError:
     """429 for a text or tokens that a tokenizer is to convert."""
-    return HTTPError(
-        429,
-        f"this tenant has {limit} texts or lists of tokens under way, as many as it may; send it again",
-        kind="rate_limit_error",
-        code="conversions",
-        headers={"retry-after": "1"},
-        outcome=Outcome.REJECTED,
-    )
+    message = f"this tenant has {limit} texts or lists of tokens under way, as many as it may; send it again"
+    return _for_now(429, message, "conversions", Outcome.REJECTED)
 
 
 def unknown_model(model: str, known: list[str]) -> HTTPError:
@@ -281,3 +265,9 @@ def _refusal(status: int, message: str, *, code: str, param: str | None = None) 
     return HTTPError(
         status, message, kind="invalid_request_error", param=param, code=code, outcome=Outcome.REJECTED
     )
+
+
+def _for_now(status: int, message: str, code: str, outcome: Outcome) -> HTTPError:
+    """What may be sent again in a second."""
+    kind = "service_unavailable" if status == 503 else "rate_limit_error"  # noqa: PLR2004
+    return HTTPError(status, message, kind=kind, code=code, headers={"retry-after": "1"}, outcome=outcome)
