@@ -195,6 +195,93 @@ def decode_pace() -> str:
     return markdown(["", *columns, "Longest wait for a token", "Tokens/s"], rows)
 
 
+def decode_pressure(pool: float) -> str:
+    """Ways to bear it on an engine whose memory is a part of what bursts fill."""
+    columns = [
+        "",
+        "Premium, standard met",
+        "Preempted: premium, standard, background",
+        "Computed again",
+        "p99, longest wait for a token",
+        "Background ends, p50",
+        "Tokens/s",
+    ]
+    rows = [
+        [
+            _pressed(row["arm"]),
+            f"{row['premium met']:.1%}, {row['standard met']:.1%}",
+            ", ".join(f"{row[f'{tier} preempted']:.1%}" for tier in (*_PROMISED, "background")),
+            f"{row['again']:.1%}",
+            f"{1e3 * row['gap p99 s']:.0f} ms, {row['gap max s']:.1f} s",
+            f"{row['background end p50 s']:.1f} s",
+            f"{row['tokens/s']:,.0f}",
+        ]
+        for row in result("engines/decode_pressure")["means"]
+        if row["pool"] == pool
+    ]
+    return markdown(columns, rows)
+
+
+def _pressed(arm: str) -> str:
+    """A measured arm as the documentation calls it."""
+    arm = re.sub(r"capped at (\d+)", r"at most \1 streams", arm)
+    arm = arm.replace("priority", "priorities").replace("watermark 0.05", "`watermark` 0.05")
+    arm = arm.replace("ours", "`pressure.enabled`").replace("stock", "vLLM")
+    return "vLLM, ample memory" if arm == "ample memory" else arm
+
+
+def pool_pressure(pool: float) -> str:
+    """Servers' ways to bear it in virtual time."""
+    columns = [
+        "",
+        "Premium, standard met",
+        "TTFT p99: premium, standard, background",
+        "Preempted: premium, standard, background",
+        "Computed again",
+        "p99 wait for a token",
+        "Tokens/s",
+        "Met per second",
+    ]
+    tiers = (*_PROMISED, "background")
+    rows = [
+        [
+            row["way"],
+            f"{row['premium met']:.1%}, {row['standard met']:.1%}",
+            ", ".join(f"{row[f'{tier} ttft p99 s']:.1f}" for tier in tiers) + " s",
+            ", ".join(f"{row[f'{tier} preempted']:.1%}" for tier in tiers),
+            f"{row['again']:.1%}",
+            f"{1e3 * row['gap p99 s']:.0f} ms",
+            f"{row['tokens/s']:,.0f}",
+            f"{row['goodput']:.2f}",
+        ]
+        for row in result("cores/pool_pressure")["preset"]
+        if row["pool"] == pool
+    ]
+    return markdown(columns, rows)
+
+
+def pool_pressure_measured() -> str:
+    """The same ways beside what an engine measured of them."""
+    figures = ("again", "background preempted", "premium met", "standard met", "tokens/s, of ours")
+    columns = ["Memory", ""]
+    for figure in (
+        "Computed again",
+        "Background preempted",
+        "Premium met",
+        "Standard met",
+        "Tokens/s of ours",
+    ):
+        columns += [f"{figure}, measured", "simulated"]
+    rows = []
+    for row in result("cores/pool_pressure")["measured"]["rows"]:
+        cells = [f"{row['pool']:g}", _pressed(row["arm"])]
+        for figure in figures:
+            simulated = "tokens/s, simulated, of ours" if "tokens" in figure else f"{figure}, simulated"
+            cells += [f"{row[key]:.1%}" for key in (figure, simulated)]
+        rows.append(cells)
+    return markdown(columns, rows)
+
+
 def decode_migration() -> str:
     """What moving streams gains when a decode replica's memory runs short."""
     rows = [
@@ -455,6 +542,10 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "migration": migration,
     "decode-migration": decode_migration,
     "decode-pace": decode_pace,
+    "decode-pressure": lambda: decode_pressure(0.5),
+    "decode-pressure-whole": lambda: decode_pressure(1.0),
+    "pool-pressure": lambda: pool_pressure(0.5),
+    "pool-pressure-measured": pool_pressure_measured,
     "validation": validation,
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
     "serving-path": serving_path,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,7 +30,8 @@ from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import LLAMA_3_8B
 from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
-from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
+from simulator.pressure.ours import Ours
+from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Retract
 from slo.decode.victims import HostRoom, Stream, TakenBy, VictimRules
 from slo.tiers import DEFAULT_TIERS, Tier
 
@@ -50,15 +52,19 @@ PROMPT_TOKEN_S: Final = 0.153 / 2048
 """Of an 8B on an A100."""
 PCIE_BYTES_PS: Final = 20e9
 LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384)
-REAL: Final = "engines/decode_pressure_host"
+REAL: Final = "engines/decode_pressure"
 ARMS: Final = {
     "stock": "vLLM",
     "watermark 0.05": "vLLM, watermark 0.05",
     "priority": "vLLM, priorities",
+    "priority, watermark 0.05": "vLLM, priorities, watermark 0.05",
     "ours": "ours",
     "ours, host memory": "ours, host memory",
 }
-"""Measured, and its way."""
+"""Measured, and its way; vLLM's, with and without priorities, have a cap on streams in one more arm each."""
+CAPPED: Final = re.compile(r"(?P<priority>priority, )?capped at (?P<seqs>\d+)")
+APART: Final = 0.01
+"""Two arms' parts of tokens computed again have an order where they differ by so much."""
 WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "vLLM": FirstCome,
     "vLLM, watermark 0.05": partial(FirstCome, 0.05),
@@ -196,10 +202,42 @@ def as_measured() -> dict[str, Any]:
     given, rounds = real["settings"], real["rounds"]
     by_round = {row["round"]: _real_asked(given, row["round"]) for row in rounds}
     model, prompt_token_s = _fitted(rounds, by_round)
-    blocks = next(row["blocks"] for row in rounds if row["arm"] == "ours")
+    rows, same = [], []
+    for pool in dict.fromkeys(row["pool"] for row in rounds):
+        found = _beside([row for row in rounds if row["pool"] == pool], by_round, model, prompt_token_s)
+        same += [
+            _order(one, other, "again") == _order(one, other, "again, simulated")
+            for one, other in itertools.combinations(found, 2)
+            if abs(one["again"] - other["again"]) > APART
+        ]
+        rows += [{"pool": pool, **row} for row in found]
+    return {
+        "rows": rows,
+        "pairs": len(same),
+        "same order of again": sum(same) / len(same),
+        "worst error of again": max(abs(row["again"] - row["again, simulated"]) for row in rows),
+        "fixed_s": model.fixed_s,
+        "stream_s": model.request_s,
+        "prompt_token_s": prompt_token_s,
+    }
+
+
+def _beside(
+    rounds: Sequence[Mapping[str, Any]],
+    by_round: Mapping[int, Sequence[PressedRequest]],
+    model: DecodeModel,
+    prompt_token_s: float,
+) -> list[dict[str, Any]]:
+    """What was measured of each arm on one pool, and what is simulated of its way."""
     rows = []
-    for arm, way in ARMS.items():
+    for arm in dict.fromkeys(row["arm"] for row in rounds):
+        if "ample" in arm:
+            continue
         measured = [row for row in rounds if row["arm"] == arm]
+        way, seqs, blocks = ARMS.get(arm), 256, measured[0]["blocks"]
+        if capped := CAPPED.fullmatch(arm):
+            way, seqs = ARMS["priority" if capped["priority"] else "stock"], int(capped["seqs"])
+        assert way is not None, arm
         setup = PressedSetup(
             model,
             prompt_token_s,
@@ -207,6 +245,7 @@ def as_measured() -> dict[str, Any]:
             block_tokens=pressure.BLOCK,
             chunk_tokens=128,
             step_tokens=1024,
+            max_seqs=seqs,
             block_s=1e-4,
             host_blocks=blocks // 4 if "host" in way else 0,
             pulls=False,
@@ -217,16 +256,11 @@ def as_measured() -> dict[str, Any]:
             row[key] = statistics.fmean(one[key] for one in measured)
             row[f"{key}, simulated"] = statistics.fmean(one[key] for one in simulated)
         rows.append(row)
-    pairs = list(itertools.combinations(rows, 2))
-    same = [_order(one, other, "again") == _order(one, other, "again, simulated") for one, other in pairs]
-    return {
-        "rows": rows,
-        "same order of again": sum(same) / len(same),
-        "worst error of again": max(abs(row["again"] - row["again, simulated"]) for row in rows),
-        "fixed_s": model.fixed_s,
-        "stream_s": model.request_s,
-        "prompt_token_s": prompt_token_s,
-    }
+    ours = next(row for row in rows if row["arm"] == "ours")
+    for row in rows:
+        for key in ("tokens/s", "tokens/s, simulated"):
+            row[f"{key}, of ours"] = row[key] / ours[key]
+    return rows
 
 
 def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from slo.decode.composition import MARGIN, Composer, Paced
+from slo.decode.composition import MARGIN, Composer, Paced, chunk_within
 from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from decode_node.engine.stream_book import StreamBook
     from decode_node.engine.view import StreamView
 
-_STALL: Final = 0.5
-"""Part of the tightest TPOT objective that computing a sequence again may add to a step."""
-_LEAST_CHUNK: Final = 16
 _NOBODY: Final[frozenset[str]] = frozenset()
 
 
@@ -64,7 +61,7 @@ class Pace:
         objectives = [book.accounts[name].tpot_s or 0.0 for name in book.paced if name not in book.parked]
         if not objectives or not token_s:
             return self.most_tokens
-        return int(max(_LEAST_CHUNK, min(self.most_tokens, _STALL * min(objectives) / token_s)))
+        return chunk_within(min(objectives), token_s, self.most_tokens)
 
     def admits(
         self, request: Request, others: Iterable[Request], since_s: float, now_s: float, to_come: int = 0

@@ -171,8 +171,8 @@ class StreamView:
         rank, waits = self._tiers.rank(account.tier), not self.blocks(request)
         return Holding(blocks * self.block_tokens, remaining, rank, waits, expected)
 
-    def pool(self, holders: Iterable[Request], kept_blocks: int = 0) -> Pool:
-        """The pool beside those that have memory; `kept_blocks` are kept for them beyond their sequences."""
+    def pool(self, holders: Iterable[Request]) -> Pool:
+        """The pool beside those that have memory, with room for all of their sequences."""
         held = missing = 0
         for request in holders:
             blocks = len(self.blocks(request))
@@ -181,7 +181,7 @@ class StreamView:
         free = self.free_blocks
         return Pool(
             self.pool_blocks * self.block_tokens,
-            (free - missing - kept_blocks) * self.block_tokens,
+            (free - missing) * self.block_tokens,
             max(0, held - (self.pool_blocks - free)) * self.block_tokens,
         )
 

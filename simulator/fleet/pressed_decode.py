@@ -8,7 +8,7 @@ from __future__ import annotations
 from simulator.fleet.decode import Decoding
 from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
-from simulator.pressure.ways import Ours
+from simulator.pressure.ours import Ours
 from simulator.replica.loop import EventLoop
 from slo.decode.headroom import DecodeLoad
 from slo.tiers import TierSet

@@ -15,7 +15,8 @@ from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.fleet.decode import SimulatedDecode, VirtualDecodeReplica
 from simulator.fleet.pressed_decode import PressedDecodeReplica
 from simulator.pressure.engine import PressedSetup
-from simulator.pressure.ways import FirstCome, Ours
+from simulator.pressure.ours import Ours
+from simulator.pressure.ways import FirstCome
 from simulator.replica.hardware import Hardware
 from simulator.replica.loop import EventLoop
 from slo.admission.controller import AdmissionController, AdmissionRules

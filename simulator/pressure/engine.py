@@ -63,6 +63,9 @@ class Way(Protocol):
     def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whether it may start; there are blocks for its sequence."""
 
+    def chunk_tokens(self, engine: PressedEngine) -> int:
+        """Tokens of a sequence that the next step computes at most."""
+
     def victim(self, engine: PressedEngine) -> PressedStream:
         """Whose memory is taken when the step finds none."""
 
@@ -84,6 +87,7 @@ class PressedEngine:
         waiting: Newcomers, and those whose memory was taken.
         pulling: Those whose KV is on its way.
         added_s: What the next step takes beyond its tokens.
+        chunk_tokens: Tokens of a sequence that the step computes at most.
         computed: Tokens that were computed.
         again: Of them, those that had been computed before.
     """
@@ -97,6 +101,7 @@ class PressedEngine:
     waiting: list[PressedStream] = field(default_factory=list)
     pulling: list[PressedStream] = field(default_factory=list)
     added_s: float = 0.0
+    chunk_tokens: int = 0
     done: list[PressedStream] = field(default_factory=list)
     computed: int = 0
     again: int = 0
@@ -109,6 +114,7 @@ class PressedEngine:
 
     def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
         self._free, self._host = self.setup.blocks, self.setup.host_blocks
+        self.chunk_tokens = self.setup.chunk_tokens
 
     @property
     def free_blocks(self) -> int:
@@ -137,7 +143,7 @@ class PressedEngine:
 
     def next_tokens(self, one: PressedStream) -> int:
         """Tokens that the next step computes of it."""
-        return min(self.setup.chunk_tokens, one.length - one.computed)
+        return min(self.chunk_tokens, one.length - one.computed)
 
     def next_blocks(self, one: PressedStream) -> int:
         """Blocks that it needs for that."""
@@ -205,6 +211,7 @@ class PressedEngine:
     def step(self) -> bool:
         """Take a step, at whose end the clock stands then; whether there was anything to compute."""
         self._moved, self._has_taken = 0, False
+        self.chunk_tokens = self.way.chunk_tokens(self)
         self.way.relieve(self)
         step = self._compose_running()
         if not self._has_taken:

@@ -29,6 +29,21 @@ CATCH_UP: Final = 20
 CUSHION: Final = 3.0
 """A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
 
+_STALL: Final = 0.5
+"""Part of the tightest TPOT objective that computing a sequence again may add to a step."""
+_LEAST_CHUNK: Final = 16
+
+
+def chunk_within(tpot_s: float, token_s: float, most_tokens: int) -> int:
+    """Tokens of a sequence that a step computes again beside streams.
+
+    Args:
+        tpot_s: The tightest of their objectives, seconds.
+        token_s: What a token takes that is computed again, seconds.
+        most_tokens: The engine's own bound.
+    """
+    return int(max(_LEAST_CHUNK, min(most_tokens, _STALL * tpot_s / token_s)))
+
 
 class Paced(NamedTuple):
     """A stream as far as its pace is concerned.

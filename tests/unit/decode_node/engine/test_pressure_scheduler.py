@@ -1,5 +1,6 @@
 """The scheduler of decode under pressure, on vLLM's real scheduler and blocks, without a model."""
 
+import math
 import random
 import time
 from types import SimpleNamespace
@@ -342,6 +343,20 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_whoever_holds_that(stepp
     assert "top" in output.num_scheduled_tokens
     assert "small" in output.num_scheduled_tokens, "what is free now is not kept from it"
     assert [name[:3] for name in engine.preempted] == ["low"]
+    engine.finish()
+
+
+def test_what_lower_tiers_need_next_keeps_no_newcomer_waiting_while_one_of_them_waits_for_its_memory(stepped):
+    engine = full_of_the_lowest(stepped)
+    while not engine.preempted:
+        engine.step()
+    free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    kept = engine.scheduler._admission.reserve(time.monotonic()) * 60
+    blocks = free - math.ceil(kept)
+    assert blocks > 0, "all that is free but what is kept for the top tier"
+    assert engine.scheduler._book.parked
+    engine.add("middle", blocks * BLOCK - 1, 1, tier=MIDDLE)
+    assert "middle" in engine.step().num_scheduled_tokens
     engine.finish()
 
 
@@ -755,8 +770,7 @@ def test_whose_memory_is_taken_here_has_nothing_to_pull_any_more(stepped):
         engine.scheduler._book.accounts[name].pulls = True  # as of every request that was prefilled elsewhere
     while not engine.preempted:
         engine.step()
-    victim = engine.scheduler.requests[engine.preempted[0]]
-    assert not engine.scheduler._admission._comes_back(victim)
+    assert not engine.scheduler._book.accounts[engine.preempted[0]].pulls
     before = engine.scheduler._leavers.takes
     engine.finish()
     assert engine.scheduler._leavers.takes == pytest.approx(before, rel=0.1), "nobody has come back"

@@ -1,6 +1,7 @@
 """A decode replica of a fleet that gives its memory out in blocks."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from simulated_fleet import DECODE, check_at_rest, fleet, stream
@@ -14,7 +15,8 @@ from simulator.planning.decode_plan import min_decode_replicas
 from simulator.planning.files import parse_fleet
 from simulator.planning.plan import PlannedLoad, plan
 from simulator.pressure.engine import PressedSetup
-from simulator.pressure.ways import FirstCome, Ours
+from simulator.pressure.ours import Ours
+from simulator.pressure.ways import FirstCome
 from simulator.replica.loop import EventLoop
 from simulator.workload.arrivals import Kind, Mix
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
@@ -113,8 +115,8 @@ def test_a_fleet_serves_all_and_holds_nothing_afterwards(memory):
 
 def test_answers_that_end_between_two_reports_leave_nothing_behind_at_the_router():
     setup = fleet(decode=SMALL, decode_replicas=5, decode_memory=DecodeMemory.PRESSURE)
-    result = simulate(setup, CHAT_AND_BATCH.stream(6.0, 400, 3))
-    assert result.taken_by_decode[BACKGROUND] >= 0.95
+    results = [simulate(setup, CHAT_AND_BATCH.stream(6.0, 400, seed)) for seed in (3, 4, 5)]
+    assert fmean(result.taken_by_decode[BACKGROUND] for result in results) >= 0.95
 
 
 def test_a_plan_that_lets_those_wait_who_may_needs_fewer_decode_replicas():

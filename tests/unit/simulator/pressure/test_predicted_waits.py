@@ -8,7 +8,7 @@ import pytest
 from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup
-from simulator.pressure.ways import Ours
+from simulator.pressure.ours import Ours
 from slo.tiers import DEFAULT_TIERS, STANDARD
 
 PROMPT = 200

@@ -9,7 +9,8 @@ import pytest
 from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup
-from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Ours, Retract
+from simulator.pressure.ours import Ours
+from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Retract
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, Tier
 
 BACKGROUND = Tier("background")

@@ -1,0 +1,152 @@
+"""Who of those that wait for memory starts on a decode engine, newcomers and those that lost theirs alike.
+
+Pure: an engine, real or in virtual time, says who waits and what is there, and is asked about one of them
+only when it is its turn. Nobody passes one that is held back, but those of the top tier for whom memory is
+kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from slo.decode.predicted_peak import Holding, Pool
+from slo.decode.restore import STARVES_AFTER_S, Parked
+from slo.decode.victims import Stream
+from slo.tiers import TierSet
+
+
+class Waiters(Protocol):
+    """What an engine knows of those that wait."""
+
+    def holding(self, parked: Parked) -> Holding:
+        """What it would hold, and how much more it will take."""
+
+    def prefix_tokens(self, parked: Parked) -> int:
+        """Of its sequence, the tokens whose KV others hold."""
+
+    def is_computed_again(self, parked: Parked) -> bool:
+        """Whether what it has lost is computed again here; false for a newcomer."""
+
+    def is_borne(self, parked: Parked, starts: Sequence[Parked], to_come: int) -> bool:
+        """Whether the pace of those that run, and of those that start before it, bears it."""
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory and places while they are given out for one step.
+
+    Attributes:
+        pool: The memory, beside those that have some.
+        holdings: Those.
+        running: While somebody waits for memory that was taken: ranks of those that run, for whose next steps
+            some is kept.
+        reserve_tokens: What is kept for the top tier beside what it holds.
+        top_tokens: The same with what it holds.
+        ahead_tokens: What a stream takes at most in the next steps.
+        places_below: How many below the top tier may start.
+        restores: Whether somebody computes again what it has lost.
+    """
+
+    pool: Pool
+    holdings: list[Holding]
+    running: Sequence[int]
+    reserve_tokens: float
+    top_tokens: float
+    ahead_tokens: int
+    places_below: float = math.inf
+    restores: bool = False
+
+    def keeps(self, newcomer: Holding) -> bool:
+        """Whether one of the top tier is within what is kept for it."""
+        return newcomer.tokens <= min(self.reserve_tokens, self.pool.free_tokens)
+
+    def pool_for(self, rank: int) -> Pool:
+        """The memory without what is kept for the next steps; tiers below that yield instead."""
+        kept_tokens = self.ahead_tokens * sum([other >= rank for other in self.running])
+        return replace(self.pool, free_tokens=self.pool.free_tokens - kept_tokens)
+
+    def give(self, newcomer: Holding, tokens: int, *, is_top: bool, is_kept_for: bool) -> None:
+        """A newcomer takes so much of what is free."""
+        self.places_below -= not is_top
+        self.reserve_tokens -= newcomer.tokens if is_kept_for else 0
+        self.holdings.append(newcomer)
+        self.pool = replace(self.pool, free_tokens=self.pool.free_tokens - tokens)
+
+
+def starts(
+    ordered: Iterable[Parked], waiters: Waiters, room: Room, tiers: TierSet, now_s: float
+) -> list[Parked]:
+    """Who may start with the next step, in order.
+
+    Args:
+        ordered: Those that wait, as in `slo.decode.restore`.
+        waiters: What is known of them.
+        room: What there is; it is given out.
+        tiers: Ranks.
+        now_s: Now.
+    """
+    found: list[Parked] = []
+    is_held = False
+    for parked in ordered:
+        is_top = tiers.rank(parked.tier) == tiers.top_rank
+        if (is_held and not (is_top and parked.is_newcomer)) or not (is_top or room.places_below > 0):
+            continue
+        newcomer = waiters.holding(parked)
+        is_kept_for = is_top and room.keeps(newcomer)
+        if is_held and not is_kept_for:
+            break
+        needs: int | None = newcomer.tokens
+        if not is_kept_for:
+            needs = _needs(parked, waiters, newcomer, room, now_s, is_top=is_top)
+        computes = waiters.is_computed_again(parked)
+        has_turn = not (room.restores and computes)
+        if needs is None or (has_turn and not (is_top or waiters.is_borne(parked, found, newcomer.ends_in))):
+            if is_top:
+                break
+            is_held = True
+            continue
+        # Also to one that waits for its turn alone.
+        room.give(newcomer, needs, is_top=is_top, is_kept_for=is_kept_for)
+        if has_turn:
+            room.restores = room.restores or computes
+            found.append(parked)
+    return found
+
+
+def _needs(
+    parked: Parked, waiters: Waiters, newcomer: Holding, room: Room, now_s: float, *, is_top: bool
+) -> int | None:
+    """Tokens of memory that a request takes; None if it does not fit."""
+    pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.reserve_tokens
+    if pool.fit(room.holdings, newcomer, kept_tokens).fits:
+        return newcomer.tokens
+    prefix_tokens = waiters.prefix_tokens(parked)
+    if prefix_tokens and pool.fit(room.holdings, newcomer, kept_tokens, prefix_tokens).fits:
+        return newcomer.tokens - prefix_tokens
+    if is_top or now_s - parked.since_s <= STARVES_AFTER_S:
+        return None
+    fits = pool.fits_at_last(room.holdings, newcomer, room.top_tokens, room.ahead_tokens)
+    return newcomer.tokens if fits else None
+
+
+def guaranteed(
+    newcomers: Iterable[tuple[str, int]], top_rank: int, kept_blocks: float, room_blocks: int
+) -> list[Stream]:
+    """Newcomers of the top tier that start within what is kept for it, if lower tiers can make room.
+
+    Args:
+        newcomers: Names and the blocks that each needs, in their order.
+        top_rank: The rank of the top tier.
+        kept_blocks: What is kept for it, beside what it holds.
+        room_blocks: What is free, and what lower tiers hold.
+    """
+    found = []
+    for name, blocks in newcomers:
+        if blocks > kept_blocks or blocks > room_blocks:
+            break
+        kept_blocks, room_blocks = kept_blocks - blocks, room_blocks - blocks
+        found.append(Stream(name, top_rank, 0.0, 0, 0, blocks, blocks, 0))
+    return found

@@ -1,0 +1,133 @@
+"""Who of those that wait for memory starts on a decode engine, without an engine."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from slo.decode.admission import Room, guaranteed, starts
+from slo.decode.predicted_peak import Holding, Pool
+from slo.decode.restore import Parked
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+
+TOP = DEFAULT_TIERS.top_rank
+
+
+def newcomer(name, tier=STANDARD, since_s=0.0):
+    return Parked(name, tier, since_s, True)
+
+
+def robbed(name, tier=STANDARD):
+    return Parked(name, tier, 0.0, False, preemptions=1)
+
+
+@dataclass
+class Waiters:
+    """Every one of them takes 100 tokens and 10 more."""
+
+    sizes: dict = field(default_factory=dict)
+    prefixes: dict = field(default_factory=dict)
+    swapped: frozenset = frozenset()
+    slow: frozenset = frozenset()
+    asked: list = field(default_factory=list)
+
+    def holding(self, parked):
+        self.asked.append(parked.request_id)
+        tokens, remaining = self.sizes.get(parked.request_id, (100, 10))
+        return Holding(tokens, remaining, DEFAULT_TIERS.rank(parked.tier), True)
+
+    def prefix_tokens(self, parked):
+        return self.prefixes.get(parked.request_id, 0)
+
+    def is_computed_again(self, parked):
+        return not parked.is_newcomer and parked.request_id not in self.swapped
+
+    def is_borne(self, parked, starts, to_come):
+        assert parked not in starts
+        assert to_come > 0
+        return parked.request_id not in self.slow
+
+
+def room(tokens=1000, free=None, held=(), kept=0.0, **more):
+    free = tokens - sum(one.tokens for one in held) if free is None else free
+    return Room(Pool(tokens, free), list(held), more.pop("running", ()), kept, kept, 20, **more)
+
+
+def names(ordered, there, waiters=None, now_s=0.0):
+    return [one.request_id for one in starts(ordered, waiters or Waiters(), there, DEFAULT_TIERS, now_s)]
+
+
+ONE_RUNS = (Holding(100, 10, TOP),)
+
+
+def test_as_many_start_as_memory_lasts_for_and_nobody_is_asked_about_after_that():
+    waiters = Waiters()
+    ordered = [newcomer(str(number)) for number in range(20)]
+    assert names(ordered, room(held=ONE_RUNS), waiters) == list("0123456")
+    assert waiters.asked == [str(number) for number in range(8)]
+
+
+def test_nobody_passes_one_that_is_held_back_but_the_top_tier_within_what_is_kept():
+    ordered = [newcomer("big"), newcomer("small"), newcomer("top", PREMIUM), newcomer("second", PREMIUM)]
+    waiters = Waiters({"big": (5000, 10)})
+    assert names(ordered, room(held=ONE_RUNS, kept=150.0), waiters) == ["top"]
+    assert names(ordered, room(held=ONE_RUNS, kept=50.0), waiters) == []
+
+
+def test_what_is_kept_for_the_top_tier_is_not_given_to_others():
+    assert names([newcomer("one")], room(300, held=ONE_RUNS)) == ["one"]
+    assert names([newcomer("one")], room(300, held=ONE_RUNS, kept=150.0)) == []
+    assert names([newcomer("one", PREMIUM)], room(300, held=ONE_RUNS, kept=150.0)) == ["one"]
+
+
+def test_what_is_kept_for_next_steps_of_lower_tiers_keeps_nobody_waiting():
+    held = (Holding(840, 10, DEFAULT_TIERS.rank(BACKGROUND)), Holding(40, 10, DEFAULT_TIERS.rank(STANDARD)))
+    ranks = [0, 0, 1]
+    assert names([newcomer("one", BACKGROUND)], room(held=held, running=ranks)) == []
+    assert names([newcomer("one", STANDARD)], room(held=held, running=ranks)) == ["one"]
+    assert names([newcomer("one", STANDARD)], room(held=held, running=[1, 1])) == []
+    assert names([newcomer("one", PREMIUM)], room(held=held, running=[1, 1])) == ["one"]
+
+
+def test_one_at_a_time_computes_again_and_the_next_keeps_its_memory_for_its_turn():
+    ordered = [robbed("a"), robbed("b"), newcomer("c")]
+    assert names(ordered, room()) == ["a", "c"]
+    assert names(ordered, room(restores=True)) == ["c"]
+    assert names(ordered, room(), Waiters(swapped=frozenset("a"))) == ["a", "b", "c"]
+    assert names(ordered, room(350, held=ONE_RUNS)) == ["a"], "b's turn comes with what c would take"
+
+
+def test_what_others_hold_of_a_sequence_needs_no_memory():
+    there = lambda: room(300, free=60, held=(Holding(240, 10, 1),))  # noqa: E731 - it is given out
+    assert names([newcomer("a")], there()) == []
+    assert names([newcomer("a")], there(), Waiters(prefixes={"a": 80})) == ["a"]
+
+
+def test_who_slows_the_others_down_holds_back_whoever_comes_after_it():
+    ordered = [newcomer("a"), newcomer("b")]
+    assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("a"))) == []
+    ordered = [newcomer("a", PREMIUM), newcomer("b")]
+    assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("a"))) == ["a", "b"]
+
+
+def test_places_that_are_kept_are_for_the_top_tier():
+    ordered = [newcomer("a"), newcomer("b"), newcomer("top", PREMIUM)]
+    assert names(ordered, room(places_below=1)) == ["a", "top"]
+    assert names(ordered, room(places_below=0)) == ["top"]
+    assert names(ordered, room(places_below=math.inf)) == ["a", "b", "top"]
+
+
+@pytest.mark.parametrize(("waited_s", "expected"), [(19.0, []), (21.0, ["one"])])
+def test_one_that_would_never_fit_starts_at_last_beside_tiers_above_it(waited_s, expected):
+    waiters = Waiters({"one": (500, 480)})
+    found = names([newcomer("one", BACKGROUND)], room(held=ONE_RUNS), waiters, now_s=waited_s)
+    assert found == expected
+
+
+def test_the_top_tiers_newcomers_are_guaranteed_what_is_kept_as_far_as_lower_tiers_make_room():
+    needs = [("a", 3), ("b", 4), ("c", 1)]
+    assert [one.request_id for one in guaranteed(needs, TOP, 8, 100)] == ["a", "b", "c"]
+    assert [one.request_id for one in guaranteed(needs, TOP, 6.5, 100)] == ["a"]
+    assert [one.request_id for one in guaranteed(needs, TOP, 8, 7)] == ["a", "b"]
+    (one,) = guaranteed(needs[:1], TOP, 8, 7)
+    assert (one.rank, one.blocks, one.next_blocks) == (TOP, 0, 3)
