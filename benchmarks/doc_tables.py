@@ -195,7 +195,7 @@ def decode_pace() -> str:
     return markdown(["", *columns, "Longest wait for a token", "Tokens/s"], rows)
 
 
-def decode_pressure(pool: float) -> str:
+def decode_pressure(file: str, pool: float) -> str:
     """Ways to bear it on an engine whose memory is a part of what bursts fill."""
     columns = [
         "",
@@ -216,7 +216,7 @@ def decode_pressure(pool: float) -> str:
             f"{row['background end p50 s']:.1f} s",
             f"{row['tokens/s']:,.0f}",
         ]
-        for row in result("engines/decode_pressure")["means"]
+        for row in result(file)["means"]
         if row["pool"] == pool
     ]
     return markdown(columns, rows)
@@ -542,8 +542,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "migration": migration,
     "decode-migration": decode_migration,
     "decode-pace": decode_pace,
-    "decode-pressure": lambda: decode_pressure(0.5),
-    "decode-pressure-whole": lambda: decode_pressure(1.0),
+    "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
+    "decode-pressure-whole": lambda: decode_pressure("engines/decode_pressure_whole", 1.0),
     "pool-pressure": lambda: pool_pressure(0.5),
     "pool-pressure-measured": pool_pressure_measured,
     "validation": validation,
