@@ -115,6 +115,14 @@ class Ours:
         """Whoever is in the order."""
         return True
 
+    def has_room(self, engine: PressedEngine, one: PressedStream) -> bool:
+        """Whether a stream that runs elsewhere could start here beside those that have memory."""
+        room, newcomer = self._room(engine), self.holding(engine, one)
+        is_top = one.rank == self._tiers.top_rank
+        if is_top and room.keeps(newcomer):
+            return True
+        return room.pool.fit(room.holdings, newcomer, 0.0 if is_top else room.reserve_tokens).fits
+
     def victim(self, engine: PressedEngine) -> PressedStream:
         """What is left to vLLM: the lowest tier's last."""
         return max(engine.running, key=lambda one: (-one.rank, one.asked.at_s))

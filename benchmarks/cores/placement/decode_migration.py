@@ -24,7 +24,7 @@ from benchmarks.report import print_rows, write
 from router.fleet.decode_replica import DecodeView, Newcomer, choose_decode
 from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup
-from simulator.pressure.ways import Ours
+from simulator.pressure.ours import Ours
 from slo.decode.victims import HORIZON_STEPS, TakenBy
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
@@ -83,7 +83,8 @@ class Fleet:
             return False
         if self._moves == MOVES[-1]:
             return all(other.rank < one.rank for other in target.waiting)
-        return target.way.admits(target, one)
+        assert isinstance(target.way, Ours)
+        return target.way.has_room(target, one)
 
     def _place(self, one: PressedRequest) -> None:
         now_s = one.at_s
