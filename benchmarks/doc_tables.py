@@ -30,6 +30,7 @@ _OURS: Final = "slackserve"
 _TARGETS: Final = "targets"
 _PACED: Final = {"no rule": "`pressure.enabled`, objectives not told", "the rule": "`pressure.enabled`"}
 _PROMISED: Final = ("premium", "standard")
+_TIERS: Final = (*_PROMISED, "background")
 _VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
 _TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
 
@@ -209,8 +210,8 @@ def decode_pressure(file: str, pool: float) -> str:
     rows = [
         [
             _pressed(row["arm"]),
-            f"{row['premium met']:.1%}, {row['standard met']:.1%}",
-            ", ".join(f"{row[f'{tier} preempted']:.1%}" for tier in (*_PROMISED, "background")),
+            _met(row),
+            _preempted(row),
             f"{row['again']:.1%}",
             f"{1e3 * row['gap p99 s']:.0f} ms, {row['gap max s']:.1f} s",
             f"{row['background end p50 s']:.1f} s",
@@ -220,6 +221,14 @@ def decode_pressure(file: str, pool: float) -> str:
         if row["pool"] == pool
     ]
     return markdown(columns, rows)
+
+
+def _met(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{row[f'{tier} met']:.1%}" for tier in _PROMISED)
+
+
+def _preempted(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{row[f'{tier} preempted']:.1%}" for tier in _TIERS)
 
 
 def _pressed(arm: str) -> str:
@@ -242,13 +251,12 @@ def pool_pressure(pool: float) -> str:
         "Tokens/s",
         "Met per second",
     ]
-    tiers = (*_PROMISED, "background")
     rows = [
         [
             row["way"],
-            f"{row['premium met']:.1%}, {row['standard met']:.1%}",
-            ", ".join(f"{row[f'{tier} ttft p99 s']:.1f}" for tier in tiers) + " s",
-            ", ".join(f"{row[f'{tier} preempted']:.1%}" for tier in tiers),
+            _met(row),
+            ", ".join(f"{row[f'{tier} ttft p99 s']:.1f}" for tier in _TIERS) + " s",
+            _preempted(row),
             f"{row['again']:.1%}",
             f"{1e3 * row['gap p99 s']:.0f} ms",
             f"{row['tokens/s']:,.0f}",
@@ -262,24 +270,20 @@ def pool_pressure(pool: float) -> str:
 
 def pool_pressure_measured() -> str:
     """The same ways beside what an engine measured of them."""
-    figures = ("again", "background preempted", "premium met", "standard met", "tokens/s, of ours")
-    columns = ["Memory", ""]
-    for figure in (
-        "Computed again",
-        "Background preempted",
-        "Premium met",
-        "Standard met",
-        "Tokens/s of ours",
-    ):
-        columns += [f"{figure}, measured", "simulated"]
-    rows = []
-    for row in result("cores/pool_pressure")["measured"]["rows"]:
-        cells = [f"{row['pool']:g}", _pressed(row["arm"])]
-        for figure in figures:
-            simulated = "tokens/s, simulated, of ours" if "tokens" in figure else f"{figure}, simulated"
-            cells += [f"{row[key]:.1%}" for key in (figure, simulated)]
-        rows.append(cells)
-    return markdown(columns, rows)
+    figures = {
+        "Computed again": ("again", "again, simulated"),
+        "Background preempted": ("background preempted", "background preempted, simulated"),
+        "Premium met": ("premium met", "premium met, simulated"),
+        "Standard met": ("standard met", "standard met, simulated"),
+        "Tokens/s of ours": ("tokens/s, of ours", "tokens/s, simulated, of ours"),
+    }
+    columns = [cell for title in figures for cell in (f"{title}, measured", "simulated")]
+    rows = [
+        [f"{row['pool']:g}", _pressed(row["arm"])]
+        + [f"{row[key]:.1%}" for keys in figures.values() for key in keys]
+        for row in result("cores/pool_pressure")["measured"]["rows"]
+    ]
+    return markdown(["Memory", "", *columns], rows)
 
 
 def decode_migration() -> str:
