@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.local_server import client, embedded_settings, logged, served
+from benchmarks.harness.local_server import Client, client, embedded_settings, logged, served
 from benchmarks.report import print_rows, quantiles, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
@@ -31,22 +31,26 @@ LAYERS = 30
 POINTS = ("p50", "p90", "p100")
 
 
-async def rounds(count: int) -> dict[str, list[float]]:
-    """TTFTs, seconds: alone and together."""
+async def rounds(asked: Client, urgent: Arrival, long: Arrival, count: int) -> dict[str, list[float]]:
+    """TTFTs of both, seconds: alone and together."""
     times: dict[str, list[float]] = {"urgent_alone": [], "long_alone": [], "urgent": [], "long": []}
-    async with client(PORT, SEED) as asked:
-        for _ in range(2):  # the first touches memory
-            await asked.ttfts_s(URGENT)
-            (long_s,) = await asked.ttfts_s(LONG)
-        for number in range(count):
-            times["urgent_alone"] += await asked.ttfts_s(URGENT)
-            times["long_alone"] += await asked.ttfts_s(LONG)
-            # Not in the last quarter: there the long one may end in time for the urgent one by itself.
-            urgent = replace(URGENT, at_s=long_s * (0.1 + 0.5 * (number + 0.5) / count))
-            together = await asked.ttfts_s(LONG, urgent)
-            times["long"].append(together[0])
-            times["urgent"].append(together[1])
+    for _ in range(2):  # the first touches memory
+        await asked.ttfts_s(urgent)
+        (long_s,) = await asked.ttfts_s(long)
+    for number in range(count):
+        times["urgent_alone"] += await asked.ttfts_s(urgent)
+        times["long_alone"] += await asked.ttfts_s(long)
+        # Not in the last quarter: there the long one may end in time for the urgent one by itself.
+        later = replace(urgent, at_s=long_s * (0.1 + 0.5 * (number + 0.5) / count))
+        together = await asked.ttfts_s(long, later)
+        times["long"].append(together[0])
+        times["urgent"].append(together[1])
     return times
+
+
+async def _measured(count: int) -> dict[str, list[float]]:
+    async with client(PORT, SEED) as asked:
+        return await rounds(asked, URGENT, LONG, count)
 
 
 def serve(mode: str, count: int, directory: Path) -> tuple[dict[str, list[float]], str]:
@@ -54,7 +58,7 @@ def serve(mode: str, count: int, directory: Path) -> tuple[dict[str, list[float]
     # Without preemption urgent requests are late, for which the monitor would refuse the long ones.
     settings = embedded_settings(port=PORT, preemption={"mode": mode}, monitor={"shed": False})
     with served(directory, settings):
-        return asyncio.run(rounds(count)), (directory / "log").read_text()
+        return asyncio.run(_measured(count)), (directory / "log").read_text()
 
 
 def summary(times: dict[str, list[float]], log: str) -> dict[str, Any]:

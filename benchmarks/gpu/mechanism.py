@@ -174,11 +174,11 @@ class Mechanism:
             self._stage("idle", lambda: self._idle(plan.idle_tokens[0], main, plan.idle_s))
             self._stage("resume", lambda: self._resume(ours))
             self._stage("profiles", self._profiles)
+            for tokens in plan.idle_tokens[1:]:
+                self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
             self._stage("stops, others", lambda: stops(others, plan.tokens, third, plan.row_s / 2))
             for tokens in plan.other_tokens:
                 self._stage(f"stops at {tokens}", partial(stops, ours, tokens, third, plan.row_s / 2))
-        for tokens in plan.idle_tokens[1:]:
-            self._stage(f"idle at {tokens}", partial(self._idle, tokens, main, plan.idle_s / 3))
         self._stage("exactness, long", lambda: self._exactness(ours, plan.tokens, plan.exact_max_stops // 8))
         self._stage("idle, others", lambda: self._idle(plan.idle_tokens[0], others, plan.idle_s))
         self.bench.use(None)
@@ -356,6 +356,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
+    parser.add_argument("--limit-s", type=float, help="after so many seconds no further part is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
     arguments = parser.parse_args()
@@ -363,6 +364,8 @@ def main() -> None:
     if not device.is_gpu:
         torch.set_num_threads(1)
     plan = TINY if arguments.tiny else QUICK if arguments.quick else FULL
+    if arguments.limit_s:
+        plan = replace(plan, limit_s=arguments.limit_s)
     if not device.is_gpu and not arguments.tiny:
         parser.error("there is no GPU that PyTorch can use; --tiny runs on the host")
     print(measure(plan, device, arguments.out, arguments.seed).path)

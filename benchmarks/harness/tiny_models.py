@@ -41,7 +41,7 @@ def build_tiny(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    vocabulary = _save_tokenizer(directory)
+    vocabulary = write_tokenizer(directory)
     if architecture == "idefics3":
         vocabulary = _save_processor(directory)
     sizes = {
@@ -185,12 +185,14 @@ def build_tiny_adapter(directory: Path, model: Path, seed: int, rank: int = 8) -
     return directory
 
 
-def _save_tokenizer(directory: Path) -> dict[str, int]:
+def write_tokenizer(directory: Path, size: int = 0) -> dict[str, int]:
+    """Write a byte-level tokenizer with a chat template; beyond bytes and marks, up to `size`, tokens are words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*alphabet, "<s>", "</s>"])}
+    vocabulary |= {f"word{number}": number for number in range(len(vocabulary), size)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
