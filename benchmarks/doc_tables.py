@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from benchmarks.comparison.table import KINDS, LONGEST, spread
+from benchmarks.gpu.tables import TABLES as GPU_TABLES
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS
@@ -554,6 +556,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
+    **{name: partial(made, markdown) for name, made in GPU_TABLES.items()},
 }
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 SCHEDULER = "decode_node.scheduler.CarryingScheduler"
 ASYNC_SCHEDULER = "decode_node.scheduler.AsyncCarryingScheduler"
 PRESSURE_SCHEDULER = "decode_node.engine.pressure_scheduler.PressureScheduler"
-WORKERS = {"cpu": "sampling.cpu.CarryingCPUWorker", "cuda": "sampling.cuda.CarryingGPUWorker"}
+WORKERS = {
+    "cpu": "decode_node.worker.cpu.CarryingCPUWorker",
+    "cuda": "decode_node.worker.cuda.CarryingGPUWorker",
+}
 
 
 class BoundReason(enum.StrEnum):

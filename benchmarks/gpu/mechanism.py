@@ -2,9 +2,10 @@
 
 Needs PyTorch, NumPy and msgspec, neither vLLM nor Ray. Each part is written as soon as it is measured.
 
-    python -m benchmarks.gpu.mechanism            # bounded for about five minutes
-    python -m benchmarks.gpu.mechanism --quick    # fewer repetitions
-    python -m benchmarks.gpu.mechanism --tiny     # a small model, also without a GPU
+    python -m benchmarks.gpu.mechanism                                     # bounded for about five minutes
+    python -m benchmarks.gpu.mechanism --quick                             # fewer repetitions
+    python -m benchmarks.gpu.mechanism --part stops --ahead-ms 0.5 1 2     # only this, of the finest variants
+    python -m benchmarks.gpu.mechanism --tiny                              # a small model, also without a GPU
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 STOP_P50_MS: Final = 2.0
 STOP_P99_MS: Final = 5.0
 IDLE_OVERHEAD: Final = 0.005
+_WARM_UP: Final = "warm up"
 SMALL: Final = ModelShape(layers=4, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32)
 
 
@@ -63,6 +65,8 @@ class MechanismPlan:
         operator_tokens: Lengths of the profiles.
         float64_tokens: Length of the prompt that is computed in float64 as well.
         limit_s: After so many seconds no further part is begun.
+        parts: Names of those that are measured; empty for all.
+        ahead_ms: Launch-aheads that are compared at the finest boundaries, in place of all variants.
     """
 
     shape: ModelShape = LLAMA_3_8B
@@ -85,6 +89,8 @@ class MechanismPlan:
     operator_repeats: int = 15
     float64_tokens: int = 300
     limit_s: float = 480.0
+    parts: tuple[str, ...] = ()
+    ahead_ms: tuple[float, ...] = ()
 
 
 FULL: Final = MechanismPlan()
@@ -137,6 +143,11 @@ def variants() -> list[Variant]:
     return [*dict.fromkeys([*ours, *baselines, *others, *unbounded])]
 
 
+def _chosen(plan: MechanismPlan) -> list[Variant]:
+    finest = list(BoundaryLevel)[-1]
+    return [Variant(finest, ahead) for ahead in plan.ahead_ms] or variants()
+
+
 class Mechanism:
     """One run: measures part after part and keeps what it has found."""
 
@@ -149,7 +160,7 @@ class Mechanism:
         self.findings = findings
         self.seed = seed
         self.until_s = time.monotonic() + plan.limit_s
-        fitted = [(variant, bench.fit(variant)) for variant in variants()]
+        fitted = [(variant, bench.fit(variant)) for variant in _chosen(plan)]
         self.fitted = [each for _, each in fitted if each is not None]
         missing = sorted({variant.granularity.value for variant, each in fitted if each is None})
         findings.add("fitted", {"variants": [each.variant.name for each in self.fitted], "missing": missing})
@@ -163,7 +174,7 @@ class Mechanism:
 
     def _measure(self) -> None:
         plan = self.plan
-        self._stage("warm up", self._warm_up)
+        self._stage(_WARM_UP, self._warm_up)
         # The finest and the coarsest with the default launch-ahead, and the two baselines.
         ours, main, others = self.fitted[:2], self.fitted[:4], self.fitted[4:]
         third = plan.moments // 3
@@ -184,6 +195,8 @@ class Mechanism:
         self.bench.use(None)
 
     def _stage(self, name: str, work: Callable[[], None]) -> None:
+        if self.plan.parts and name not in (_WARM_UP, *self.plan.parts):
+            return
         if time.monotonic() > self.until_s:
             self.findings.add("left_out", {"part": name, "why": "no time left"})
             return
@@ -356,6 +369,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
+    parser.add_argument("--part", nargs="+", default=[], help='such as stops, "idle at 512", profiles')
+    parser.add_argument("--ahead-ms", nargs="+", type=float, default=[], help="with the finest boundaries")
     parser.add_argument("--limit-s", type=float, help="after so many seconds no further part is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
@@ -364,6 +379,7 @@ def main() -> None:
     if not device.is_gpu:
         torch.set_num_threads(1)
     plan = TINY if arguments.tiny else QUICK if arguments.quick else FULL
+    plan = replace(plan, parts=tuple(arguments.part), ahead_ms=tuple(arguments.ahead_ms))
     if arguments.limit_s:
         plan = replace(plan, limit_s=arguments.limit_s)
     if not device.is_gpu and not arguments.tiny:

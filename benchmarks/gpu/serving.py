@@ -39,6 +39,9 @@ MODES: Final = {
 """Prefill that stops, eager and compiled; and vLLM's own, compiled, which does not."""
 _FIRST_TOKEN: Final = 300
 """Prompts are drawn from the tokens behind those of the tokenizer's alphabet and marks."""
+_URGENT: Final = Arrival(0, 0.0, "urgent", 64, 2, ttft_s=0.08, tier=PREMIUM)
+_LONG: Final = Arrival(0, 0.0, "long", 8192, 2, ttft_s=None, tier=BACKGROUND)
+_STREAM: Final = Arrival(0, 0.0, "stream", 512, 128, ttft_s=None, tier=STANDARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +51,18 @@ class ServingPlan:
     Attributes:
         urgent: Arrives while the long prompt is prefilled.
         stream: One of those that are decoded together.
-        engine_kwargs: Of both tiers. Their KV memory is given in bytes: two engines that start on one GPU
-            would each take what the other has just allocated for its own.
+        kv_bytes: KV memory of each tier on a GPU.
     """
 
     shape: ModelShape = LLAMA_3_8B
     vocabulary: int = 128_256
     longest: int = 32_768
-    urgent: Arrival = Arrival(0, 0.0, "urgent", 64, 2, ttft_s=0.08, tier=PREMIUM)
-    long: Arrival = Arrival(0, 0.0, "long", 8192, 2, ttft_s=None, tier=BACKGROUND)
-    stream: Arrival = Arrival(0, 0.0, "stream", 512, 128, ttft_s=None, tier=STANDARD)
+    urgent: Arrival = _URGENT
+    long: Arrival = _LONG
+    stream: Arrival = _STREAM
     streams: int = 8
     rounds: int = 30
+    kv_bytes: int = 12 * 2**30
 
 
 FULL: Final = ServingPlan()
@@ -82,7 +85,7 @@ def settings(plan: ServingPlan, model: Path, mode: str, *, is_gpu: bool) -> dict
     pool: dict[str, Any] = {"engine_kwargs": engine}
     given: dict[str, Any] = {"preemption": MODES[mode]}
     if is_gpu:
-        engine["kv_cache_memory_bytes"] = 12 * 2**30
+        engine["kv_cache_memory_bytes"] = plan.kv_bytes
         pool["gpus_per_worker"] = 0.5
         given |= {"accelerator": "cuda", "handoff_ms": 5}
     return embedded_settings(

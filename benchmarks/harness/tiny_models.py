@@ -186,7 +186,7 @@ def build_tiny_adapter(directory: Path, model: Path, seed: int, rank: int = 8) -
 
 
 def write_tokenizer(directory: Path, size: int = 0) -> dict[str, int]:
-    """Write a byte-level tokenizer with a chat template; beyond bytes and marks, up to `size`, tokens are words."""
+    """Write a byte-level tokenizer with a chat template, of `size` tokens if these are more than bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -2,9 +2,10 @@
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from kv_transfer.shared_gpu import TakesTurns
 from prefill_node.worker.worker import PreemptibleWorker
 from sampling.worker import CarryingWorker
 
 
-class PreemptibleGPUWorker(PreemptibleWorker, CarryingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleGPUWorker(PreemptibleWorker, CarryingWorker, TakesTurns, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a GPU."""

@@ -145,10 +145,15 @@ class PreemptibleWorker:
             self._refuse(error)
 
     def determine_available_memory(self) -> int:
-        """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory."""
+        """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory.
+
+        With `kv_cache_memory_bytes` it is what was asked for, and checkpoints take of what is left.
+        """
         available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
-        setup = EngineSetup.of(self.vllm_config)
-        if self.vllm_config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
+        setup, config = EngineSetup.of(self.vllm_config), self.vllm_config
+        if config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
+            return available
+        if config.cache_config.kv_cache_memory_bytes is not None:
             return available
         return available - setup.limits.max_suspended_bytes
 

@@ -20,7 +20,7 @@ OPTIONS = {
     "block_size": BLOCK,
     "num_gpu_blocks_override": ROOM + 1,
     "scheduler_cls": "decode_node.engine.pressure_scheduler.PressureScheduler",
-    "worker_cls": "sampling.cpu.CarryingCPUWorker",
+    "worker_cls": "decode_node.worker.cpu.CarryingCPUWorker",
 }
 
 

@@ -17,8 +17,12 @@ from benchmarks.gpu.decoder import KVCache, random_decoder
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.mechanism import SMALL, TINY, measure, variants, verdicts
 from benchmarks.gpu.operator_times import write_operators, write_profile
+from benchmarks.gpu.predicted import standstill_ms
+from benchmarks.gpu.serving import FULL, MODES, settings
 from benchmarks.gpu.variants import Bench, Variant
 from benchmarks.gpu.vllm_fit import missing
+from deployments.config.settings import SlackServeConfig
+from deployments.engine_kwargs import check_engine_kwargs
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import (
@@ -30,6 +34,7 @@ from simulator.cost.operators import (
     read_attention_flops_ps,
     read_operator_times,
 )
+from simulator.cost.passes import PassTimes
 from simulator.study.presets import PRESETS, with_operator_times
 from slo.files.profile import read_profile
 from slo.predict.prefill_time import Sample
@@ -275,3 +280,24 @@ def test_on_a_gpu_every_resumed_pass_ends_as_it_would_have(tmp_path):
     found = measure(TINY, Device("cuda"), tmp_path, seed=3).results
     assert all(not row["differing"] for row in found["exactness"])
     assert "left_out" not in found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_what_the_whole_application_is_served_with_is_a_configuration(tmp_path, mode, is_gpu):
+    given = settings(FULL, tmp_path, mode, is_gpu=is_gpu)
+    config = SlackServeConfig.model_validate(given)
+    check_engine_kwargs(config)
+    assert config.accelerator == ("cuda" if is_gpu else "cpu")
+    assert config.prefill.gpus_per_worker + config.decode.gpus_per_worker == (1 if is_gpu else 2)
+
+
+def test_a_stop_waits_for_the_first_boundary_that_the_host_has_not_reached():
+    times = PassTimes(head_s=0.0, layer_s=1.0, ends=(0.5, 1.0), layers=4)
+    waits_ms = standstill_ms(times, 0.0)
+    assert 0 < min(waits_ms) < 1
+    assert max(waits_ms) == pytest.approx(500, abs=1)
+    ahead_ms = standstill_ms(times, 0.25)
+    assert max(ahead_ms) == pytest.approx(750, abs=1)
+    # In the last quarter second no boundary is left: the pass ends, half a second sooner than one would come.
+    assert sum(ahead_ms) / len(ahead_ms) == pytest.approx(500 - 500 * 0.25 / 4)

@@ -94,10 +94,16 @@ def test_nothing_keeps_the_text_of_a_model_that_reads_images_from_being_preempte
 
 
 @pytest.mark.parametrize(
-    ("device", "mode", "kept_free"),
-    [("cuda", "resume", 3 << 30), ("cuda", "recompute", 0), ("cpu", "resume", 0), ("cuda", "refused", 0)],
+    ("device", "mode", "asked_for", "kept_free"),
+    [
+        ("cuda", "resume", None, 3 << 30),
+        ("cuda", "resume", 10 << 30, 0),
+        ("cuda", "recompute", None, 0),
+        ("cpu", "resume", None, 0),
+        ("cuda", "refused", None, 0),
+    ],
 )
-def test_checkpoints_have_memory_of_their_own(device, mode, kept_free):
+def test_checkpoints_have_memory_of_their_own(device, mode, asked_for, kept_free):
     setup = EngineSetup(mode=mode, limits=Limits(max_suspended_bytes=3 << 30))
     if mode == "refused":
         setup = replace(setup, mode="resume", refused="it cannot be stopped")
@@ -109,6 +115,7 @@ def test_checkpoints_have_memory_of_their_own(device, mode, kept_free):
     class Preemptible(PreemptibleWorker, Worker):
         vllm_config = SimpleNamespace(
             device_config=SimpleNamespace(device_type=device),
+            cache_config=SimpleNamespace(kv_cache_memory_bytes=asked_for),
             additional_config=setup.encode(),
         )
 

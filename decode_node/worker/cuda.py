@@ -2,8 +2,9 @@
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from kv_transfer.shared_gpu import TakesTurns
 from sampling.worker import CarryingWorker
 
 
-class CarryingGPUWorker(CarryingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class CarryingGPUWorker(CarryingWorker, TakesTurns, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a decode replica on a GPU."""

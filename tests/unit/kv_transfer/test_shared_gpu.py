@@ -1,0 +1,82 @@
+"""Engines that share a GPU, each a process: no two take their memory at the same time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+WORKER = """
+import os, sys, time
+from kv_transfer.shared_gpu import TakesTurns
+
+class Worker:
+    rank = int(sys.argv[2])
+    def init_device(self):
+        print("begins", time.monotonic(), flush=True)
+    def compile_or_warm_up_model(self):
+        print("ended", time.monotonic(), flush=True)
+
+class Sharing(TakesTurns, Worker):
+    pass
+
+worker = Sharing()
+worker.init_device()
+time.sleep(float(sys.argv[1]))
+worker.compile_or_warm_up_model()
+sys.stdin.read()  # a worker that serves
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start_one(seconds, *, share="0.5", rank=0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(seconds), str(rank)],
+            env=os.environ | {"VLLM_RAY_PER_WORKER_GPUS": share, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process, word):
+    heard, at_s = process.stdout.readline().split()
+    assert heard == word
+    return float(at_s)
+
+
+def test_one_begins_when_the_other_has_its_memory_and_not_when_it_ends(start):
+    times = [(said(process, "begins"), said(process, "ended")) for process in [start(0.3) for _ in range(3)]]
+    for (_, ended_s), (begins_s, _) in pairwise(sorted(times)):
+        assert begins_s >= ended_s - 0.01  # it says so just after it has let the other begin
+
+
+def test_one_that_is_killed_gives_its_turn_up(start):
+    first = start(60)
+    said(first, "begins")
+    second = start(0)
+    time.sleep(0.5)
+    os.kill(first.pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    assert killed_s < said(second, "begins") < killed_s + 5
+
+
+@pytest.mark.parametrize("other", [{"share": "1"}, {"rank": 1}], ids=["a GPU of its own", "a further rank"])
+def test_nobody_else_waits(start, other):
+    first = start(60)
+    begun_s = said(first, "begins")
+    assert said(start(0, **other), "begins") < begun_s + 30
+    assert first.poll() is None
