@@ -88,10 +88,13 @@ ARMS: Final = {
         EngineArm("fcfs"),
         EngineArm("chunked", FULL.chunk_tokens),
         EngineArm("slackserve", STEP_TOKENS, is_ours=True),
+        EngineArm("graphs", STEP_TOKENS, is_ours=True, in_graphs=True),
         EngineArm("compiled", STEP_TOKENS, is_ours=True, is_compiled=True),
     )
 }
-"""`stock` is vLLM as it is shipped, `compiled` SlackServe with passes that vLLM has compiled."""
+"""`stock` is vLLM as it is shipped, `compiled` SlackServe with passes that vLLM has compiled.
+
+In `graphs` its eager passes are in CUDA graphs where they are short."""
 TINY: Final = replace(
     FULL,
     shape=ModelShape(layers=8, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),

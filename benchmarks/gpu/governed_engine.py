@@ -55,6 +55,7 @@ class EngineArm:
         chunk_tokens: Most tokens of a pass; None for a whole prompt, however long.
         is_ours: SlackServe's scheduler, worker and governor; else stock vLLM, first come first served.
         is_compiled: Whether vLLM compiles the passes.
+        in_graphs: Whether short eager passes are in CUDA graphs, which run without stopping.
         as_shipped: Whether a stock engine is as vLLM's own server has it, also in the tokens of a pass.
     """
 
@@ -62,6 +63,7 @@ class EngineArm:
     chunk_tokens: int | None = None
     is_ours: bool = False
     is_compiled: bool = False
+    in_graphs: bool = False
     as_shipped: bool = False
 
 
@@ -217,6 +219,7 @@ async def governed_engine(
     `model` is a directory with a `config.json`.
     """
     import torch
+    from vllm.config import CompilationMode
 
     is_gpu = torch.cuda.is_available()
     config = json.loads((model / "config.json").read_text())
@@ -224,7 +227,9 @@ async def governed_engine(
     options: dict[str, Any] = {}
     if not arm.as_shipped:
         options["max_num_batched_tokens"] = min(longest, arm.chunk_tokens or longest)
-        options["enforce_eager"] = not arm.is_compiled
+        options["enforce_eager"] = not (arm.is_compiled or arm.in_graphs)
+        if arm.in_graphs:
+            options["compilation_config"] = {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL"}
     with async_engine(
         model,
         setup=setup if arm.is_ours else None,

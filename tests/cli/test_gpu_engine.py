@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.serving import TINY
 from prefill_node.worker.boundary import BoundaryLevel
 
 pytestmark = [pytest.mark.serial, pytest.mark.long]
@@ -85,3 +86,31 @@ def test_a_stock_engine_is_as_vllm_ships_it(tmp_path):
     assert engine["compilation"] == "DYNAMO_TRACE_ONCE"
     assert engine["governed"] is False
     assert (row["preemptions"], row["order_to_stop_ms"]) == (0, {})
+
+
+def test_short_passes_in_graphs_are_ours_as_well(tmp_path):
+    """On a CPU there are no graphs: what is asked for stays without effect."""
+    found = run(tmp_path, "--arm", "graphs", "--part", "urgent")
+    (engine,), (row,) = found["results"]["engine"], found["results"]["urgent"]
+    assert (engine["compilation"], engine["cuda_graphs"], engine["governed"]) == ("NONE", "NONE", True)
+    assert row["preemptions"] > 0
+
+
+def test_the_whole_application_is_measured(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu.serving", "--tiny", "--mode", "resume"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (mode,) = json.loads((tmp_path / "serving.json").read_text())["results"]["modes"]
+    assert mode["stops"] == mode["ttft_ms"]["urgent"]["count"] == TINY.rounds
+    assert mode["order_to_stop_ms"]["count"] == mode["resume_overhead_ms"]["count"] == TINY.rounds
+    assert mode["output_tokens"] == [TINY.stream.output_tokens] * TINY.streams
+    assert "prefill_stopped" in (tmp_path / "serving-resume.log").read_text()
