@@ -6,6 +6,7 @@ import pytest
 import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
+from deployments.engine_kwargs import check_engine_kwargs
 from deployments.local.machine import check_gpus, cpus_needed
 
 
@@ -81,3 +82,11 @@ def test_the_example_for_gpus_needs_three():
     with pytest.raises(ConfigError, match="need 3 GPUs"):
         check_gpus(config, {"GPU": 2.0, "accelerator_type:H100": 1.0})
     check_gpus(config, {"GPU": 3.0, "accelerator_type:H100": 1.0})
+
+
+def test_the_example_for_one_gpu_needs_one():
+    config = load(Path(deployments.__file__).parent / "configs" / "one-gpu.yaml")
+    check_engine_kwargs(config)
+    with pytest.raises(ConfigError, match="need 1 GPUs"):
+        check_gpus(config, {"CPU": 8.0})
+    check_gpus(config, {"GPU": 1.0, "accelerator_type:L40S": 1.0})
