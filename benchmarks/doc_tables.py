@@ -76,6 +76,7 @@ _AXES: Final = {
     "sigma": "predictions off, sigma {:g}",
     "bias": "predictions times {:g}",
     "charged_s": "each boundary takes {:g} µs",
+    "launch_s": "an eager pass takes {:g} ms or more",
     "hidden": "passes without preemption composed ahead",
 }
 
@@ -91,7 +92,7 @@ def along_axes(axes: Mapping[str, Sequence[str]]) -> str:
     table = []
     for place in places:
         model, level, axis, value = place
-        shown = value * 1e6 if axis == "charged_s" else value
+        shown = value * {"charged_s": 1e6, "launch_s": 1e3}.get(axis, 1)
         row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
         for arm in arms:
             cell = cells[*place, arm]

@@ -67,6 +67,7 @@ class Case:
         sigma: Of the predictions' error, and `bias` its median.
         scale: What the mix's objectives are multiplied by.
         charged_s: What each boundary adds to a pass of an arm of ours that can be stopped.
+        launch_s: What the host takes to launch an eager pass, of the same arms.
         hidden: Part of the host's time for a pass that an arm without preemption hides, since it composes the
             next pass while one runs; what can be stopped is composed when the device is free.
     """
@@ -80,6 +81,7 @@ class Case:
     bias: float = 1.0
     scale: float = 1.0
     charged_s: float = 0.0
+    launch_s: float = 0.0
     hidden: float = 0.0
 
 
@@ -95,8 +97,9 @@ def offered(case: Case, level: float) -> tuple[Hardware, Mix]:
     assert isinstance(mix, Mix)
     if case.sigma > 0 or case.bias != 1:
         replica = replace(replica, noise=PredictionNoise(case.sigma, case.bias, case.seed))
-    if case.charged_s > 0 and (case.arm == "slackserve" or case.arm in BY_CLASS):
-        replica = replace(replica, cost=replace(replica.cost, check_s=case.charged_s, _by_tokens={}))
+    charges = {"check_s": case.charged_s, "launch_s": case.launch_s}
+    if any(charges.values()) and (case.arm == "slackserve" or case.arm in BY_CLASS):
+        replica = replace(replica, cost=replace(replica.cost, **charges, _by_tokens={}))
     if case.hidden > 0 and case.arm in AHEAD:
         step_s = (1 - case.hidden) * replica.cost.step_s
         replica = replace(replica, cost=replace(replica.cost, step_s=step_s, _by_tokens={}))

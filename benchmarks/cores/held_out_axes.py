@@ -1,9 +1,10 @@
 """The worst class's goodput along what the held-out comparison holds fixed, and without parts of SlackServe.
 
 Objectives from half to twice the mix's, predictions that are off, log-normally or all in one direction, what
-each boundary would cost, and peers that compose their passes ahead, on held-out streams. Every other arm has
-at each place the setting that is best for its worst class there, and is charged nothing. The break-even is a
-charge at which SlackServe is down to suspend-and-resume, between two charges by a line.
+each boundary would cost, what a host would take to launch an eager pass, and peers that compose their passes
+ahead, on held-out streams. Every other arm has at each place the setting that is best for its worst class
+there, and is charged nothing. The break-even is what a boundary may cost until SlackServe is down to
+suspend-and-resume, between two charges by a line.
 
     python -m benchmarks.cores.held_out_axes [--streams 3] [--model 8b]
     python -m benchmarks.cores.held_out_axes --model 8b --model 14b --model 70b --level 0.9 --level 0.99 \
@@ -42,8 +43,10 @@ AXES: Final[Mapping[str, Sequence[float]]] = {
     "sigma": (0.15, 0.3, 0.5),
     "bias": (0.7, 1.5),
     "charged_s": (20e-6, 100e-6, 400e-6),
+    "launch_s": (0.030, 0.043),
     "hidden": (1.0,),
 }
+CHARGES: Final = ("charged_s", "launch_s")
 CHUNKS: Final = (1024.0, 2048.0)
 """What takes the place of preemption is tried with both."""
 
@@ -90,7 +93,7 @@ def along(base: Case, streams: int, axis: str, value: float) -> dict[str, list[l
     found = {}
     for name in ARMS_COMPARED:
         case = replace(base, arm=name)
-        if axis != "charged_s" or name == OURS:
+        if axis not in CHARGES or name == OURS:
             case = replace(case, **{axis: value})
         settings = range(len(arm_of(name).settings))
         found[name] = [over_streams(replace(case, setting=setting), streams) for setting in settings]

@@ -130,6 +130,7 @@ class CostModel:
         segment_tokens: An MLP of fewer tokens per segment is not cut.
         step_s: Host time per pass that the device does not work: scheduling, preparing inputs, sampling.
         check_s: Time that a boundary adds to the pass although nobody stops.
+        launch_s: What the host takes to launch the kernels of an eager pass; the device waits for it.
     """
 
     shape: ModelShape
@@ -141,6 +142,7 @@ class CostModel:
     segment_tokens: int = 512
     step_s: float = 0.003
     check_s: float = 0.0
+    launch_s: float = 0.0
     _by_tokens: dict[int, tuple[dict[str, float], float]] = field(default_factory=dict)
 
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
@@ -161,7 +163,8 @@ class CostModel:
         flops_ps = self.accelerator.peak_flops * self.accelerator.attention_fraction
         attention_s = work * (pair_flops / flops_ps)
         parts = self._parts(tokens, times, attention_s, reduce_s)
-        ends = tuple(accumulate(part + self.check_s for part in parts))
+        late = max(1.0, self.launch_s / (sum(parts) * self.shape.layers))
+        ends = tuple(accumulate(part * late + self.check_s for part in parts))
         resumable = _RESUMABLE if self.granularity is Granularity.REPLAYED else ()
         return PassTimes(self.step_s, ends[-1], ends, self.shape.layers, resumable)
 

@@ -108,12 +108,13 @@ def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():
 
 
 def test_objectives_and_charges_are_those_of_the_case():
-    case = Case("8b", "targets", 0, 0.0, 1000, 200, bias=0.7, scale=0.5, charged_s=1e-4)
+    case = Case("8b", "targets", 0, 0.0, 1000, 200, bias=0.7, scale=0.5, charged_s=1e-4, launch_s=0.04)
     replica, mix = offered(case, 0.9)
-    assert (replica.cost.check_s, replica.noise.bias) == (1e-4, 0.7)
+    assert (replica.cost.check_s, replica.cost.launch_s, replica.noise.bias) == (1e-4, 0.04, 0.7)
     assert mix.kinds["text"].ttft_s == pytest.approx(0.125)
     for peer in ("sedf-resume", "slackserve-chunked"):
-        assert offered(replace(case, arm=peer), 0.9)[0].cost.check_s == 0
+        cost = offered(replace(case, arm=peer), 0.9)[0].cost
+        assert (cost.check_s, cost.launch_s) == (0, 0)
 
 
 def test_earlier_rows_stand_beside_new_ones_if_the_streams_are_the_same():

@@ -52,6 +52,19 @@ def test_an_mlp_in_segments_reads_its_weights_for_each():
     )
 
 
+@pytest.mark.parametrize("granularity", Granularity)
+def test_an_eager_pass_takes_at_least_what_its_host_takes_to_launch_it(granularity):
+    free, charged = cost(granularity), cost(granularity, launch_s=0.043)
+    short = charged.times([(64, 0)])
+    assert short.total_s == pytest.approx(0.043 + charged.step_s)
+    parts = [free.times([(64, 0)]).at_s(boundary) - free.step_s for boundary in range(short.boundaries)]
+    scale = 0.043 / (free.times([(64, 0)]).total_s - free.step_s)
+    assert [short.at_s(boundary) - charged.step_s for boundary in range(short.boundaries)] == pytest.approx(
+        [part * scale for part in parts]
+    )
+    assert charged.prefill_s(8192) == free.prefill_s(8192)
+
+
 def test_attention_is_four_flops_per_element_of_a_head_and_pair():
     tokens, context = 1000, 5000
     fresh = cost(Granularity.OPERATOR).times([(tokens, 0)])
