@@ -384,6 +384,31 @@ def idle_overhead(file: str) -> str:
     return markdown(["Ranks", "Prompt", "Pairs", "Without", "Overhead"], rows)
 
 
+def compiled_passes() -> str:
+    """First tokens, stops and starts with eager and with compiled passes, medians with quartiles."""
+    found = result("engines/compiled")
+    eager, compiled = (found["passes"][kind] for kind in ("eager", "compiled"))
+    rows = []
+    for name, times in eager["ttft_ms"].items():
+        others = compiled["ttft_ms"][name]
+        change = f"{others['p50'] / times['p50'] - 1:+.1%}"
+        rows.append([name, *[_middle(cell) for cell in (times, others)], change])
+    stops = [each["order_to_stop_ms"] for each in (eager, compiled)]
+    rows.append(
+        ["order to stop", *[f"{median(each):.1f} ms (largest {max(each):.0f})" for each in stops], ""]
+    )
+    ready = {
+        kind: ", ".join(f"{second:.0f}" for second in seconds) for kind, seconds in found["ready_s"].items()
+    }
+    afresh = f"{ready['compiled']}; {ready['compiled_afresh']} with nothing stored"
+    rows.append(["ready after, seconds", ready["eager"], afresh, ""])
+    return markdown(["", "Eager", "Compiled", "Difference"], rows)
+
+
+def _middle(cell: Mapping[str, float]) -> str:
+    return f"{cell['p50']:,.0f} ms ({cell['p25']:,.0f} to {cell['p75']:,.0f})"
+
+
 def hostile_clients() -> str:
     """What hostile clients did to the others."""
     found = result("engines/hostile_clients")
@@ -544,6 +569,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "comparison-paired": comparison_paired,
     "preemption-server": through_the_server,
     "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
+    "idle-overhead-compiled": lambda: idle_overhead("engines/idle_overhead_compiled"),
+    "compiled-passes": compiled_passes,
     "hostile-clients": hostile_clients,
     "long-context": long_context,
     "migration": migration,
