@@ -9,17 +9,15 @@ and a test fails when one differs from its result.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from benchmarks.comparison.table import KINDS, LONGEST, spread
 from benchmarks.gpu.tables import TABLES as GPU_TABLES
-from benchmarks.report import RESULTS
+from benchmarks.report import markdown, result
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS
 
@@ -35,18 +33,6 @@ _PROMISED: Final = ("premium", "standard")
 _TIERS: Final = (*_PROMISED, "background")
 _VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
 _TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
-
-
-def result(name: str) -> dict[str, Any]:
-    """What a benchmark found, by the name of its file."""
-    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["results"]
-    return results
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def held_out(file: str, level: str, ours: str = _OURS) -> str:
@@ -586,7 +572,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
-    **{name: partial(made, markdown) for name, made in GPU_TABLES.items()},
+    **GPU_TABLES,
 }
 
 

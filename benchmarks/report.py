@@ -33,6 +33,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"count": len(values), **quantiles(values, 50, 90, 99), "max": max(values)}
 
 
+def summary_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """The same of seconds, in milliseconds."""
+    return summary([second * 1e3 for second in seconds])
+
+
 def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
     """Of pairs of times: the median ratio minus one, its quartiles, and the 95 % interval of the median.
 
@@ -51,6 +56,12 @@ def write(name: str, results: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about(), "results": results}, indent=2) + "\n")
     return path
+
+
+def result(name: str) -> dict[str, Any]:
+    """What a benchmark has found, by the name of its file."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    return results
 
 
 def write_again(path: Path, step: str, made: Mapping[str, Any], checkout: Path = Path()) -> None:
@@ -146,6 +157,12 @@ class Measurements:
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(json.dumps({"about": self.about, "results": self.results}, indent=2) + "\n")
         os.replace(unfinished, self.path)  # noqa: PTH105 - atomic
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the documentation."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -21,10 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.doc_tables import result
 from benchmarks.engines.decode import pressure
 from benchmarks.harness.bursts import Phase, bursty
-from benchmarks.report import print_rows, write
+from benchmarks.report import print_rows, result, write
 from simulator.cost.accelerators import A100, decode_model
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import LLAMA_3_8B

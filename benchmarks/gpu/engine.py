@@ -25,7 +25,7 @@ from typing import Any, Final
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
 from benchmarks.harness.offline_engine import in_own_process
-from benchmarks.report import Measurements, overhead, print_rows, summary
+from benchmarks.report import Measurements, overhead, print_rows, summary_ms
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
@@ -134,14 +134,14 @@ async def urgent(running: GovernedEngine, plan: EnginePlan, rng: random.Random) 
         "urgent_tokens": plan.urgent_tokens,
         "objective_ms": objective_s * 1e3,
         "victim_alone_ms": victim_s * 1e3,
-        "alone_ms": _summary_ms(alone),
-        "during_ms": _summary_ms(during),
-        "added_p99_ms": _summary_ms(during)["p99"] - _summary_ms(alone)["p99"],
-        "victim_ms": _summary_ms(victims),
+        "alone_ms": summary_ms(alone),
+        "during_ms": summary_ms(during),
+        "added_p99_ms": summary_ms(during)["p99"] - summary_ms(alone)["p99"],
+        "victim_ms": summary_ms(victims),
         "preemptions": preemptions,
-        "order_to_stop_ms": _summary_ms(stops[PREEMPTION_ORDER_TO_STOP.name]),
-        "stop_to_service_ms": _summary_ms(stops[PREEMPTION_STOP_TO_SERVICE.name]),
-        "resume_overhead_ms": _summary_ms(stops[PREEMPTION_RESUME_OVERHEAD.name]),
+        "order_to_stop_ms": summary_ms(stops[PREEMPTION_ORDER_TO_STOP.name]),
+        "stop_to_service_ms": summary_ms(stops[PREEMPTION_STOP_TO_SERVICE.name]),
+        "resume_overhead_ms": summary_ms(stops[PREEMPTION_RESUME_OVERHEAD.name]),
     }
 
 
@@ -189,7 +189,7 @@ async def load(running: GovernedEngine, plan: EnginePlan, rate_rps: float, seed:
             kind: _on_time([pair for pair in pairs if pair[0].kind == kind]) for kind in kinds
         },
         "unfinished": sum(ttft is None for ttft in ttfts),
-        "ttft_ms": _summary_ms([ttft for ttft in ttfts if ttft is not None]),
+        "ttft_ms": summary_ms([ttft for ttft in ttfts if ttft is not None]),
         "preemptions": _counted(running) - before,
     }
 
@@ -209,10 +209,6 @@ def _counted(running: GovernedEngine) -> float:
     """Stops so far."""
     running.collect()
     return sum(value for name, value in running.tally.counts.items() if name.startswith(PREEMPTIONS.name))
-
-
-def _summary_ms(seconds: Sequence[float]) -> dict[str, float]:
-    return summary([second * 1e3 for second in seconds])
 
 
 async def measure(

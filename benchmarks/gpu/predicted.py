@@ -7,17 +7,14 @@ Whole passes by their length, and the time from an order, at any moment of a pas
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.report import RESULTS, print_rows, summary, write
+from benchmarks.report import RESULTS, print_rows, result, summary, write
 from simulator.cost.passes import CostModel, Granularity, PassTimes
 from simulator.study.presets import PRESETS, with_operator_times
 
-_GPU: Final = RESULTS / "gpu"
 _TOKENS: Final = 8192
 _GRANULARITIES: Final = {"operator": Granularity.REPLAYED, "layer": Granularity.LAYER}
 _AHEADS_MS: Final = (0.5, 1.0, 2.0)
@@ -59,17 +56,17 @@ def predicted(cost_of: dict[str, CostModel], measured: dict[int, float]) -> dict
 
 def main() -> None:
     """Predict, and keep it beside the measurements."""
-    preset = with_operator_times(PRESETS["flowprefill-8b"], _GPU / "operators.csv")
+    preset = with_operator_times(PRESETS["flowprefill-8b"], RESULTS / "gpu" / "operators.csv")
     cost_of = {name: preset.hardware.at(granularity) for name, granularity in _GRANULARITIES.items()}
-    found = predicted(cost_of, _medians(_GPU / "mechanism_profile.json"))
+    found = predicted(cost_of, _medians())
     print_rows("Whole passes, ms", found["passes"])
     print_rows(f"Order to standstill, {_TOKENS} tokens, ms", found["stops"])
     print(write("gpu/predicted", found))
 
 
-def _medians(path: Path) -> dict[int, float]:
+def _medians() -> dict[int, float]:
     times = defaultdict(list)
-    for row in json.loads(path.read_text())["results"]["passes"]:
+    for row in result("gpu/mechanism_profile")["passes"]:
         times[row["tokens"]].append(row["ms"])
     return {tokens: statistics.median(all_ms) for tokens, all_ms in times.items()}
 

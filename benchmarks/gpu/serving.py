@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import write_model
 from benchmarks.harness.local_server import client, embedded_settings, logged, served
 from benchmarks.harness.tiny_models import write_tokenizer
-from benchmarks.report import Measurements, print_rows, summary
+from benchmarks.report import Measurements, print_rows, summary, summary_ms
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
@@ -108,8 +107,8 @@ async def measured(plan: ServingPlan) -> dict[str, Any]:
         answers = await asked.answers(*[plan.stream] * plan.streams)
     tpots_s = [answer.tpot_s for answer in answers if answer.tpot_s is not None]
     return {
-        "ttft_ms": {name: _summary_ms(values) for name, values in times.items()},
-        "tpot_ms": _summary_ms(tpots_s),
+        "ttft_ms": {name: summary_ms(values) for name, values in times.items()},
+        "tpot_ms": summary_ms(tpots_s),
         "streams": plan.streams,
         "output_tokens": [answer.output_tokens for answer in answers],
     }
@@ -130,18 +129,14 @@ def serve(plan: ServingPlan, mode: str, directory: Path, out: Path, *, is_gpu: b
             (out / f"serving-{mode}.log").write_bytes(log.read_bytes())
     text = log.read_text()
     stops_ms = logged(text, "prefill_stopped", "stop_ms")
-    overheads_ms = [second * 1e3 for second in logged(text, "prefill_resumed", "overhead_s")]
+    overheads_s = logged(text, "prefill_resumed", "overhead_s")
     return {
         "mode": mode,
         **found,
         "stops": len(stops_ms),
         "order_to_stop_ms": summary(stops_ms),
-        "resume_overhead_ms": summary(overheads_ms),
+        "resume_overhead_ms": summary_ms(overheads_s),
     }
-
-
-def _summary_ms(seconds: Sequence[float]) -> dict[str, float]:
-    return summary([second * 1e3 for second in seconds])
 
 
 def main() -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from benchmarks.report import RESULTS
+from benchmarks.report import markdown, result
 
-Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 _ARMS: Final = {"stock": "vLLM as shipped", "slackserve": "**SlackServe**, eager"}
 
 
-def _results(name: str) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((RESULTS / "gpu" / f"{name}.json").read_text())["results"]
-    return results
-
-
-def stops(table: Table) -> str:
+def stops() -> str:
     """From an order to the idle device, by variant, measured and as the simulator has it."""
-    said = {row["variant"]: row for row in _results("predicted")["stops"]}
+    said = {row["variant"]: row for row in result("gpu/predicted")["stops"]}
     rows = []
     for name, row in [*_by_variant("mechanism"), *_by_variant("mechanism_ahead")]:
         idle, guess = row["idle_ms"], said.get(name)
@@ -28,19 +21,19 @@ def stops(table: Table) -> str:
         measured = [f"{idle['p50']:.2f} / {idle['p99']:.2f}", f"{idle['max']:.2f}"]
         rows.append([name, str(row["moments"]), decided, *measured, predicted])
     columns = ["stops at", "stops", "seen by the host", "device idle", "longest", "predicted"]
-    return table(columns, rows)
+    return markdown(columns, rows)
 
 
 def _by_variant(name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(row["variant"], row) for row in _results(name)["stops"]]
+    return [(row["variant"], row) for row in result(f"gpu/{name}")["stops"]]
 
 
-def idle(table: Table) -> str:
+def idle() -> str:
     """What boundaries cost a pass that nobody stops."""
-    rows = [[row["variant"], f"{row['ms']:.1f}", *_cost(row)] for row in _results("mechanism")["idle"]]
-    (row,) = _results("engine-slackserve")["idle"]
+    rows = [[row["variant"], f"{row['ms']:.1f}", *_cost(row)] for row in result("gpu/mechanism")["idle"]]
+    (row,) = result("gpu/engine-slackserve")["idle"]
     rows.append([_ARMS["slackserve"] + ", in vLLM", f"{row['with_ms']:.1f}", *_cost(row)])
-    return table(["", "pass, ms", "longer by", "95 % interval"], rows)
+    return markdown(["", "pass, ms", "longer by", "95 % interval"], rows)
 
 
 def _cost(row: Mapping[str, Any]) -> list[str]:
@@ -48,11 +41,11 @@ def _cost(row: Mapping[str, Any]) -> list[str]:
     return [f"{row['overhead']:+.1%}", f"{low:+.1%} to {high:+.1%}"]
 
 
-def urgent(table: Table) -> str:
+def urgent() -> str:
     """First tokens of an urgent prompt, alone and during a long prefill, by arm."""
     rows = []
     for arm, title in _ARMS.items():
-        (row,) = _results(f"engine-{arm}")["urgent"]
+        (row,) = result(f"gpu/engine-{arm}")["urgent"]
         stop, resume = row["order_to_stop_ms"], row["resume_overhead_ms"]
         rows.append(
             [
@@ -67,23 +60,23 @@ def urgent(table: Table) -> str:
             ]
         )
     columns = ["", "alone", "during the long one", "added at p99", "long one alone", "with it"]
-    return table([*columns, "order to stop", "done again"], rows)
+    return markdown([*columns, "order to stop", "done again"], rows)
 
 
 def _span(times: Mapping[str, float]) -> str:
     return f"{times['p50']:.1f} / {times['p99']:.1f}"
 
 
-def passes(table: Table) -> str:
+def passes() -> str:
     """Whole passes of the plain decoder by length, measured and as the simulator has them."""
     rows = [
         [f"{row['tokens']:,}", f"{row['measured_ms']:.1f}", f"{row['predicted_ms']:.1f}"]
-        for row in _results("predicted")["passes"]
+        for row in result("gpu/predicted")["passes"]
     ]
-    return table(["tokens", "measured, ms", "predicted, ms"], rows)
+    return markdown(["tokens", "measured, ms", "predicted, ms"], rows)
 
 
-TABLES: Final[Mapping[str, Callable[[Table], str]]] = {
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "gpu-stops": stops,
     "gpu-idle": idle,
     "gpu-urgent": urgent,

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 
-def run(out, *arguments):
+def run(out, *arguments, script="engine"):
     """Run it as a person would, and return what it has written."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -24,12 +24,12 @@ def run(out, *arguments):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "benchmarks.gpu.engine", "--tiny", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--tiny", "--out", str(out), *arguments]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    (written,) = out.glob("engine-*.json")
+    (written,) = out.glob(f"{script}*.json")
     return json.loads(written.read_text())
 
 
@@ -97,19 +97,8 @@ def test_short_passes_in_graphs_are_ours_as_well(tmp_path):
 
 
 def test_the_whole_application_is_measured(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.gpu.serving", "--tiny", "--mode", "resume"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    (mode,) = json.loads((tmp_path / "serving.json").read_text())["results"]["modes"]
+    found = run(tmp_path, "--mode", "resume", script="serving")
+    (mode,) = found["results"]["modes"]
     assert mode["stops"] == mode["ttft_ms"]["urgent"]["count"] == TINY.rounds
     assert mode["order_to_stop_ms"]["count"] == mode["resume_overhead_ms"]["count"] == TINY.rounds
     assert mode["output_tokens"] == [TINY.stream.output_tokens] * TINY.streams

@@ -18,11 +18,8 @@ from benchmarks.gpu.device import Device
 from benchmarks.gpu.mechanism import SMALL, TINY, measure, variants, verdicts
 from benchmarks.gpu.operator_times import write_operators, write_profile
 from benchmarks.gpu.predicted import standstill_ms
-from benchmarks.gpu.serving import FULL, MODES, settings
 from benchmarks.gpu.variants import Bench, Variant
 from benchmarks.gpu.vllm_fit import missing
-from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import check_engine_kwargs
 from prefill_node.board.board import Board
 from prefill_node.worker.boundary import BoundaryLevel
 from simulator.cost.operators import (
@@ -280,16 +277,6 @@ def test_on_a_gpu_every_resumed_pass_ends_as_it_would_have(tmp_path):
     found = measure(TINY, Device("cuda"), tmp_path, seed=3).results
     assert all(not row["differing"] for row in found["exactness"])
     assert "left_out" not in found
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("is_gpu", [False, True])
-def test_what_the_whole_application_is_served_with_is_a_configuration(tmp_path, mode, is_gpu):
-    given = settings(FULL, tmp_path, mode, is_gpu=is_gpu)
-    config = SlackServeConfig.model_validate(given)
-    check_engine_kwargs(config)
-    assert config.accelerator == ("cuda" if is_gpu else "cpu")
-    assert config.prefill.gpus_per_worker + config.decode.gpus_per_worker == (1 if is_gpu else 2)
 
 
 def test_a_stop_waits_for_the_first_boundary_that_the_host_has_not_reached():
