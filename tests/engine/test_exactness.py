@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 from engines import COMPILED, engine, random_prompt
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker import cpu_model_runner as first_runner
+from vllm.v1.worker.cpu import model_runner as second_runner
 
 from deployments.models.store import ModelStore
 from prefill_node.board.events import Resumed
@@ -213,7 +214,8 @@ OTHERS = {
     "mixtral": {},
     "gpt_oss": {"dtype": "bfloat16"},  # vLLM computes its router in no other on a CPU
     "awq": {"dtype": "float16"},
-    "deepseek_v2": {},
+    # On CPUs with AMX vLLM chooses kernels for this attention that take no float32.
+    "deepseek_v2": {"attention_backend": "CPU_MLA"},
 }
 """Architectures of four layers with one attention each, and what their engines are started with."""
 
@@ -235,7 +237,7 @@ def test_other_architectures_compiled(architecture, models):
     [
         ("gemma3_text", 4, {}),
         ("gpt_oss", 4, OTHERS["gpt_oss"]),
-        ("deepseek_v2", 4, {}),
+        ("deepseek_v2", 4, OTHERS["deepseek_v2"]),
         pytest.param("awq", 28, OTHERS["awq"], marks=needs_avx512),
         ("paligemma", 4, {"language_model_only": True}),
     ],
@@ -245,6 +247,14 @@ def test_other_architectures_eager(architecture, boundaries, options, models):
     setup = EngineSetup(mode="resume", granularity="operator")
     with engine(models(architecture), setup=setup, **options) as running:
         assert running.boundaries == boundaries
+        assert_exact_at_every_boundary(running)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="vLLM has these kernels for CPUs with AMX only")
+@pytest.mark.parametrize("options", [COMPILED, {"setup": EngineSetup(mode="resume", granularity="operator")}])
+def test_latent_attention_in_matrix_units(options, models):
+    with engine(models("deepseek_v2"), dtype="bfloat16", **options) as running:
         assert_exact_at_every_boundary(running)
 
 
@@ -294,7 +304,8 @@ def test_an_engine_that_could_not_start_leaves_the_next_one_alone(models, monkey
 
     starts = engine(models("llama"), **COMPILED)
     with monkeypatch.context() as patched:
-        patched.setattr(CPUModelRunner, "warming_up_model", fail)
+        for runner in (first_runner, second_runner):
+            patched.setattr(runner.CPUModelRunner, "warming_up_model", fail)
         with pytest.raises(MemoryError, match="of warming up"):
             starts.__enter__()
     with engine(models("llama"), **COMPILED) as running:
