@@ -251,7 +251,7 @@ def test_other_architectures_eager(architecture, boundaries, options, models):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="vLLM has these kernels for CPUs with AMX only")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="vLLM has these kernels for AMX only")
 @pytest.mark.parametrize("options", [COMPILED, {"setup": EngineSetup(mode="resume", granularity="operator")}])
 def test_latent_attention_in_matrix_units(options, models):
     with engine(models("deepseek_v2"), dtype="bfloat16", **options) as running:
