@@ -4,7 +4,7 @@ Serves the embedded model as `make serve` does, offers short urgent prompts besi
 first request on, and compares what the router predicted for each with what its ingress measured. The error of
 passes is the monitor's own, over each replica's latest.
 
-    python -m benchmarks.engines.predictions [--seconds 600] [--rate 0.2]
+    python -m benchmarks.engines.embedded.predictions [--seconds 600] [--rate 0.2]
 """
 
 from __future__ import annotations

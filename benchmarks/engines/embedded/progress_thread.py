@@ -5,7 +5,7 @@ and of a long prompt alone, the time per output token of four streams, and the c
 keeps busy. Prompts are random tokens, so nothing comes from the prefix cache. With `--before DIR`, a checkout
 of an earlier commit, the turns are that commit's and this one's instead.
 
-    python -m benchmarks.engines.progress_thread [--turns 2] [--rounds 8] [--before DIR]
+    python -m benchmarks.engines.embedded.progress_thread [--turns 2] [--rounds 8] [--before DIR]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONG_TOKENS = 2000
 STREAMS = 4
 STREAM_TOKENS = 24
 IDLE_S = 20.0
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)

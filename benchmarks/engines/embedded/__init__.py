@@ -1,0 +1,1 @@
+"""Benchmarks of the embedded model, served as `make serve` does."""

@@ -1,0 +1,43 @@
+"""A Ray Serve application that does nothing: a deployment for each name, handles to the others, an actor.
+
+python -m benchmarks.engines.embedded.empty_application NAME...
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+import ray
+from ray import serve
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Idle:
+    """Has handles of others and is asked for nothing."""
+
+    def __init__(self, *others: Any) -> None:
+        self._others = others
+
+
+def main() -> None:
+    """Run it until SIGTERM."""
+    ray.init(log_to_driver=False)
+    serve.start(proxy_location="Disabled")
+    first, *others = sys.argv[1:]
+    behind = [Idle.options(name=name).bind() for name in others]
+    serve.run(Idle.options(name=first).bind(*behind), route_prefix=None)
+    actor = ray.remote(num_cpus=0)(type("Idle", (), {"up": lambda _: True})).remote()
+    ray.get(actor.up.remote())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    print("application is up", flush=True)
+    stop.wait()
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
