@@ -4,7 +4,8 @@ Serves a tiny random model with `slackserve serve` and runs the same model in a 
 process, on the cores that the prefill replica has. Requests alternate between the two, one at a time, so that
 whatever else the machine does hits both. Then traced requests at several concurrencies: their spans say how
 long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one, in turns
-with this one's server; one from before there were traces has no stages.
+with this one's server; one from before there were traces has no stages. `--embedded` has the embedded model, as
+`make serve` serves it, in place of the tiny one, and no traced requests.
 
     python -m benchmarks.engines.serving_path [--requests 90] [--traced 64] [--turns 1] [--before DIR]
 """
@@ -26,12 +27,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from benchmarks.harness.local_server import client, served
+from benchmarks.harness.local_server import client, embedded_settings, served
 from benchmarks.harness.offline_engine import async_engine
 from benchmarks.harness.otlp import Received, Receiver, receiving
 from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import commit, print_rows, quantiles, write
 from deployments.local.cpu_plan import Workers, plan_cores
+from deployments.models.store import ModelStore
 from simulator.workload.arrivals import Arrival
 from slo.tiers import STANDARD
 
@@ -182,26 +184,25 @@ async def measure(
         await alternate(engine, len(LENGTHS) * 4, f"{directory.name}-warm")
         for tokens, bare_s, served_s in await alternate(engine, requests, directory.name):
             found.pairs[tokens].append((bare_s * 1e3, served_s * 1e3))
-        if has_traces:
+        if has_traces and traces:
             await breakdown(receiver, max(CONCURRENCIES), traces)  # warm
             for many in CONCURRENCIES:
                 found.stages[many] += await breakdown(receiver, many, traces)
 
 
 async def run(
-    directory: Path, model: Path, checkouts: dict[str, Path], turns: int, sizes: tuple[int, int]
+    directory: Path,
+    model: Path,
+    settings: dict[str, Any],
+    checkouts: dict[str, Path],
+    turns: int,
+    sizes: tuple[int, int],
 ) -> dict[str, Any]:
-    """Measure all checkouts beside one bare engine."""
+    """Measure all checkouts, served with these settings, beside one bare engine."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     cores = plan_cores(sorted(os.sched_getaffinity(0)), Workers())[0].prefill[0]
     tracing = {"endpoint": f"http://127.0.0.1:{SPANS_PORT}", "ratio": 0.0}
-    settings = {
-        "model": str(model),
-        "model_name": "tiny",
-        "port": PORT,
-        "max_model_len": 4096,
-        "tracing": tracing,
-    }
+    settings |= {"port": PORT, "max_model_len": 4096, "tracing": tracing}
     with async_engine(model, cores=cores, max_model_len=4096) as (engine, _):
         for number, prompt in enumerate(prompts(len(LENGTHS) * 4, "bare")):
             await bare_ttft_s(engine, prompt, f"warm-{number}")
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--traced", type=int, default=64)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--embedded", action="store_true")
     asked = parser.parse_args()
     before = {} if asked.before is None else {"before": asked.before.resolve()}
     checkouts = before | {"after": _ROOT}
@@ -240,9 +242,13 @@ def main() -> None:
         for arm in checkouts:
             for turn in range(asked.turns):
                 (directory / f"{arm}-{turn}").mkdir()
-        model = build_tiny_llama(directory / "tiny")
-        sizes = asked.requests, asked.traced
-        results = asyncio.run(run(directory, model, checkouts, asked.turns, sizes))
+        if asked.embedded:
+            model, settings = Path(ModelStore().resolve(None).source), embedded_settings()
+        else:
+            model = build_tiny_llama(directory / "tiny")
+            settings = {"model": str(model), "model_name": "tiny"}
+        sizes = asked.requests, 0 if asked.embedded else asked.traced
+        results = asyncio.run(run(directory, model, settings, checkouts, asked.turns, sizes))
     for arm, found in results.items():
         rows = [
             {"prompt tokens": tokens, **row["added_ms"]} for tokens, row in found["by_prompt_tokens"].items()
@@ -255,7 +261,12 @@ def main() -> None:
             for stage in by_concurrency["1"]
         ]
         print_rows(f"Stages, p50 ms by concurrency: {arm}", rows)
-    print(write("engines/serving_path", {"seed": SEED, "turns": asked.turns, **results}))
+    print(
+        write(
+            "engines/serving_path" + "_embedded" * asked.embedded,
+            {"seed": SEED, "turns": asked.turns, **results},
+        )
+    )
 
 
 if __name__ == "__main__":
