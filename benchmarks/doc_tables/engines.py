@@ -1,0 +1,232 @@
+"""The tables of real engines: preemption, the serving path, the embedded model, hostile clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Final
+
+from benchmarks.report import markdown, result
+
+_VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
+
+
+def through_the_server() -> str:
+    """Medians of the times to the first token with preemption and without, and of what a stop takes."""
+    modes = result("engines/preemption")["modes"]
+    resume = modes["resume"]
+
+    def ttft(of: str) -> list[str]:
+        return [f"{median(modes[mode]['ttft'][of]['ms']):,.0f} ms" for mode in ("resume", "off")]
+
+    def took(of: str) -> str:
+        return f"{median(resume[of]):.0f} ms ({max(resume[of]):.0f} ms)"
+
+    rows = [
+        ["TTFT, urgent, alone", *ttft("urgent_alone")],
+        ["TTFT, urgent, during the long one", *ttft("urgent")],
+        ["TTFT, long, alone", *ttft("long_alone")],
+        ["TTFT, long, with the urgent one", *ttft("long")],
+        ["order to stop, median (largest)", took("order_to_stop_ms"), ""],
+        ["stop to the urgent request's first operator", took("stop_to_urgent_ms"), ""],
+        ["resume to its first operator", took("resume_overhead_ms"), ""],
+    ]
+    return markdown(["", "With preemption", "Without"], rows)
+
+
+def serving_path() -> str:
+    """What the path adds to the first token, before and now."""
+    found = result("engines/serving_path")
+    before, now = (found[arm]["by_prompt_tokens"] for arm in ("before", "after"))
+    rows = [
+        [
+            f"{int(tokens):,}",
+            *(
+                f"{before[tokens]['added_ms'][point]:.1f} → {now[tokens]['added_ms'][point]:.1f}"
+                for point in ("p50", "p90", "p99")
+            ),
+        ]
+        for tokens in now
+    ]
+    return markdown(["Prompt tokens", "p50, ms", "p90", "p99"], rows)
+
+
+def serving_path_stages() -> str:
+    """Medians of each stage of the path by concurrency, before and now."""
+    found = result("engines/serving_path")
+    before, now = (found[arm]["stages_ms_by_concurrency"] for arm in ("before", "after"))
+    rows = [
+        [stage, *(f"{before[many][stage]['p50']:.1f} → {now[many][stage]['p50']:.1f}" for many in now)]
+        for stage in now["1"]
+    ]
+    return markdown(["Stage", *now], rows)
+
+
+def validation() -> str:
+    """What a real server did and what the simulator foretells, by arm and load."""
+    rows = []
+    for row in result("engines/validation")["rows"]:
+        real, ours, what = row["measured"], row["simulated"], row["of"]
+        figures = real, ours, row["faster"]
+        if what.startswith("in time"):
+            cells = [*(f"{each:.1%}" for each in figures), f"{100 * (ours - real):+.1f} points"]
+        elif what == "stops":
+            cells = [*(f"{each:.0f}" for each in figures), f"{ours - real:+.0f}"]
+        else:
+            cells = [*(f"{each * 1e3:,.0f} ms" for each in figures), f"{ours / real - 1:+.1%}"]
+        rows.append([_VALIDATED[row["arm"]], f"{row['load']:g}", what, *cells])
+    columns = ["Measured", "Simulated", "The same, prefills 5 % shorter", "Simulated is off by"]
+    return markdown(["Server", "Load", "", *columns], rows)
+
+
+def serving_path_embedded() -> str:
+    """What the path adds to the first token of the embedded model."""
+    rows = [
+        [
+            f"{int(tokens):,}",
+            f"{row['bare_ttft_ms']['p50']:,.0f}",
+            *(f"{each:.0f}" for each in row["added_ms"].values()),
+        ]
+        for tokens, row in result("engines/serving_path_embedded")["after"]["by_prompt_tokens"].items()
+    ]
+    return markdown(["Prompt tokens", "Bare engine, p50, ms", "added, p50", "p90", "p99"], rows)
+
+
+_EMBEDDED: Final = {
+    "short_ttft_s": "TTFT of 64 tokens, alone",
+    "long_ttft_s": "TTFT of 2,000 tokens, alone",
+    "tpot_s": "Time per output token of four streams",
+    "idle_cores": "Cores that the idle deployment keeps busy",
+}
+
+
+def embedded(file: str, arms: tuple[str, str]) -> str:
+    """The embedded model served in two ways."""
+    rows = []
+    for of, medians in result(f"engines/{file}")["medians"].items():
+        *two, ratio = medians.values()
+        shown = "{:.2f}" if of == "idle_cores" else "{:.2f} s" if two[0] >= 1 else "{:.3f} s"
+        rows.append([_EMBEDDED[of], *(shown.format(each) for each in two), f"{ratio:.2f}"])
+    return markdown(["What", *arms, "Ratio"], rows)
+
+
+_OWNERS: Final = {
+    "all": "all",
+    "ray": "Ray, and Ray Serve's controller",
+    "ingress": "ingress",
+    "router": "router",
+    "prefill": "prefill replica",
+    "decode": "decode replica",
+    "monitor": "SLO monitor, an actor",
+    "engines": "both engines",
+    "command": "the command",
+}
+
+
+def footprint() -> str:
+    """Cores kept busy while idle, the server's and those of an application that does nothing."""
+    server, empty = (result("engines/footprint")["idle_cores"]["medians"][arm] for arm in ("server", "empty"))
+    rows = [
+        [title, *(f"{found[name]:.3f}" if name in found else "" for found in (server, empty))]
+        for name, title in _OWNERS.items()
+    ]
+    return markdown(["Cores kept busy by", "SlackServe", "an empty Ray Serve application"], rows)
+
+
+def idle_overhead(file: str) -> str:
+    """What boundaries cost that nothing stops at."""
+    rows = [
+        [
+            f"{row['ranks']}",
+            f"{row['tokens']:,} tokens",
+            f"{row['pairs']}",
+            f"{row['without_ms']:,.0f} ms",
+            f"{row['overhead']:+.2%} ({row['interval'][0]:+.2%} to {row['interval'][1]:+.2%})",
+        ]
+        for row in result(file)["rows"]
+    ]
+    return markdown(["Ranks", "Prompt", "Pairs", "Without", "Overhead"], rows)
+
+
+def compiled_passes() -> str:
+    """First tokens, stops and starts with eager and with compiled passes, medians with quartiles."""
+    found = result("engines/compiled")
+    eager, compiled = (found["passes"][kind] for kind in ("eager", "compiled"))
+    rows = []
+    for name, times in eager["ttft_ms"].items():
+        others = compiled["ttft_ms"][name]
+        change = f"{others['p50'] / times['p50'] - 1:+.1%}"
+        rows.append([name, *[_middle(cell) for cell in (times, others)], change])
+    stops = [each["order_to_stop_ms"] for each in (eager, compiled)]
+    rows.append(
+        ["order to stop", *[f"{median(each):.1f} ms (largest {max(each):.0f})" for each in stops], ""]
+    )
+    ready = {
+        kind: ", ".join(f"{second:.0f}" for second in seconds) for kind, seconds in found["ready_s"].items()
+    }
+    afresh = f"{ready['compiled']}; {ready['compiled_afresh']} with nothing stored"
+    rows.append(["ready after, seconds", ready["eager"], afresh, ""])
+    return markdown(["", "Eager", "Compiled", "Difference"], rows)
+
+
+def _middle(cell: Mapping[str, float]) -> str:
+    return f"{cell['p50']:,.0f} ms ({cell['p25']:,.0f} to {cell['p75']:,.0f})"
+
+
+def hostile_clients() -> str:
+    """What hostile clients did to the others."""
+    found = result("engines/hostile_clients")
+    fuzz = [row for name, row in found.items() if name.startswith("test_thousands_")]
+    slow = found["test_a_crowd_of_slow_clients thirty seconds"]
+    over = found["test_an_overload_is_refused_and_forgotten twenty minutes"]
+    statuses = [(str(status), count) for row in fuzz for status, count in row["statuses"].items()]
+    failed = sum(count for status, count in statuses if status.startswith("5"))
+    gap, wait = (max(row[name][1] for row in fuzz) * 1e3 for name in ("longest_gaps_s", "longest_waits_s"))
+    grown = max(row["memory_grown"] for row in fuzz) - 1
+    quick = max(slow["p95_s"]["quick"], slow["p95_s"]["quick again"])
+    oldest = max(slow["oldest_s"].values())
+    p50_ms, _, p99_ms, longest_ms = (seconds * 1e3 for seconds in over["refused_s"])
+    premium_s, slowest_s = over["premium_ttft_s"], over["slowest_ttft_s"]["standard"]
+    usual, again = (median * 1e3 for median, _ in over["normal_ttft_s"])
+    sent = sum(count for _, count in statuses)
+    rows = [
+        (
+            f"{sent:,} requests that nobody would send, four at a time",
+            f"{failed} answers of 500 and more",
+            f"another's stream paused for {gap:.0f} ms at most, `/health` took {wait:.0f} ms at most",
+            f"memory at rest grew by {grown:.1%}",
+        ),
+        (
+            "1,000 slow uploads and 1,000 slow readers within 30 s",
+            f"p95 of others' short answers {slow['p95_s']['slow'] * 1e3:.0f} ms",
+            f"beside as many quick clients {quick * 1e3:.0f} ms",
+            f"the oldest connection was closed after {oldest:.0f} s",
+            f"{sum(slow['open'].values())} stayed open",
+        ),
+        (
+            f"Ten times what it can do for twenty minutes, {over['requests']['overload']:,} requests",
+            f"{over['requests']['refused']:,} refused",
+            f"refusals took {p50_ms:.0f} ms (p50), {p99_ms:.0f} ms (p99) and {longest_ms:.0f} ms (longest)",
+            f"premium that was admitted waited {premium_s[1]:.0f} s (p99) and {premium_s[2]:.0f} s (longest)",
+            f"standard {slowest_s:.0f} s (longest)",
+            f"first token at half load before and a minute after {usual:.0f} and {again:.0f} ms",
+            f"memory grew by {over['memory_grown'] - 1:.1%}",
+        ),
+    ]
+    return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "preemption-server": through_the_server,
+    "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
+    "idle-overhead-compiled": lambda: idle_overhead("engines/idle_overhead_compiled"),
+    "compiled-passes": compiled_passes,
+    "hostile-clients": hostile_clients,
+    "validation": validation,
+    "serving-path": serving_path,
+    "serving-path-stages": serving_path_stages,
+    "serving-path-embedded": serving_path_embedded,
+    "progress-threads": lambda: embedded("progress_thread", ("Polling, as NIXL ships it", "Sleeping")),
+    "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
+    "footprint": footprint,
+}

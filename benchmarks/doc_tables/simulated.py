@@ -1,0 +1,164 @@
+"""The tables of virtual time: held-out streams, placement, autoscaling, long contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from benchmarks.report import markdown, result
+from simulator.arms.arms import ARMS
+from simulator.arms.by_class import BY_CLASS
+
+_MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
+_STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
+_OURS: Final = "slackserve"
+_TARGETS: Final = "targets"
+_TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
+
+
+def held_out(file: str, level: str, ours: str = _OURS) -> str:
+    """Goodput of all and of the worst class by arm and model, and ours over each with its interval."""
+    rows = result(file)["rows"]
+    cells = {(row["arm"], row["model"], row["figure"]): row for row in rows}
+    models = [model for model in _MODELS if any(row["model"] == model for row in rows)]
+    arms = [*dict.fromkeys(row["arm"] for row in rows)]
+    figures = [f"all {level}", f"worst class {level}"]
+    columns = [
+        f"{_MODELS[model]}, {figure.removesuffix(level).strip()}" for model in models for figure in figures
+    ]
+    table = []
+    for arm in arms:
+        title = _TITLES[arm]
+        row = [f"**{title}**" if arm == ours else title]
+        for model in models:
+            for figure in figures:
+                cell = cells[arm, model, figure]
+                row.append(_goodput(cell, is_ours=arm == ours))
+        table.append(row)
+    return markdown([f"{level} in time, requests/s", *columns], table)
+
+
+_AXES: Final = {
+    "scale": "objectives times {:g}",
+    "sigma": "predictions off, sigma {:g}",
+    "bias": "predictions times {:g}",
+    "charged_s": "each boundary takes {:g} µs",
+    "launch_s": "an eager pass takes {:g} ms or more",
+    "hidden": "passes without preemption composed ahead",
+}
+
+
+def along_axes(axes: Mapping[str, Sequence[str]]) -> str:
+    """The worst class's goodput by place on the axes of each result, and ours over each peer."""
+    rows = [
+        row for file, some in axes.items() for row in result(f"cores/{file}")["rows"] if row["axis"] in some
+    ]
+    arms = [*dict.fromkeys(row["arm"] for row in rows)]
+    places = dict.fromkeys((row["model"], row["level"], row["axis"], row["value"]) for row in rows)
+    cells = {(row["model"], row["level"], row["axis"], row["value"], row["arm"]): row for row in rows}
+    table = []
+    for place in places:
+        model, level, axis, value = place
+        shown = value * {"charged_s": 1e6, "launch_s": 1e3}.get(axis, 1)
+        row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
+        for arm in arms:
+            cell = cells[*place, arm]
+            row.append(_goodput(cell, is_ours=arm == _TARGETS))
+        table.append(row)
+    return markdown(["", "in time", "", *[_TITLES[arm] for arm in arms]], table)
+
+
+def without_parts(file: str) -> str:
+    """The worst class's goodput without one part each, and with all over it."""
+    table = []
+    for row in result(file)["rows"]:
+        if row["axis"] == "without":
+            name, _, chunk = row["arm"].partition(" ")
+            title = _TITLES[name] + (f", of {chunk} tokens" if chunk else "")
+            over = "" if name == _TARGETS else _interval(row)
+            table.append([title, f"{row['goodput_rps']:.2f}", over])
+    return markdown(["", "requests/s", "all of it over this"], table)
+
+
+def _goodput(row: Mapping[str, Any], *, is_ours: bool) -> str:
+    """Goodput, and ours over it; bounds of both where a stream's is below what was tried."""
+    at_most, at_least = ("≤ ", "≥ ") if row.get("below") else ("", "")
+    over = "" if is_ours else f" ({at_least}{_interval(row)})"
+    return f"{at_most}{row['goodput_rps']:.2f}{over}"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
+
+
+def migration() -> str:
+    """What moving suspended prefills changes, by placement and load."""
+    rows = result("cores/migration")["rows"]
+    found = {(row["placement"], row["load"], row["moved"]): row for row in rows}
+    table = []
+    for (placement, load, moved), row in found.items():
+        if moved != "none":
+            continue
+        cells = [f"{row['in_time']:.1%}, {row['worst_kind_in_time']:.1%}"]
+        for way in dict.fromkeys(row["moved"] for row in rows):
+            if way != "none":
+                other = found[placement, load, way]
+                gains = [100 * (other[what] - row[what]) for what in ("in_time", "worst_kind_in_time")]
+                cells.append(", ".join(f"{gain:+.1f}" for gain in gains))
+        moves = found[placement, load, "for nothing"]["moves_per_request"]
+        table.append([placement.replace("_", " "), f"{load:g}", *cells, f"{moves:.2f}"])
+    columns = [
+        "In time: all, worst kind",
+        "moved for nothing, points",
+        "over 25 GB/s, points",
+        "moves a request",
+    ]
+    return markdown(["Placement", "Load", *columns], table)
+
+
+_SIZERS: Final = {"ours": "ours", "ray": "Ray's defaults", "ray_tuned": "Ray's, tuned", "fixed": "fixed"}
+
+
+def sizers_on_streams(file: str) -> str:
+    """What became of the sizers of a tier on further streams: least, mean and most."""
+    rows = []
+    for row in result(f"cores/{file}_streams")["rows"]:
+        cells = [(row["attainment"], ".1%"), (row["replica_hours"], ".2f"), (row["per_replica_hour"], ",.0f")]
+        if row["arm"] != "ours":
+            cells.append((row["ours over it"], ".2f"))
+        spans = [" / ".join(format(each, shown) for each in span) for span, shown in cells]
+        rows.append([row["load"], _SIZERS[row["arm"]], *spans, *[""] * (4 - len(spans))])
+    columns = ["Load", "Arm", "In time", "Replica hours", "In time per replica hour", "Ours over it"]
+    return markdown(columns, rows)
+
+
+def long_context() -> str:
+    """How soon passes behind a long context stop, and what shorter chunks cost."""
+    rows = [
+        [
+            f"{row['model']}, {row['accelerator'].upper()}, {_STOPS_AT[row['stops at']]}",
+            row["chunks"] if row["chunks"].startswith("8") else f"{row['chunk']:,} tokens",
+            f"{row['stop_ms']['p50']:.1f} / {row['stop_ms']['p99']:.1f}",
+            f"{row['128k_cost']:.1f} %",
+            f"{row['8k_cost']:.1f} %",
+        ]
+        for row in result("cores/long_context")["rows"]
+    ]
+    columns = ["Model, accelerator, passes", "Chunk", "Stop p50 / p99, ms", "128k longer by", "8k longer by"]
+    return markdown(columns, rows)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "held-out-90": lambda: held_out("cores/held_out", "90%"),
+    "held-out-99": lambda: held_out("cores/held_out", "99%"),
+    "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
+    "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
+    "held-out-axes": lambda: along_axes(
+        {"held_out_charges": ("scale", "charged_s", "launch_s", "bias", "hidden")}
+    ),
+    "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}),
+    "held-out-parts": lambda: without_parts("cores/held_out_axes"),
+    "long-context": long_context,
+    "migration": migration,
+    "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
+}
