@@ -3,7 +3,8 @@
 Serves the embedded model in turns with either, and takes in each turn: the time to first token of a short
 and of a long prompt alone, the time per output token of four streams, and the cores that the idle deployment
 keeps busy. Prompts are random tokens, so nothing comes from the prefix cache. With `--before DIR`, a checkout
-of an earlier commit, the turns are that commit's and this one's instead.
+of an earlier commit, the turns are that commit's and this one's instead; with `--dtype bfloat16`, this one's
+with float32 and with that.
 
     python -m benchmarks.engines.embedded.progress_thread [--turns 2] [--rounds 8] [--before DIR]
 """
@@ -16,7 +17,8 @@ import os
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +41,12 @@ _ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Arm:
-    """A checkout's server, with folders before its packages."""
+    """A checkout's server, with folders before its packages and with settings."""
 
     name: str
     checkout: Path = _ROOT
     python_path: tuple[Path, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def request(tokens: int, output_tokens: int = 2) -> Arrival:
@@ -85,7 +88,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def serve(arm: Arm, rounds: int, number: int) -> dict[str, list[float]]:
     """One turn of one arm."""
-    settings = embedded_settings(port=PORT, monitor={"shed": False})
+    settings = embedded_settings(port=PORT, monitor={"shed": False}, **arm.settings)
     with (
         tempfile.TemporaryDirectory() as directory,
         served(Path(directory), settings, arm.python_path, arm.checkout) as server,
@@ -100,8 +103,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
+    parser.add_argument("--dtype", help="of the second arm")
     arguments = parser.parse_args()
-    if arguments.before:
+    arms: tuple[Arm, Arm]
+    if arguments.dtype:
+        name, arms = (
+            "embedded_dtype",
+            (Arm("float32"), Arm(arguments.dtype, settings={"dtype": arguments.dtype})),
+        )
+    elif arguments.before:
         name, arms = "embedded_before", (Arm("before", arguments.before.resolve()), Arm("now"))
     else:
         name, arms = "progress_thread", (Arm("spinning", python_path=(SPINNING,)), Arm("sleeping"))
