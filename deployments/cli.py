@@ -32,6 +32,7 @@ from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
+from deployments.local.machine import left_unused
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
@@ -102,7 +103,7 @@ def serve(
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
         model_name, tier = settings.model_name or resolved.model_id, settings.tiers.tier_set().top
-        _announce(deployment.url, model_name, tier, time.monotonic() - started_s)
+        _announce(deployment.url, model_name, tier, time.monotonic() - started_s, left_unused(settings))
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:
@@ -261,12 +262,13 @@ class _StartProgress:
         return table
 
 
-def _announce(url: str, model: str, tier: str, seconds: float) -> None:
+def _announce(url: str, model: str, tier: str, seconds: float, hint: str | None) -> None:
     _console.print(
         f"Ready after {seconds:.0f} s: {url}\n\n"
         f"  curl {url}/v1/completions -H 'content-type: application/json' -H 'x-slo-tier: {tier}' \\\n"
         f'    -d \'{{"model": "{model}", "prompt": "The capital of France is", "max_tokens": 8}}\'\n\n'
-        "Ctrl-C stops.",
+        + (f"{hint}\n" if hint else "")
+        + "Ctrl-C stops.",
         highlight=False,
     )
 

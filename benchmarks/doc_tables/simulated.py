@@ -91,6 +91,25 @@ def _interval(row: Mapping[str, Any]) -> str:
     return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
 
 
+def routing(workload: str, answers: str) -> str:
+    """In time by placement policy and load, and the load up to which 90 % are."""
+    found = result("cores/routing")["workloads"][workload][answers]
+    loads = [point["load"] for point in found[0]["points"] if point["load"] <= _MOST_LOAD]
+    rows = []
+    for row in found:
+        if not row["goodput_load"]:  # at no load so many in time, or at all that were tried
+            goodput = ["", ""]
+        else:
+            ratio, low, high = row["ratio"]
+            over = "1" if row["policy"] == "round_robin" else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+            goodput = [f"{row['goodput_load']:.2f}", over]
+        name = row["policy"] if " " in row["policy"] else f"`{row['policy']}`"
+        rows.append(
+            [name, *(f"{100 * each['attainment']:.1f}" for each in row["points"][: len(loads)]), *goodput]
+        )
+    return markdown(["Policy", *(f"{load:g}" for load in loads), "Goodput", "over round robin"], rows)
+
+
 def migration() -> str:
     """What moving suspended prefills changes, by placement and load."""
     rows = result("cores/migration")["rows"]
@@ -148,6 +167,7 @@ def long_context() -> str:
     return markdown(columns, rows)
 
 
+_MOST_LOAD: Final = 1.2
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
@@ -160,5 +180,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "long-context": long_context,
     "migration": migration,
+    "routing-mix": lambda: routing("mix", "nobody refused"),
+    "routing-mix-refusals": lambda: routing("mix", "refusals"),
+    "routing-trace": lambda: routing("trace", "nobody refused"),
+    "routing-trace-refusals": lambda: routing("trace", "refusals"),
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
 }

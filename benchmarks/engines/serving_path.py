@@ -4,8 +4,8 @@ Serves a tiny random model with `slackserve serve` and runs the same model in a 
 process, on the cores that the prefill replica has. Requests alternate between the two, one at a time, so that
 whatever else the machine does hits both. Then traced requests at several concurrencies: their spans say how
 long each stage takes. With `--before DIR`, a checkout of an earlier commit, the same of that one, in turns
-with this one's server; one from before there were traces has no stages. `--embedded` has the embedded model in
-place of the tiny one, as `make serve` serves it, and no traced requests.
+with this one's server; one from before there were traces has no stages. `--embedded` has the embedded model
+in place of the tiny one, as `make serve` serves it, and no traced requests.
 
     python -m benchmarks.engines.serving_path [--requests 90] [--traced 64] [--turns 1] [--before DIR]
 """

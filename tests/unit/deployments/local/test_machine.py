@@ -7,7 +7,7 @@ import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 from deployments.engine_kwargs import check_engine_kwargs
-from deployments.local.machine import check_gpus, cpus_needed
+from deployments.local.machine import check_gpus, cpus_needed, left_unused
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,20 @@ def test_the_example_for_one_gpu_needs_one():
     with pytest.raises(ConfigError, match="need 1 GPUs"):
         check_gpus(config, {"CPU": 8.0})
     check_gpus(config, {"GPU": 1.0, "accelerator_type:L40S": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "flags", "is_said"),
+    [
+        ({}, "fpu avx512f amx_bf16 amx_tile", True),
+        ({"dtype": "float32"}, "fpu avx512f amx_bf16 amx_tile", False),
+        ({}, "fpu avx512f avx512_bf16", False),
+        ({"accelerator": "cuda"}, "fpu amx_bf16", False),
+    ],
+)
+def test_units_that_the_default_leaves_unused_are_named(values, flags, is_said, tmp_path):
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor : 0\nflags\t\t: {flags}\nbugs :\n")
+    said = left_unused(parse(values, "test"), cpu_info)
+    assert ("`dtype: bfloat16`" in (said or "")) == is_said
+    assert left_unused(parse(values, "test"), tmp_path / "none") is None
