@@ -228,5 +228,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "serving-path-embedded": serving_path_embedded,
     "progress-threads": lambda: embedded("progress_thread", ("Polling, as NIXL ships it", "Sleeping")),
     "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
+    "embedded-dtype": lambda: embedded("embedded_dtype", ("`float32`", "`bfloat16`")),
     "footprint": footprint,
 }
