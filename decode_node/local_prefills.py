@@ -55,11 +55,17 @@ class LocalPrefills:
         finally:
             computed()
 
-    async def pieces(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The pieces of an answer whose prompt is computed at once, until the first of them comes."""
+    async def pieces(
+        self, pieces: AsyncGenerator[Any, None], *, are_several: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        """The pieces of an answer whose prompt is computed at once, until the first of them comes.
+
+        Of several prompts the first piece is that of the shortest: they count until the last piece has come.
+        """
         async with self.counted() as computed, aclosing(pieces):
             async for piece in pieces:
-                computed()
+                if not are_several:
+                    computed()
                 yield piece
 
     @asynccontextmanager

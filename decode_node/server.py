@@ -27,7 +27,7 @@ from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import Rendered, too_much_text
+from decode_node.rendering import LocalReason, Rendered, too_much_text
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
@@ -291,7 +291,10 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
                 spans.phase(DECODE)
                 self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
                 self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                answer = self._local.pieces(self._orchestrator.run_here(call, context, rendered.local.value))
+                answer = self._local.pieces(
+                    self._orchestrator.run_here(call, context, rendered.local.value),
+                    are_several=rendered.local is LocalReason.SEVERAL_PROMPTS,
+                )
             else:
                 spent_s = time.monotonic() - arrived_s
                 logs.event(

@@ -25,6 +25,7 @@ from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.found import FoundModel
 from kv_transfer.connector import KVRole
+from kv_transfer.shared_gpu import GPU_PER_WORKER
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
@@ -125,7 +126,7 @@ def _llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
         model_loading_config={"model_id": found.model_id, "model_source": found.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
         engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,
-        runtime_env={"env_vars": _environment(model)},
+        runtime_env={"env_vars": _environment(model, pool)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
@@ -188,7 +189,7 @@ def _hardware(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
     }
 
 
-def _environment(model: FoundModel) -> dict[str, str]:
+def _environment(model: FoundModel, pool: PoolConfig) -> dict[str, str]:
     """Environment of the replicas, and so of their engines."""
     env = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -200,6 +201,9 @@ def _environment(model: FoundModel) -> dict[str, str]:
         env["HF_HUB_OFFLINE"] = "1"
     if model.config.accelerator == "cpu":
         env |= cpu_environment(model.config.kv_cache_gib)
+    elif pool.gpus_per_worker < 1:
+        # Ray tells it to tasks that a replica starts; its engine would ask for a whole GPU, and not start.
+        env[GPU_PER_WORKER] = f"{pool.gpus_per_worker:g}"
     return env
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-_GPU_PER_WORKER: Final = "VLLM_RAY_PER_WORKER_GPUS"
-"""What Ray Serve LLM tells workers that have a part of a GPU."""
+GPU_PER_WORKER: Final = "VLLM_RAY_PER_WORKER_GPUS"
+"""By which an engine knows what part of a GPU each of its workers has, and its workers know it."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,15 +31,17 @@ class TakesTurns:
 
     def init_device(self) -> None:
         """Wait for a turn if GPUs are shared; then as vLLM."""
-        if self.rank == 0 and float(os.environ.get(_GPU_PER_WORKER, "1")) < 1:
+        if self.rank == 0 and float(os.environ.get(GPU_PER_WORKER, "1")) < 1:
             self._turn = _await_turn(Path(tempfile.gettempdir(), f"slackserve-gpus-{os.getuid()}.lock"))
         super().init_device()  # type: ignore[misc] # the worker mixed in
 
     def compile_or_warm_up_model(self) -> Any:
-        """All ranks have their KV memory: the next engine may begin."""
-        if self._turn is not None:
-            self._turn.release()
-        return super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
+        """As vLLM; all ranks have their KV memory then, and what graphs take: the next engine may begin."""
+        try:
+            return super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
+        finally:
+            if self._turn is not None:
+                self._turn.release()
 
 
 def _await_turn(path: Path) -> FileLock:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from decode_node.local_prefills import LocalPrefills
 
 
@@ -59,3 +61,17 @@ async def test_a_short_prompt_takes_a_place_and_lengthens_no_limit():
         assert (local.computing, local.outstanding) == (0, 0)
     async with local.turn():
         assert (local.computing, local.outstanding) == (1, 1)
+
+
+@pytest.mark.parametrize(("are_several", "counted"), [(False, [1, 0, 0]), (True, [1, 1, 1])])
+async def test_of_several_prompts_the_first_piece_says_nothing_of_the_others(are_several, counted):
+    local, seen = LocalPrefills(1), []
+
+    async def answer():
+        for number in range(3):
+            seen.append(local.computing)
+            yield number
+
+    assert [piece async for piece in local.pieces(answer(), are_several=are_several)] == [0, 1, 2]
+    assert seen == counted
+    assert local.computing == 0

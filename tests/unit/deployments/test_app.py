@@ -277,6 +277,17 @@ def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, 
         }
 
 
+def _environment_of(options):
+    """Of a replica: its engine, a process of its own, has the same."""
+    return options["ray_actor_options"]["runtime_env"]["env_vars"]
+
+
+@pytest.mark.slow
+def test_a_whole_gpu_is_what_vllm_takes_by_itself(options, tiny):
+    for _, tier in options({"model": tiny, "accelerator": "cuda"}).values():
+        assert "VLLM_RAY_PER_WORKER_GPUS" not in _environment_of(tier)
+
+
 @pytest.mark.slow
 def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
     found = options(
@@ -298,11 +309,11 @@ def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
     assert prefill["placement_group_bundles"] == [{"CPU": 1, "GPU": 0.5, "accelerator_type:H100": 0.001}]
     assert prefill["placement_group_strategy"] == "STRICT_PACK"
     assert config.engine_kwargs["gpu_memory_utilization"] == 0.45
-    engine = config.get_engine_config().get_runtime_env_with_local_env_vars()
-    assert engine["env_vars"]["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
+    assert _environment_of(prefill)["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
     config, decode = found["decode"]
     assert decode["placement_group_strategy"] == "PACK"
     assert [bundle["GPU"] for bundle in decode["placement_group_bundles"]] == [0.25, 0.25]
+    assert _environment_of(decode)["VLLM_RAY_PER_WORKER_GPUS"] == "0.25"
     assert all(bundle["accelerator_type:L40S"] for bundle in decode["placement_group_bundles"])
     assert config.engine_kwargs["gpu_memory_utilization"] == 0.1
 

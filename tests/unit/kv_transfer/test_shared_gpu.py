@@ -18,6 +18,7 @@ class Worker:
     def init_device(self):
         print("begins", time.monotonic(), flush=True)
     def compile_or_warm_up_model(self):
+        time.sleep(0.1)  # graphs are captured, and take memory
         print("ended", time.monotonic(), flush=True)
 
 class Sharing(TakesTurns, Worker):
@@ -61,7 +62,7 @@ def said(process, word):
 def test_one_begins_when_the_other_has_its_memory_and_not_when_it_ends(start):
     times = [(said(process, "begins"), said(process, "ended")) for process in [start(0.3) for _ in range(3)]]
     for (_, ended_s), (begins_s, _) in pairwise(sorted(times)):
-        assert begins_s >= ended_s - 0.01  # it says so just after it has let the other begin
+        assert begins_s >= ended_s
 
 
 def test_one_that_is_killed_gives_its_turn_up(start):
