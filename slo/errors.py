@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from slo.protocol import Message
+
+_LONGEST_NAME: Final = 200
 
 
 class FieldError(Exception):
     """A request field has a value that cannot be served.
 
     Attributes:
-        field: The header or body field, spelt as the client spelt it.
+        field: The header or body field, spelt as the client spelt it; cut where it is long, and escaped where
+            it could not be shown on one line.
         problem: What is wrong with it, without the field's name.
         valid: What would be accepted.
     """
 
     def __init__(self, field: str, problem: str, valid: str) -> None:
+        if len(field) > _LONGEST_NAME:
+            field = f"{field[:_LONGEST_NAME]}…"
+        if not field.isprintable():
+            field = field.encode("unicode_escape").decode()
         super().__init__(f"{field}: {problem}; {valid}")
         self.field = field
         self.problem = problem

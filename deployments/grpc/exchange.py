@@ -127,6 +127,11 @@ def tell(context: RayServegRPCContext, head: Head, request_id: str | None) -> No
     context.set_trailing_metadata(trailers)
 
 
+def _is_header(value: str) -> bool:
+    """Whether gRPC takes it as metadata."""
+    return value.isascii() and value.isprintable()
+
+
 def refuse(context: RayServegRPCContext, error: Mapping[str, Any], status: int | None = None) -> None:
     """Answer with an error of the HTTP API; without `status` it came when the answer had begun."""
     if status is None:
@@ -137,5 +142,5 @@ def refuse(context: RayServegRPCContext, error: Mapping[str, Any], status: int |
     context.set_details(error["message"])
     known = [("error-code", error["code"]), ("error-type", error["type"]), ("error-param", error["param"])]
     told = [(name, value) for name, value in context.trailing_metadata() if name != SERVES_ID]
-    named = [(name, value) for name, value in known if value is not None and value.isascii()]
+    named = [(name, value) for name, value in known if value is not None and _is_header(value)]
     context.set_trailing_metadata([*told, *named])

@@ -10,7 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from openai.types.responses import ResponseOutputMessage, ResponseOutputText, ToolChoiceFunction
+from openai.types.responses import (
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ToolChoiceFunction,
+)
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.utils import (
@@ -127,25 +132,57 @@ def _name(field: str) -> str:
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
-    items = asked.input if isinstance(asked.input, str) else [_item(one) for one in asked.input]
+    given = asked.input
+    items = given if isinstance(given, str) else [_item(*numbered) for numbered in enumerate(given)]
     try:
         made = construct_input_messages(request_instructions=asked.instructions, request_input=items)
     except ValueError as error:  # reasoning that is encrypted
         raise FieldError("input", f"cannot be used: {error}", "leave that item out") from None
-    return [_message(number, message) for number, message in enumerate(made)]
+    instructions = made[:1] if asked.instructions else []
+    of_items = made[len(instructions) :]
+    # Where reasoning and calls have become one message, a message's place is no item's.
+    are_items = not isinstance(items, str) and len(of_items) == len(items)
+    fields = [f"input[{number}]" if are_items else "input" for number in range(len(of_items))]
+    return [
+        *(_message("instructions", message) for message in instructions),
+        *(_message(field, message) for field, message in zip(fields, of_items, strict=True)),
+    ]
 
 
-def _item(item: Any) -> Any:
-    """An item of the input; vLLM takes an answer's first part alone, and that to be text."""
-    if not isinstance(item, ResponseOutputMessage):
-        return item
-    parts = [part.text if isinstance(part, ResponseOutputText) else part.refusal for part in item.content]
-    return {"role": "assistant", "content": "".join(parts)}
+def _item(number: int, item: Any) -> Any:
+    """An item of the input with all of its text in one part: vLLM takes the first part alone of many."""
+    if isinstance(item, ResponseOutputMessage):
+        parts = [part.text if isinstance(part, ResponseOutputText) else part.refusal for part in item.content]
+        return {"role": "assistant", "content": "".join(parts)}
+    if isinstance(item, ResponseReasoningItem):
+        whole: dict[str, Any] = {}
+        if item.content:
+            text = "".join(part.text for part in item.content)
+            whole = {"content": [item.content[0].model_copy(update={"text": text})]}
+        elif item.summary:
+            text = "\n".join(part.text for part in item.summary)
+            whole = {"summary": [item.summary[0].model_copy(update={"text": text})]}
+        return item.model_copy(update=whole)
+    if isinstance(item, dict) and item.get("role") == "assistant" and isinstance(item.get("content"), list):
+        return _whole_answer(f"input[{number}]", item)
+    return item
 
 
-def _message(number: int, message: Any) -> dict[str, Any]:
+def _whole_answer(field: str, item: dict[str, Any]) -> dict[str, Any]:
+    texts = [
+        part.get("text", part.get("refusal")) if isinstance(part, dict) else None for part in item["content"]
+    ]
+    whole = [text for text in texts if isinstance(text, str)]
+    if texts and len(whole) == len(texts):
+        return {**item, "content": "".join(whole)}
+    if len(texts) > 1 and texts[0] is not None:
+        problem = "is an assistant's message with a part that is not text behind one that is"
+        raise FieldError(f"{field}.content", problem, "send its text alone")
+    return item
+
+
+def _message(field: str, message: Any) -> dict[str, Any]:
     """A message whose parts have the types of a chat's."""
-    field = f"input[{number}]"
     if not isinstance(message, dict) or "role" not in message:
         kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
         raise FieldError(

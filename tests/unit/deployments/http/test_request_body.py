@@ -191,3 +191,13 @@ def test_who_names_more_than_is_allowed_is_refused():
     raw = json.dumps({"model": "m", "prompt": "a", "max_tokens": 9}).encode()
     with pytest.raises(FieldError, match=r"limits\.max_output_tokens allows 8"):
         read(raw, CompletionRequest, LimitsConfig(max_output_tokens=8), ANONYMOUS)
+
+
+@pytest.mark.parametrize("name", [r"\ud800", r"a\nb", "x" * 1_000_000])
+@pytest.mark.parametrize("body", ['{{"{0}": 1, "{0}": 1}}', '{{"{0}": "\\ud800"}}', '{{"{0}": 1}}'])
+def test_a_field_of_any_name_can_be_told_of_and_logged(name, body):
+    with pytest.raises(FieldError) as refused:
+        parse(body.format(name).encode(), CompletionRequest, LIMITS)
+    assert refused.value.field.isprintable()
+    assert len(str(refused.value)) < 1000
+    str(refused.value).encode()

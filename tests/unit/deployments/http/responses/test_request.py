@@ -185,6 +185,52 @@ def test_an_answer_of_several_parts_and_a_refusal_are_replayed():
     assert plain(chat.messages) == [{"role": "assistant", "content": "ab"}]
 
 
+def test_nothing_of_an_answer_in_a_conversation_is_lost():
+    parts = [{"type": "input_text", "text": text} for text in ("a", "b")]
+    chat = chat_of(input=[{"role": "assistant", "content": parts}, {"role": "user", "content": "and?"}])
+    assert plain(chat.messages) == [
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "and?"},
+    ]
+    thoughts = [{"type": "reasoning_text", "text": text} for text in ("h1 ", "h2")]
+    summary = [{"type": "summary_text", "text": text} for text in ("s1", "s2")]
+    for given, reasoning in ({"content": thoughts, "summary": []}, "h1 h2"), ({"summary": summary}, "s1\ns2"):
+        item = {"type": "reasoning", "id": "r", **given}
+        (message,) = chat_of(input=[item]).messages
+        assert message["reasoning"] == reasoning
+
+
+def test_an_answer_with_more_than_text_is_refused_if_vllm_would_cut_it():
+    picture = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}
+    parts = [{"type": "input_text", "text": "a"}, picture]
+    with pytest.raises(FieldError, match="assistant"):
+        chat_of(input=[{"role": "assistant", "content": parts}])
+
+
+@pytest.mark.parametrize(
+    ("before", "fields", "field"),
+    [
+        ([], {}, "input[0].content"),
+        ([], {"instructions": "Be brief."}, "input[0].content"),
+        ([{"role": "user", "content": "hi"}], {"instructions": "Be brief."}, "input[1].content"),
+        (
+            [
+                {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "s"}]},
+                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            ],
+            {},
+            "input.content",
+        ),
+    ],
+)
+def test_the_item_that_is_refused_is_named_by_its_place_or_not_at_all(before, fields, field):
+    with pytest.raises(FieldError) as refused:
+        chat_of(
+            input=[*before, {"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}], **fields
+        )
+    assert refused.value.field == field
+
+
 @pytest.mark.parametrize(
     "fields",
     [
