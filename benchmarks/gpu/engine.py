@@ -15,6 +15,7 @@ import asyncio
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -313,8 +314,15 @@ def main() -> None:
     if len(arms) == 1:
         print(_run(arms[0], *asked))
         return
+    failed = []
     for arm in arms:
-        print(in_own_process(_run, arm, *asked))
+        try:
+            print(in_own_process(_run, arm, *asked))
+        except Exception as error:  # noqa: BLE001 - the arms behind it are measured all the same
+            print(f"{arm}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            failed.append(arm)
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 def _run(name: str, *asked: Any) -> Path:

@@ -369,8 +369,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a small model; its times say nothing")
-    parser.add_argument("--part", nargs="+", default=[], help='such as stops, "idle at 512", profiles')
-    parser.add_argument("--ahead-ms", nargs="+", type=float, default=[], help="with the finest boundaries")
+    parser.add_argument(
+        "--part", nargs="+", action="extend", default=[], help='such as stops, "idle at 512", profiles'
+    )
+    parser.add_argument(
+        "--ahead-ms", nargs="+", action="extend", type=float, default=[], help="with the finest boundaries"
+    )
     parser.add_argument("--limit-s", type=float, help="after so many seconds no further part is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))

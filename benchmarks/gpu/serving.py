@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -156,14 +157,22 @@ def main() -> None:
     findings = Measurements(
         arguments.out / "serving.json", {"device": device.about(), "seed": SEED, "plan": asdict(plan)}
     )
+    failed = []
     for mode in arguments.mode or [*MODES]:
-        with tempfile.TemporaryDirectory() as directory:
-            found = serve(plan, mode, Path(directory), arguments.out, is_gpu=device.is_gpu)
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                found = serve(plan, mode, Path(directory), arguments.out, is_gpu=device.is_gpu)
+        except Exception as error:  # noqa: BLE001 - the modes behind it are measured all the same
+            print(f"{mode}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            failed.append(mode)
+            continue
         findings.add("modes", found)
         times = [{"time": name, **row} for name, row in found["ttft_ms"].items()]
         print_rows(f"{mode}: {found['stops']} stops; time to first token, ms", times)
         print(f"between tokens of {plan.streams} streams, ms: {found['tpot_ms']}", flush=True)
     print(findings.path)
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
