@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import sys
 
 import numpy as np
 import psutil
@@ -141,9 +142,7 @@ async def test_an_overload_is_refused_and_forgotten(overloaded, record_property)
     record_property("memory_grown", grown)
     record_property(
         "most_grown",
-        sorted(
-            ((after_bytes[one] - size) / 2**20, " ".join(one.cmdline())[:40]) for one, size in memory.items()
-        )[-4:],
+        sorted(((after_bytes[one] - size) / 2**20, _name(one)) for one, size in memory.items())[-4:],
     )
     assert {one.answer.fate for one in ended} == {Fate.ANSWERED, Fate.REFUSED}
     assert len(refused_s) > 0.8 * len(overload)
@@ -157,3 +156,7 @@ async def test_an_overload_is_refused_and_forgotten(overloaded, record_property)
     assert max(again_s) < 2 * max(usual_s)
     # The clients and the engines have the same cores.
     assert np.percentile(refused_s, 95) < 0.1
+
+
+def _name(process):
+    return " ".join(process.cmdline()).removeprefix(f"{sys.prefix}/")[:40]
