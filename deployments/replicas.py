@@ -203,7 +203,7 @@ def _environment(model: FoundModel, pool: PoolConfig) -> dict[str, str]:
         env |= cpu_environment(model.config.kv_cache_gib)
     elif pool.gpus_per_worker < 1:
         # Ray tells it to tasks that a replica starts; its engine would ask for a whole GPU, and not start.
-        env[GPU_PER_WORKER] = f"{pool.gpus_per_worker:g}"
+        env[GPU_PER_WORKER] = str(pool.gpus_per_worker)
     return env
 
 
