@@ -14,6 +14,10 @@ from slo.protocol import Message
 _LONGEST_NAME: Final = 200
 
 
+def _shown(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
 class FieldError(Exception):
     """A request field has a value that cannot be served.
 
@@ -27,8 +31,9 @@ class FieldError(Exception):
     def __init__(self, field: str, problem: str, valid: str) -> None:
         if len(field) > _LONGEST_NAME:
             field = f"{field[:_LONGEST_NAME]}…"
-        if not field.isprintable():
-            field = field.encode("unicode_escape").decode()
+        field = "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode() for each in field
+        )
         super().__init__(f"{field}: {problem}; {valid}")
         self.field = field
         self.problem = problem

@@ -23,6 +23,7 @@ from benchmarks.harness.local_server import (
     serve_until_ready,
     start_until,
 )
+from benchmarks.harness.ray_application import says_ready
 from deployments.local.ending import kill_after
 from kv_transfer.engine_processes import named_shared_memory
 from slo.tiers import PREMIUM, STANDARD, Tier
@@ -171,7 +172,7 @@ def running(arm: ServerArm, directory: Path, model: Path | None = None) -> Itera
             command += ["--model", str(model)] if model else []
             command += ["--pools", *arm.pools] if arm.pools else []
             env = environment(*([SPINNING] if arm.is_spinning else []))
-            start_until(lambda: "\nready\n" in log.read_text(errors="replace"), command, log, env)
+            start_until(lambda: says_ready(log), command, log, env)
         yield RunningServer(log, time.monotonic() - started_s)
     finally:
         _end_children()

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import threading
 from typing import Any
 
+from benchmarks.harness.ray_application import until_stopped
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
 from deployments.local.cpu_plan import Workers, plan_cores
 from deployments.local.engine_start import cpu_environment
@@ -91,34 +90,26 @@ def main() -> None:
 
     for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
-    import ray
     from ray import serve
     from ray.serve.llm import build_pd_openai_app
 
-    stop = threading.Event()
     cores = plan_cores(sorted(os.sched_getaffinity(0)), Workers())[0]
-    ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, log_to_driver=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ray installs its own, which leave without cleaning up
-        signal.signal(number, lambda *_: stop.set())
-    serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
-    for number, pool in enumerate(arguments.pools or [""]):
-        app = build_pd_openai_app(
-            {
-                "prefill_config": llm_config("kv_producer", cores.prefill[0], number, arguments),
-                "decode_config": llm_config("kv_consumer", cores.decode[0], number, arguments),
-                "ingress_deployment_config": {
-                    "num_replicas": 1,
-                    "autoscaling_config": None,
-                    "max_ongoing_requests": 100_000,
-                    "ray_actor_options": {"num_cpus": 0.1},
-                },
-            }
-        )
-        serve.run(app, name=f"stock{pool}", route_prefix=f"/{pool}")
-    print("ready", flush=True)
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    with until_stopped(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, log_to_driver=True):
+        serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
+        for number, pool in enumerate(arguments.pools or [""]):
+            app = build_pd_openai_app(
+                {
+                    "prefill_config": llm_config("kv_producer", cores.prefill[0], number, arguments),
+                    "decode_config": llm_config("kv_consumer", cores.decode[0], number, arguments),
+                    "ingress_deployment_config": {
+                        "num_replicas": 1,
+                        "autoscaling_config": None,
+                        "max_ongoing_requests": 100_000,
+                        "ray_actor_options": {"num_cpus": 0.1},
+                    },
+                }
+            )
+            serve.run(app, name=f"stock{pool}", route_prefix=f"/{pool}")
 
 
 if __name__ == "__main__":

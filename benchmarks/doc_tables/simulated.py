@@ -91,6 +91,9 @@ def _interval(row: Mapping[str, Any]) -> str:
     return f"{row['ours over it']:.2f}, {row['low']:.2f} to {row['high']:.2f}"
 
 
+_MOST_LOAD: Final = 1.2
+
+
 def routing(workload: str, answers: str) -> str:
     """In time by placement policy and load, and the load up to which 90 % are."""
     found = result("cores/routing")["workloads"][workload][answers]
@@ -167,7 +170,6 @@ def long_context() -> str:
     return markdown(columns, rows)
 
 
-_MOST_LOAD: Final = 1.2
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),

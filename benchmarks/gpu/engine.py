@@ -15,7 +15,6 @@ import asyncio
 import math
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import EngineArm, GovernedEngine, governed_engine, write_model
+from benchmarks.harness.in_turn import in_turn
 from benchmarks.harness.offline_engine import in_own_process
 from benchmarks.report import Measurements, overhead, print_rows, summary_ms
 from prefill_node.engine_setup import EngineSetup
@@ -314,15 +314,7 @@ def main() -> None:
     if len(arms) == 1:
         print(_run(arms[0], *asked))
         return
-    failed = []
-    for arm in arms:
-        try:
-            print(in_own_process(_run, arm, *asked))
-        except Exception as error:  # noqa: BLE001 - the arms behind it are measured all the same
-            print(f"{arm}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            failed.append(arm)
-    if failed:
-        sys.exit(f"not measured: {', '.join(failed)}")
+    in_turn(arms, lambda arm: print(in_own_process(_run, arm, *asked)))
 
 
 def _run(name: str, *asked: Any) -> Path:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, Final
 from benchmarks.engines.preemption import rounds
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import write_model
+from benchmarks.harness.in_turn import in_turn
 from benchmarks.harness.local_server import client, embedded_settings, logged, served
 from benchmarks.harness.tiny_models import write_tokenizer
 from benchmarks.report import Measurements, print_rows, summary, summary_ms
@@ -157,22 +157,19 @@ def main() -> None:
     findings = Measurements(
         arguments.out / "serving.json", {"device": device.about(), "seed": SEED, "plan": asdict(plan)}
     )
-    failed = []
-    for mode in arguments.mode or [*MODES]:
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                found = serve(plan, mode, Path(directory), arguments.out, is_gpu=device.is_gpu)
-        except Exception as error:  # noqa: BLE001 - the modes behind it are measured all the same
-            print(f"{mode}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            failed.append(mode)
-            continue
+
+    def measured(mode: str) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            found = serve(plan, mode, Path(directory), arguments.out, is_gpu=device.is_gpu)
         findings.add("modes", found)
         times = [{"time": name, **row} for name, row in found["ttft_ms"].items()]
         print_rows(f"{mode}: {found['stops']} stops; time to first token, ms", times)
         print(f"between tokens of {plan.streams} streams, ms: {found['tpot_ms']}", flush=True)
-    print(findings.path)
-    if failed:
-        sys.exit(f"not measured: {', '.join(failed)}")
+
+    try:
+        in_turn(arguments.mode or [*MODES], measured)
+    finally:
+        print(findings.path)
 
 
 if __name__ == "__main__":

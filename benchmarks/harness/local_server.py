@@ -94,16 +94,22 @@ def served(
     config.write_text(yaml.safe_dump(settings))
     options = ("--config", str(config), "--verbose")
     log, port = directory / "log", settings["port"]
-    server = serve_until_ready(log, port, *options, python_path=python_path, checkout=checkout)
-    try:
+    with ended(serve_until_ready(log, port, *options, python_path=python_path, checkout=checkout)) as server:
         yield server
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is asked to end after the block, and killed if it does not."""
+    try:
+        yield process
     finally:
-        server.terminate()
+        process.terminate()
         try:
-            server.wait(60)
+            process.wait(60)
         except subprocess.TimeoutExpired:  # what was measured counts all the same
-            server.kill()
-            server.wait()
+            process.kill()
+            process.wait()
 
 
 class Client:

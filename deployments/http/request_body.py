@@ -175,8 +175,8 @@ def _refuse_lone_surrogates(value: Any, path: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            field = path.encode(errors="backslashreplace").decode() or "body"
-            raise FieldError(field, "has half a surrogate pair", "send text that is valid Unicode") from None
+            problem = "has half a surrogate pair"
+            raise FieldError(path or "body", problem, "send text that is valid Unicode") from None
     elif isinstance(value, dict):
         for name, item in value.items():
             _refuse_lone_surrogates(name, path)

@@ -5,13 +5,13 @@ python -m benchmarks.engines.embedded.empty_application NAME...
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from typing import Any
 
 import ray
 from ray import serve
+
+from benchmarks.harness.ray_application import until_stopped
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
@@ -24,19 +24,13 @@ class Idle:
 
 def main() -> None:
     """Run it until SIGTERM."""
-    ray.init(log_to_driver=False)
-    serve.start(proxy_location="Disabled")
     first, *others = sys.argv[1:]
-    behind = [Idle.options(name=name).bind() for name in others]
-    serve.run(Idle.options(name=first).bind(*behind), route_prefix=None)
-    actor = ray.remote(num_cpus=0)(type("Idle", (), {"up": lambda _: True})).remote()
-    ray.get(actor.up.remote())
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    print("application is up", flush=True)
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    with until_stopped(log_to_driver=False):
+        serve.start(proxy_location="Disabled")
+        behind = [Idle.options(name=name).bind() for name in others]
+        serve.run(Idle.options(name=first).bind(*behind), route_prefix=None)
+        actor = ray.remote(num_cpus=0)(type("Idle", (), {"up": lambda _: True})).remote()
+        ray.get(actor.up.remote())
 
 
 if __name__ == "__main__":

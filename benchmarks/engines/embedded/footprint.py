@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness.local_server import embedded_settings, environment, served, start_until
+from benchmarks.harness.local_server import embedded_settings, ended, environment, served, start_until
+from benchmarks.harness.ray_application import says_ready
 from benchmarks.report import print_rows, write
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
 
@@ -60,12 +61,12 @@ def cpu_s(root: psutil.Process) -> Counter[str]:
     return used
 
 
-def idle_cores(pid: int) -> dict[str, float]:
-    """Cores kept busy by owner."""
+def idle_cores(pid: int, settled_s: float = SETTLED_S, idle_s: float = IDLE_S) -> dict[str, float]:
+    """Cores that a process and all below it keep busy while nobody asks for anything, by owner."""
     root = psutil.Process(pid)
-    time.sleep(SETTLED_S)
+    time.sleep(settled_s)
     before, started_s = cpu_s(root), time.monotonic()
-    time.sleep(IDLE_S)
+    time.sleep(idle_s)
     after, elapsed_s = cpu_s(root), time.monotonic() - started_s
     return {name: (after[name] - before[name]) / elapsed_s for name in sorted(after)}
 
@@ -87,12 +88,8 @@ def empty() -> tuple[float, dict[str, float]]:
         log = Path(directory) / "log"
         log.touch()
         env = {**environment(), **SERVE_ENVIRONMENT, **QUIET_ENVIRONMENT}
-        up = start_until(lambda: "application is up" in log.read_text(), [_EMPTY, *DEPLOYMENTS], log, env)
-        try:
+        with ended(start_until(lambda: says_ready(log), [_EMPTY, *DEPLOYMENTS], log, env)) as up:
             return time.monotonic() - started_s, idle_cores(up.pid)
-        finally:
-            up.terminate()
-            up.wait(60)
 
 
 def median(turns: list[Mapping[str, float]]) -> dict[str, float]:

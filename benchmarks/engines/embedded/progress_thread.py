@@ -16,14 +16,12 @@ import asyncio
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmarks.engines.embedded.footprint import idle_cores
 from benchmarks.harness.local_server import SPINNING, client, embedded_settings, served
 from benchmarks.report import commit, write
 from simulator.workload.arrivals import Arrival
@@ -35,7 +33,7 @@ SHORT_TOKENS = 64
 LONG_TOKENS = 2000
 STREAMS = 4
 STREAM_TOKENS = 24
-IDLE_S = 20.0
+SETTLED_S, IDLE_S = 5.0, 20.0
 _ROOT = Path(__file__).parents[3]
 
 
@@ -67,25 +65,6 @@ async def turn(rounds: int, number: int) -> dict[str, list[float]]:
     return found
 
 
-def idle_cores(process: psutil.Process) -> float:
-    """Cores that a process and all below it keep busy while nobody asks for anything."""
-    time.sleep(5)
-    before_s, started_s = _cpu_s(process), time.monotonic()
-    time.sleep(IDLE_S)
-    return (_cpu_s(process) - before_s) / (time.monotonic() - started_s)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    total_s = 0.0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total_s += times.user + times.system
-    return total_s
-
-
 def serve(arm: Arm, rounds: int, number: int) -> dict[str, list[float]]:
     """One turn of one arm."""
     settings = embedded_settings(port=PORT, monitor={"shed": False}, **arm.settings)
@@ -93,7 +72,7 @@ def serve(arm: Arm, rounds: int, number: int) -> dict[str, list[float]]:
         tempfile.TemporaryDirectory() as directory,
         served(Path(directory), settings, arm.python_path, arm.checkout) as server,
     ):
-        idle = idle_cores(psutil.Process(server.pid))
+        idle = sum(idle_cores(server.pid, SETTLED_S, IDLE_S).values())
         return {**asyncio.run(turn(rounds, number)), "idle_cores": [idle]}
 
 
