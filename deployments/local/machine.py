@@ -80,5 +80,5 @@ def left_unused(config: SlackServeConfig, cpu_info: Path = Path("/proc/cpuinfo")
         return None
     return (
         "This CPU has units for matrices of bfloat16 (AMX), which float32, a CPU's default, leaves unused: "
-        "`dtype: bfloat16` in the configuration is two to four times as fast."
+        "`dtype: bfloat16` in the configuration is up to four times as fast."
     )
