@@ -6,8 +6,9 @@ Travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -97,3 +98,19 @@ class EngineSetup:
     def of_arguments(additional_config: Mapping[str, Any] | None) -> EngineSetup:
         """The same from the engine argument."""
         return msgspec.convert((additional_config or {}).get(_KEY, {}), EngineSetup)
+
+
+@contextmanager
+def without_board(vllm_config: VllmConfig) -> Iterator[None]:
+    """The configuration as it is at every start, for as long as something is compiled by it.
+
+    vLLM finds what it has stored of a compiled model by all of `additional_config`, and the board has another
+    path each time.
+    """
+    given = vllm_config.additional_config
+    setup = replace(EngineSetup.of(vllm_config), board="")
+    vllm_config.additional_config = {**given, **setup.encode()}
+    try:
+        yield
+    finally:
+        vllm_config.additional_config = given

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from engines import COMPILED, engine, random_prompt
+from vllm.compilation.counter import compilation_counter
 from vllm.v1.worker import cpu_model_runner as first_runner
 from vllm.v1.worker.cpu import model_runner as second_runner
 
@@ -288,8 +289,9 @@ def test_pieces_that_inductor_has_compiled(models, monkeypatch, tmp_path):
     """Once compiled in this process, and once from what vLLM has stored of that."""
     monkeypatch.setenv("VLLM_CPU_CI_ENV", "0")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    for _ in range(2):
-        with engine(models("llama"), **COMPILED) as running:
+    for loaded in (0, 1):
+        found = compilation_counter.expect(num_aot_artifacts_loaded=loaded)
+        with found, engine(models("llama"), **COMPILED) as running:
             expected = undisturbed(running)
             assert stopped(running, [1]) == expected
             for boundary in range(running.boundaries):

@@ -122,6 +122,41 @@ def test_checkpoints_have_memory_of_their_own(device, mode, asked_for, kept_free
     assert Preemptible().determine_available_memory() == (10 << 30) - kept_free
 
 
+@pytest.mark.parametrize("mode", ["resume", "off"])
+def test_what_was_compiled_once_is_found_at_the_next_start(mode):
+    """vLLM looks for it by a hash of the whole configuration."""
+    from vllm.config import VllmConfig
+
+    def hashes(board):
+        seen = []
+
+        class Worker:
+            def load_model(self):
+                seen.append(self.vllm_config.compute_hash())
+
+            def determine_available_memory(self):
+                seen.append(self.vllm_config.compute_hash())
+                return 0
+
+            def compile_or_warm_up_model(self):
+                seen.append(self.vllm_config.compute_hash())
+
+        class Preemptible(PreemptibleWorker, Worker):
+            setup = EngineSetup(board=board, mode=mode, refused="for this test")
+            vllm_config = VllmConfig(additional_config={"other": 1} | setup.encode())
+            model_runner = None
+
+        worker = Preemptible()
+        worker.load_model()
+        worker.determine_available_memory()
+        worker.compile_or_warm_up_model()
+        assert EngineSetup.of(worker.vllm_config).board == board
+        assert worker.vllm_config.additional_config["other"] == 1
+        return seen
+
+    assert hashes("/dev/shm/first") == hashes("/dev/shm/second")
+
+
 def test_a_worker_of_an_engine_that_was_refused_prepares_nothing_and_says_why():
     config = SimpleNamespace(
         additional_config=EngineSetup(board="/no/board", mode="resume", refused="it is hybrid").encode()
