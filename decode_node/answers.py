@@ -7,12 +7,14 @@ decode replica sends each event of a stream as a `Piece`, with what another one 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ray.serve.llm.openai_api_models import ErrorResponse
 
+_OPENING: Final = re.compile(r'"delta":\{"role":"(?:[^"\\]|\\.)*"(?:,"content":"")?\}')
 _ERROR_EVENT: Final = 'data: {"error"'
 SERVER_ERRORS: Final = 500
 """Codes from here on are the server's fault, not the request's."""
@@ -56,8 +58,11 @@ def has_choice(text: str) -> bool:
 
 
 def is_role(text: str) -> bool:
-    """Whether a server-sent event says who speaks, before a chat's first token."""
-    return '"delta":{"role"' in text
+    """Whether a server-sent event says who speaks, before a chat's first token, and nothing else.
+
+    A tool parser may put the role into each of its deltas.
+    """
+    return _OPENING.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ prefills itself; the way through the two tiers is `decode_node.orchestrator`'s.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer
-from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from decode_node import rendering
 from decode_node.answers import error_response
 from decode_node.grammar_check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
+from decode_node.handshakes import Handshakes
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
@@ -44,7 +43,7 @@ from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone, Report
-from slo.request import HANDSHAKE_DUE_S, ReplicaId, RequestContext
+from slo.request import ReplicaId, RequestContext
 from slo.tiers import Tier
 from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
@@ -62,12 +61,10 @@ from telemetry.tracing import TracingOptions
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
+    from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
 
 
-_FIRST_HANDSHAKE_TIMEOUT_S = 600.0
-_OTHER_HANDSHAKES_TIMEOUT_S = 20.0
-_HANDSHAKE_RETRY_S = 1.0
 _PROMPT_PASS_S = 60.0
 """How long a pass with a part of a prompt may take is not known here; an engine hangs after five times this,
 which is vLLM's own limit for a pass."""
@@ -135,7 +132,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             REPLACEMENTS,
             *EngineTap.METRICS,
             *PRESSURE_METRICS,
-            *EngineWatchdog.METRICS,
             *monitor_client.METRICS,
         )
         self._tap = EngineTap("decode", self._instruments)
@@ -172,21 +168,17 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars.stand_before(client)
         self._ongoing = 0
         self._places = asyncio.Semaphore(node.max_ongoing_requests)
-        await self._shake_hands(node.prefill_replicas)
+        self._handshakes = Handshakes(
+            self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
+        )
+        await self._handshakes.begin(node.prefill_replicas, needed=node.local_prefills == 0)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
+        self._watchdog = EngineWatchdog(client, lambda: self._tap.steps, self._pass_s, node.hung_after_s)
         self._reporter = Reporter(self._report, self._router.report.remote)
         if node.is_monitored:
             participant = Participant(self._replica_id, Role.DECODE, self._seen, model=llm_config.model_id)
             self._monitor = MonitorClient(participant, self._instruments)
             self._monitor.start()
-        self._watchdog = EngineWatchdog(
-            "decode",
-            client,
-            lambda: self._tap.steps,
-            self._pass_s,
-            self._instruments,
-            node.hung_after_s,
-        )
         self._watchdog.start()
         logs.event("decode_ready", max_model_len=self._max_model_len)
 
@@ -227,35 +219,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     async def _start_engine(self) -> None:
         """Start it, without the report of what is used, for which Ray starts an actor."""
         await self.engine.start()
-
-    async def _shake_hands(self, expected: int) -> None:
-        """Decode one token prefilled by each prefill replica, so that NIXL's handshakes are done.
-
-        Goes on without those that are not up in time, or hang: a decode replica that is replaced while a
-        prefill replica is down must not wait for it. Their first request shakes hands then.
-        """
-        deadline_s = time.monotonic() + _FIRST_HANDSHAKE_TIMEOUT_S
-        backend = self._get_connector_backend()
-        # A token that ended the answer would leave nothing to pull.
-        dummy = CompletionRequest(model=self._llm_config.model_id, prompt=" x", max_tokens=1, ignore_eos=True)
-        prefill_request = backend.prepare_prefill_request(request=dummy, peer=None)
-        while True:
-            handovers = await self._tier.broadcast(
-                "prewarm_prefill", prefill_request, within_s=HANDSHAKE_DUE_S
-            )
-            if handovers:
-                deadline_s = min(deadline_s, time.monotonic() + _OTHER_HANDSHAKES_TIMEOUT_S)
-            for params in handovers:
-                request = dummy.model_copy(deep=True)
-                request.kv_transfer_params = params
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(HANDSHAKE_DUE_S):
-                        async for _ in self.engine.completions(request, None):
-                            pass
-            if len(handovers) >= expected or time.monotonic() > deadline_s:
-                logs.event("handshakes_done", replicas=len(handovers), expected=expected)
-                return
-            await asyncio.sleep(_HANDSHAKE_RETRY_S)
 
     async def _in_turn(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         """The answer, once one of the replica's places is free."""
@@ -336,7 +299,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
 
     def _report(self) -> Report:
         if self._layer.is_dead:
-            return ReplicaGone(self._replica_id)
+            return ReplicaGone(self._replica_id, (Role.DECODE, self._watchdog.engine_end))
         tap = self._tap
         tap.show()
         return DecodeReported(

@@ -36,6 +36,9 @@ from telemetry.reporting.monitor_client import running_code
 NO_LIMIT: Final = 100_000
 """Of calls that Serve lets a replica have at once."""
 _HEALTH_CHECK_S: Final = 2.0
+_WARM_UP: Final = {"cpu": (32, 256, 1024), "cuda": (64, 512, 2048, 8192)}
+"""Prompt lengths by accelerator. Up to a thousand tokens and more a GPU takes what the host needs to launch
+a pass: what a token takes shows in longer ones only."""
 
 
 def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
@@ -85,7 +88,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
     return PrefillNodeConfig(
         predictor,
         handoff_s,
-        config.warmup_tokens,
+        config.warmup_tokens or _WARM_UP[config.accelerator],
         weights,
         rules,
         setup,

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from kv_transfer.engine_processes import give_up_engine, kill_engine
 from slo.liveness import HUNG_AFTER_S, StallAccount, stall_limit_s
+from slo.reports import EngineEnd
 from telemetry import logs
-from telemetry.catalogue import ENGINE_HANGS
-from telemetry.instruments import Instruments
 from telemetry.reporting.answering import answer_within
 
 LOOK_S: Final = 0.5
@@ -31,33 +30,31 @@ class EngineWatchdog:
     """Looks at an engine every `LOOK_S` from `start` on, until the engine is dead.
 
     Args:
-        role: Of the replica, for the metric.
         client: vLLM's client of the engine, in the replica's process.
         progress: Changes whenever the engine gets on: a step has ended, or part of a pass.
         pass_s: Predicted seconds of the longest pass that may run now.
-        instruments: Must have `ENGINE_HANGS`.
         hung_after_s: Seconds without progress before which no engine is hung.
     """
 
-    METRICS = (ENGINE_HANGS,)
-
     def __init__(
         self,
-        role: str,
         client: Any,
         progress: Callable[[], Hashable],
         pass_s: Callable[[], float],
-        instruments: Instruments,
         hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
-        self._role = role
+        self._has_killed = False
         self._client = client
         self._progress = progress
         self._pass_s = pass_s
-        self._instruments = instruments
         self._hung_after_s = hung_after_s
         self._account = StallAccount()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def engine_end(self) -> EngineEnd:
+        """How the engine ended, if it has."""
+        return EngineEnd.HUNG if self._has_killed else EngineEnd.FAILED
 
     def start(self) -> None:
         """Watch from now on; needs a running event loop."""
@@ -82,7 +79,7 @@ class EngineWatchdog:
             logs.event("engine_knows_of_no_work", level=logging.WARNING, stalled_s=stalled_s)
             return
         logs.event("engine_hung", level=logging.ERROR, stalled_s=stalled_s, limit_s=limit_s)
-        self._instruments.count(ENGINE_HANGS, role=self._role)
+        self._has_killed = True
         kill_engine(self._client)
         await asyncio.sleep(_END_S)
         if not self._client.errored:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class TakesTurns:
-    """Mixed into a vLLM worker: from before it looks at the GPU's memory until it has all of its own.
+    """Mixed into a vLLM worker, outermost: from before it looks at the GPU's memory until it has its own.
 
     The first rank does so for its engine; the others wait for it in `init_device`, before they look. On
     several hosts only that of the first rank is guarded. A worker that dies gives its turn up.

@@ -7,6 +7,7 @@ from typing import Final
 from observability.promql import exported, grown, rate, select
 from observability.rule_groups import Alert, RuleGroup, Severity
 from telemetry.catalogue import (
+    ENGINES_ENDED,
     FLEET_LOAD,
     KV_TRANSFERS,
     KV_USAGE,
@@ -18,7 +19,6 @@ from telemetry.catalogue import (
     ROUTER_FALLBACKS,
     SLO_JUDGED,
     SUBSCRIBERS,
-    VOTE_TIMEOUTS,
     WORK_WASTED,
 )
 
@@ -95,10 +95,11 @@ def cause_alerts() -> RuleGroup:
                 for_="5m",
             ),
             Alert(
-                "SlackServeVoteTimeouts",
-                f"{grown(VOTE_TIMEOUTS, '10m', 'replica')} > 0",
+                "SlackServeEngineEnded",
+                f"{grown(ENGINES_ENDED, '10m', 'model', 'role', 'cause')} > 0",
                 Severity.TICKET,
-                "A rank of {{ $labels.replica }} stayed away from a vote; its engine has failed.",
+                "A {{ $labels.role }} engine of {{ $labels.model }} has ended: {{ $labels.cause }}. Serve "
+                "replaces it; the router's log names the replica.",
             ),
             Alert(
                 "SlackServeDecodePreemptions",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -101,15 +101,14 @@ class EngineSetup:
 
 
 @contextmanager
-def without_board(vllm_config: VllmConfig) -> Iterator[None]:
-    """The configuration as it is at every start, for as long as something is compiled by it.
+def hidden(vllm_config: VllmConfig) -> Iterator[None]:
+    """The configuration without the setup, for as long as something is compiled by it.
 
-    vLLM finds what it has stored of a compiled model by all of `additional_config`, and the board has another
-    path each time.
+    vLLM finds what it has stored of a compiled model by all of `additional_config`. The setup says nothing of
+    what is computed, and its board has another path at every start.
     """
     given = vllm_config.additional_config
-    setup = replace(EngineSetup.of(vllm_config), board="")
-    vllm_config.additional_config = {**given, **setup.encode()}
+    vllm_config.additional_config = {name: value for name, value in given.items() if name != _KEY}
     try:
         yield
     finally:

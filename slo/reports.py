@@ -5,6 +5,7 @@ They carry budgets, not deadlines: the receiver's clock is another one.
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -12,6 +13,7 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from slo.decode.headroom import DecodeLoad
+from slo.monitor.messages import Role
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
 from slo.request import JobId, ReplicaId
@@ -96,11 +98,24 @@ class DecodeReported(Message):
     load: DecodeLoad | None = None
 
 
+class EngineEnd(enum.StrEnum):
+    """How an engine ended while its replica served; the values label a metric."""
+
+    FAILED = "failed"
+    HUNG = "hung"
+    VOTE_TIMEOUT = "vote_timeout"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaGone(Message):
-    """A replica can serve nothing any more: its engine has died, and Serve will replace it."""
+    """A replica can serve nothing any more: its engine has died, and Serve will replace it.
+
+    Attributes:
+        ended: Its role and how its engine ended, from the replica itself: its own counts are lost with it.
+    """
 
     replica_id: ReplicaId
+    ended: tuple[Role, EngineEnd] | None = None
 
 
 Report: TypeAlias = PrefillReported | DecodeReported | ReplicaGone
@@ -113,7 +128,7 @@ def unsound(report: Report) -> str | None:
     """
     match report:
         case PrefillReported(predictor=line):
-            for name in ("per_token_s", "fixed_s", "per_pair_s", "handoff_s"):
+            for name in ("per_token_s", "fixed_s", "per_pair_s", "floor_s", "handoff_s"):
                 if not 0 <= (value := getattr(line, name)) < math.inf:
                     return f"predictor.{name} is {value}"
             names = ("running_for_s", "preemptible_in_s", "kv_usage")

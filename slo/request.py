@@ -63,7 +63,7 @@ class RequestContext:
         handoff_s: Predicted seconds from the end of prefill to the first token.
         prefill_replica: Where it was placed; None lets any replica take it.
         decode_replica: Where it decodes; None lets any replica take it.
-        prompt_bytes: Size of the prompt's text, 0 when it came as tokens.
+        prompt_bytes: Size of the prompt's text, 0 when it came as tokens or may be cut.
         cached_tokens: Prompt tokens whose KV the prefill replica is expected to have in its prefix cache.
         explicit_deadline: Whether the client itself named the budget for the first token.
         failed_replicas: Replicas that failed with the request; it is not sent there again.

@@ -133,9 +133,10 @@ FIRST_TOKENS_RESAMPLED: Final = _counter(
     "slackserve_first_tokens_resampled", "requests",
     "Requests whose first token decode sampled again, by what kept prefill's from being carried.", "reason",
 )  # fmt: skip
-ENGINE_HANGS: Final = _counter(
-    "slackserve_engine_hangs", "engines",
-    "Engines that had work, made no progress for too long, and were killed for it.", "role",
+ENGINES_ENDED: Final = _counter(
+    "slackserve_engines_ended", "engines",
+    "Engines that ended while they served: failed, hung and killed for it, or because a rank stayed away "
+    "from a vote. The router counts them, as a replica's own counts end with it.", "model", "role", "cause",
 )  # fmt: skip
 REPLACEMENTS: Final = _counter(
     "slackserve_replacements", "requests",
@@ -233,10 +234,6 @@ WORK_WASTED: Final = _counter(
 VOTES: Final = _counter(
     "slackserve_votes", "votes", "Votes of a replica's ranks on whether to stop, one at each boundary."
 )
-VOTE_TIMEOUTS: Final = _counter(
-    "slackserve_vote_timeouts", "votes",
-    "Votes that a rank did not finish because another stayed away; the engine fails after it.",
-)  # fmt: skip
 DROPPED_EVENTS: Final = _counter(
     "slackserve_dropped_events", "events",
     "Events of the engine's scheduler that the replica was too slow to read; what they say is not counted.",

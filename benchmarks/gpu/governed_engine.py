@@ -122,13 +122,12 @@ class GovernedEngine:
         job = JobId(f"job-{next(self._numbers)}")
         arrived_s = time.monotonic()
         deadline_s = NO_DEADLINE if ttft_s is None else arrived_s + ttft_s
-        curve = self.predictor
         arguments: dict[str, Any] = {
             JOB_XARG: job,
             WEIGHT_XARG: _WEIGHT,
             TIER_XARG: STANDARD,
             ARRIVED_XARG: arrived_s,
-            PREDICTOR_XARG: [curve.per_token_s, curve.fixed_s, curve.per_pair_s],
+            PREDICTOR_XARG: self.predictor.encode(),
         }
         if self.governor is not None and (bound := self.governor.profile.bound) is not None:
             arguments[STOP_BOUND_XARG] = bound.encode()
@@ -147,7 +146,7 @@ class GovernedEngine:
         for tokens in lengths:
             await self.prefill(tokens)
         times_s = [min(await self.prefill(tokens), await self.prefill(tokens)) for tokens in lengths]
-        self.predictor = fit([*map(Sample, lengths, times_s)]).predictor
+        self.predictor = fit([*map(Sample, lengths, times_s)], has_floor=True).predictor
 
     async def govern(self, board: Board, setup: EngineSetup, *, on_host: bool) -> None:
         """Put the governor before the engine.

@@ -60,7 +60,7 @@ def write_operators(path: Path, device: str, model: str, rows: Sequence[Mapping[
 
 def write_profile(path: Path, samples: Sequence[Sample], about: Mapping[str, Any]) -> None:
     """Write the line through whole passes."""
-    result = fit(samples)
+    result = fit(samples, has_floor=True)
     values = {
         "format": PROFILE_FORMAT,
         "about": dict(about),

@@ -6,5 +6,5 @@ from kv_transfer.shared_gpu import TakesTurns
 from sampling.worker import CarryingWorker
 
 
-class CarryingGPUWorker(CarryingWorker, TakesTurns, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class CarryingGPUWorker(TakesTurns, CarryingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a decode replica on a GPU."""

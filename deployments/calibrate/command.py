@@ -27,7 +27,7 @@ from deployments.calibrate.profile import (
 )
 from deployments.config import ConfigError
 from deployments.options import ModelOption, check_file_and_directory, refuse_given
-from slo.predict.measured_on import Measurable
+from slo.predict.measured_on import ON_HOST, Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
 
@@ -88,7 +88,8 @@ def _measure(
 ) -> Calibration:
     behind = prefixed(sizes, about.max_model_len, about.block_tokens)
     with _console.status("measuring prefills") as status:
-        calibration = sweep(_shown(measuring, status), sizes, repeats, behind)
+        has_floor = about.subject.accelerator != ON_HOST
+        calibration = sweep(_shown(measuring, status), sizes, repeats, behind, has_floor=has_floor)
     if handoff_ms is not None:
         return with_handoff_s(calibration, handoff_ms / 1e3)
     with _console.status("measuring handoffs"):
@@ -108,8 +109,9 @@ def _show(calibration: Calibration, about: Measurable) -> None:
     _console.print(_prefills(calibration.samples, curve))
     lines = [
         (
-            f"prefill = {curve.fixed_s * 1e3:.2f} ms + {curve.per_token_s * 1e3:.4f} ms · tokens "
-            f"+ {curve.per_pair_s * 1e9:.3f} ms · million pairs, R² {fit.r_squared:.5f}, MAPE {fit.mape:.1%}"
+            f"prefill = max({curve.floor_s * 1e3:.2f} ms, {curve.fixed_s * 1e3:.2f} ms "
+            f"+ {curve.per_token_s * 1e3:.4f} ms · tokens "
+            f"+ {curve.per_pair_s * 1e9:.3f} ms · million pairs), R² {fit.r_squared:.5f}, MAPE {fit.mape:.1%}"
         )
     ]
     if (transfer := calibration.transfer) is not None:

@@ -41,16 +41,19 @@ def sweep(
     lengths: Sequence[int],
     repeats: int,
     behind: Sequence[tuple[int, int]] = (),
+    *,
+    has_floor: bool = False,
 ) -> Calibration:
     """Measure each of two or more lengths `repeats` times after one unmeasured pass, and fit.
 
-    `behind` are (tokens, tokens of a cached prefix before them) to measure as well.
+    `behind` are (tokens, tokens of a cached prefix before them) to measure as well; `has_floor` is
+    `slo.predict.prefill_time.fit`'s.
     """
     samples: list[Sample] = []
     for tokens, context in (*((tokens, 0) for tokens in lengths), *behind):
         measure(tokens, context)
         samples.extend(Sample(tokens, measure(tokens, context), context) for _ in range(repeats))
-    return Calibration(tuple(samples), fit(samples))
+    return Calibration(tuple(samples), fit(samples, has_floor=has_floor))
 
 
 def with_handoffs(

@@ -33,6 +33,11 @@ class LimitsConfig(Section):
     idle_timeout_s: Annotated[int, Field(ge=1)] = Field(
         60, description="How long a connection may stay open between two requests."
     )
+    connection_age_s: Positive = Field(
+        300.0,
+        description="A connection that is older is closed behind its next answer: a client that always has "
+        "something to ask would otherwise never find an ingress that has come since.",
+    )
     max_headers: Annotated[int, Field(ge=16)] = Field(100, description="Headers of a request.")
     max_header_bytes: Annotated[int, Field(ge=1024)] = Field(
         16 * 1024, description="Bytes of all headers of a request, names and values."
@@ -62,6 +67,9 @@ class LimitsConfig(Section):
     media_domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = Field(
         (),
         description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        ("*",), description="Origins whose web pages may ask; `*` for all, none for no page."
     )
     max_grammar_bytes: Count = Field(
         16 * 1024,

@@ -126,8 +126,8 @@ class SlackServeConfig(Section):
     handoff_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = Field(
         50.0, description="Predicted time from the end of prefill to the first token, without a profile."
     )
-    warmup_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (32, 256, 1024), min_length=2, description="Prompt lengths that are prefilled before ready."
+    warmup_tokens: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, min_length=2, description="Prompt lengths that are prefilled before ready."
     )
     api_keys: tuple[KeyConfig, ...] = ()
     api_keys_file: Path | None = Field(
@@ -156,6 +156,17 @@ class SlackServeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _ranks_on_gpus_of_their_own(self) -> Self:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.gpus_per_worker < 1 and pool.tensor_parallel_size > 1:
+                msg = (
+                    f"{name}.gpus_per_worker below 1 goes with tensor_parallel_size: 1: Ray gives all ranks "
+                    "of a replica parts of the same GPU, where NCCL refuses to run two"
+                )
+                raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.accelerator == "cpu":
             self._no_gpu_settings()
@@ -164,13 +175,13 @@ class SlackServeConfig(Section):
                 msg = f"{name}.max_replicas needs monitor.enabled: the monitor knows the load"
                 raise ValueError(msg)
         self._transfer_can_work()
-        if len(set(self.warmup_tokens)) < 2:  # noqa: PLR2004 - a line needs two points
-            msg = "warmup_tokens needs at least two different lengths"
-            raise ValueError(msg)
-        is_named = "warmup_tokens" in self.model_fields_set  # a replica cuts the default's to its model
-        if is_named and self.max_model_len is not None and max(self.warmup_tokens) >= self.max_model_len:
-            msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
-            raise ValueError(msg)
+        if (named := self.warmup_tokens) is not None:  # a replica cuts the default's to its model
+            if len(set(named)) < 2:  # noqa: PLR2004 - a line needs two points
+                msg = "warmup_tokens needs at least two different lengths"
+                raise ValueError(msg)
+            if self.max_model_len is not None and max(named) >= self.max_model_len:
+                msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
+                raise ValueError(msg)
         for problem in (in_the_open(self.api_keys), unknown_tier(self.api_keys, self.tiers.tier_set())):
             if problem is not None:
                 raise ValueError(problem)

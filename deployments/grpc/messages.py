@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
 from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
 
 Answer = TypeVar("Answer", bound=Message)
 _OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
 _NOT_OURS: Final = frozenset({"content-type", "content-length"})
 """Metadata that describes the gRPC message, not the body that is made of it."""
+_CONSTANT: Final = frozenset({"object"})
+"""Fields of an answer that say the same in each."""
 _EXACT_BELOW: Final = 2**53
 """A larger floating-point number may not be the integer that was meant."""
 
@@ -76,6 +81,25 @@ def request_headers(
 
 
 def parsed(values: Any, answer: Answer) -> Answer:
-    """`answer` with what an answer's JSON says of its fields."""
-    ParseDict(values, answer, ignore_unknown_fields=True)
+    """`answer` with what an answer's JSON says of its fields, and in `extra` of others."""
+    ParseDict(_with_extra(values, answer.DESCRIPTOR), answer, ignore_unknown_fields=True)
     return answer
+
+
+def _with_extra(value: Any, kind: Descriptor) -> Any:
+    """The JSON of a message of that kind, what it has no fields for in `extra`, if it has that."""
+    if isinstance(value, list):
+        return [_with_extra(each, kind) for each in value]
+    if not isinstance(value, dict) or kind.full_name.startswith("google."):
+        return value
+    known, extra = {}, {}
+    for name, inner in value.items():
+        field = kind.fields_by_name.get(name)
+        if field is None:
+            if inner is not None and name not in _CONSTANT:
+                extra[name] = inner
+        else:
+            known[name] = inner if field.message_type is None else _with_extra(inner, field.message_type)
+    if extra and "extra" in kind.fields_by_name:
+        known["extra"] = extra
+    return known

@@ -29,6 +29,8 @@ from telemetry.catalogue import REJECTIONS, REQUESTS
 from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,7 +83,7 @@ class Gatekeeper:
             await send(message)
 
         try:
-            state["request_id"] = _request_id(headers) or state["request_id"]
+            state["request_id"] = _request_id(scope["headers"]) or state["request_id"]
             self._check(scope, headers, state)
             body = await self._body(receive)
             await self._app(scope, body.receive, note_start)
@@ -208,15 +210,29 @@ def _header(name: bytes, value: bytes) -> tuple[str, str]:
     return name.decode("latin-1").lower().replace("_", "-"), value.decode("latin-1")
 
 
-def _request_id(headers: list[tuple[str, str]]) -> str | None:
-    given = [value for name, value in headers if name == REQUEST_ID_HEADER]
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The id that a request has been given; with an underscore in it the name is another one.
+
+    Whoever adds one to a request without an id, as Serve's proxy does, looks for this spelling too.
+    """
+    named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+    given = [value for name, value in named if name == REQUEST_ID_HEADER]
     if not given:
         return None
     if len(set(given)) > 1:
         raise _refused(REQUEST_ID_HEADER, "is given more than once", "give it once")
-    if not _REQUEST_ID.fullmatch(given[0]):
-        raise _refused(REQUEST_ID_HEADER, "is not usable as an id", _VALID_REQUEST_ID)
-    return given[0]
+    return usable_id(given[0], REQUEST_ID_HEADER)
+
+
+def usable_id(value: str, field: str) -> str:
+    """What a client calls its request.
+
+    Raises:
+        HTTPError: 400 when it is not usable as an id.
+    """
+    if not _REQUEST_ID.fullmatch(value):
+        raise _refused(field, "is not usable as an id", _VALID_REQUEST_ID)
+    return value
 
 
 def _bearer(headers: list[tuple[str, str]]) -> str | None:

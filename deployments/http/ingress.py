@@ -29,6 +29,7 @@ from deployments.http import request_body, request_fields
 from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.answering.conversion import Conversions
+from deployments.http.gatekeeper import usable_id
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from deployments.http.placing.readiness import Readiness
@@ -172,6 +173,9 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             state.headers, request_fields.service_tier(body), self._tiers, state.tenant.highest_tier
         )
         state.tier = objective.tier
+        request_fields.refuse_too_long(body, served.config.max_model_len)
+        if "request_id" in body.model_fields_set:  # as in vLLM, whose clients send no header
+            state.request_id = usable_id(body.request_id, "request_id")
         body.request_id = state.request_id
         most_tokens = request_fields.output_tokens(body, self._limits, served.config.max_model_len)
         job_id = JobId(f"{state.request_id}-{state.server_id}")

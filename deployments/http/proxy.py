@@ -1,4 +1,4 @@
-"""What a process that holds clients' connections does for clients that send or read slowly.
+"""What a process that holds clients' connections does for clients that send or read slowly, or never leave.
 
 That is an ingress behind a `deployments.http.door`, or Serve's HTTP proxy, which calls `middlewares`
 (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`) and has the limits in its environment. Serve hands a request to
@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import termios
+import time
 import uuid
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +47,8 @@ _TO_SERVE: Final = frozenset({b"serve-multiplexed-model-id", b"x-session-id"})
 """Serve's proxy goes by them, with underscores as well, when it chooses an ingress."""
 _DROP: Final = struct.pack("ii", 1, 0)
 _NOTHING: Final = struct.pack("i", 0)
+_CLOSE: Final = (b"connection", b"close")
+"""uvicorn closes the connection behind an answer with this header."""
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it the defaults hold."""
 
@@ -217,6 +220,8 @@ class _Exchange:
         """Give a piece of the answer to the client, and leave a client that does not take it."""
         limit_s = self._all.limits.write_timeout_s
         transport = getattr(self._send, "__self__").transport  # noqa: B009 - a bound method of uvicorn's
+        if message["type"] == "http.response.start" and self._is_old(transport):
+            message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
         try:
             async with asyncio.timeout(limit_s):
                 await self._send(message)
@@ -226,6 +231,10 @@ class _Exchange:
             _reset(transport)
         if transport.is_closing():  # once everything is written, which may be never
             asyncio.get_running_loop().call_later(limit_s, _end, transport)
+
+    def _is_old(self, transport: Any) -> bool:
+        since_s = transport.get_protocol()._slackserve_since_s  # noqa: SLF001 - ours
+        return bool(time.monotonic() - since_s > self._all.limits.connection_age_s)
 
     def answered(self) -> None:
         """The request's bytes are held no more."""
@@ -403,6 +412,7 @@ def _bound_headers(protocol: Any, timeout_s: float) -> None:
 
     def connection_made(connection: Any, transport: Any) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        connection._slackserve_since_s = time.monotonic()  # noqa: SLF001
         made(connection, transport)
         watch(connection)
 

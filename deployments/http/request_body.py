@@ -130,7 +130,7 @@ def _json(raw: bytes) -> Any:
     has_long = any(number in alike for number in _LONG_NUMBERS)
     try:
         return json.loads(
-            raw.decode(),
+            raw.decode("utf-8-sig"),
             object_pairs_hook=_no_duplicates,
             parse_constant=_no_constant,
             parse_int=_integer if has_long else None,

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import to_jsonable_python
 
 from deployments.config.limits import LimitsConfig
+from deployments.http import errors as http_errors
 from deployments.http.allowed_fields import MEDIA_KEYS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
+from slo.predict.prompt_length import PromptLengthEstimator
 from slo.request import RESERVED_XARG_PREFIX
 
 if TYPE_CHECKING:
@@ -66,10 +68,16 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
         value = getattr(body, field, None)
         if value is not None and value < least:  # limits of a tenant would reckon with it before vLLM refuses
             raise FieldError(field, f"is {value}", f"give {least} or more")
+    most_named = max(_OUTPUT_FIELDS, key=lambda field: getattr(body, field, None) or 0)
     asked = [
-        ("n", prompts(body) * answers_per_prompt(body), "max_sequences", "prompts times n"),
+        (
+            "n" if answers_per_prompt(body) > 1 else "prompt",
+            prompts(body) * answers_per_prompt(body),
+            "max_sequences",
+            "answers, prompts times n",
+        ),
         ("stop_token_ids", len(_listed(body, "stop_token_ids")), "max_stop_tokens", "token ids"),
-        ("max_tokens", _named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
+        (most_named, _named_output_tokens(body) or 0, "max_output_tokens", "tokens"),
         ("min_tokens", getattr(body, "min_tokens", None) or 0, "max_output_tokens", "tokens"),
         ("bad_words", len(_listed(body, "bad_words")), "max_bad_words", "texts"),
         *((field, len(_listed(body, field)), "max_token_ids", "token ids") for field in _TOKEN_FIELDS),
@@ -133,15 +141,38 @@ def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> No
     Raises:
         FieldError: naming the field and the limit.
     """
-    fields = ["structured_outputs", "response_format"]
-    tools, choice = values.get("tools"), values.get("tool_choice")
-    # Of a tool that the model may call, only the arguments of a strict one are held to their schema.
-    if choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)):
-        fields.append("tools")
-    for field in fields:
-        if (found := _text_bytes(values.get(field))) > (limit := limits.max_grammar_bytes):
+    compiled = {field: values.get(field) for field in ("structured_outputs", "response_format")}
+    compiled["tools"] = _schemas(values.get("tools"), values.get("tool_choice"))
+    for field, text in compiled.items():
+        if (found := _text_bytes(text)) > (limit := limits.max_grammar_bytes):
             valid = f"limits.max_grammar_bytes allows {limit}"
             raise FieldError(field, f"asks for {found} bytes of grammar", valid)
+
+
+def _schemas(tools: Any, choice: Any) -> list[Any]:
+    """Names and schemas of the tools whose arguments are held to them; what they are for is prompt."""
+    functions = [_function(tool) for tool in tools] if isinstance(tools, list) else []
+    match choice:
+        case "none":
+            held = []
+        case (
+            None | "auto"
+        ):  # the model may call any; only the arguments of strict ones are held to their schema
+            held = [function for function in functions if function.get("strict")]
+        case {"type": "function", **named}:
+            name = _function({"type": "function", **named}).get("name")
+            held = [function for function in functions if function.get("name") == name]
+        case _:
+            held = functions
+    return [(function.get("name"), function.get("parameters")) for function in held]
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    """The function that a tool is or a choice names, as a chat or a response has it; empty for another."""
+    if not isinstance(tool, Mapping):
+        return {}
+    inner = tool.get("function")
+    return {**tool, **inner} if isinstance(inner, Mapping) else tool
 
 
 def decode_samples_first(body: Any) -> bool:
@@ -160,9 +191,7 @@ def decode_samples_first(body: Any) -> bool:
 
 def _any_strict(tools: Any) -> bool:
     """Whether a tool, as a chat or a response names it, is strict."""
-    named = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    inner = [function for tool in named if isinstance(function := tool.get("function"), dict)]
-    return any(one.get("strict") for one in (*named, *inner))
+    return isinstance(tools, list) and any(_function(tool).get("strict") for tool in tools)
 
 
 def _plain(value: Any) -> Any:
@@ -194,8 +223,44 @@ def materialise(body: Any) -> None:
                 message[field] = list(value)
 
 
+def refuse_too_long(body: Any, max_model_len: int) -> None:
+    """Refuse a prompt of token ids that cannot fit, before anybody looks for a place for it.
+
+    Raises:
+        HTTPError: 400, in vLLM's words, which clients look for.
+    """
+    prompt = getattr(body, "prompt", None)
+    if (
+        getattr(body, "truncate_prompt_tokens", None) is not None
+        or not isinstance(prompt, list)
+        or not prompt
+    ):
+        return
+    if isinstance(prompt[0], int):
+        prompt = [prompt]
+    longest = 0 if isinstance(prompt[0], str) else max(map(len, prompt))
+    if longest > max_model_len:
+        raise http_errors.bad_body(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{longest} input tokens. Please reduce the length of the input prompt.",
+            "prompt",
+        )
+
+
 def prompt_size(body: Any) -> PromptSize:
-    """How large the prompt of a chat or text completion is; of a chat, after `materialise`."""
+    """How large the prompt of a chat or text completion is; of a chat, after `materialise`.
+
+    Of one that is to be cut, what is left; of each prompt, where there are several.
+    """
+    size, most = _whole_size(body), getattr(body, "truncate_prompt_tokens", None)
+    if most is None or most < 0:  # as long as the model takes, which the router knows
+        return size
+    most *= prompts(body)
+    text_bytes = min(size.text_bytes, round(most * PromptLengthEstimator().bytes_per_token))
+    return PromptSize(None if size.tokens is None else min(size.tokens, most), text_bytes)
+
+
+def _whole_size(body: Any) -> PromptSize:
     if hasattr(body, "messages"):
         more = [getattr(body, name, None) for name in _RENDERED_FIELDS]
         return PromptSize(None, sum(map(_said_bytes, body.messages)) + _text_bytes(_plain(more)))

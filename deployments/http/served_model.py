@@ -137,7 +137,7 @@ class ServedModels:
         Raises:
             HTTPError: 404 when it is not served.
         """
-        if body.model is None:
+        if not body.model:
             body.model = self._models[0].config.name
         self.check(body.model)
         return self._by_name[body.model]

@@ -6,7 +6,7 @@ more nodes will come is known there alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,6 +29,17 @@ def cpus_needed(config: SlackServeConfig) -> int:
     return sum(pool.most * (pool.tensor_parallel_size + 1) for pool in pools) + ceil(small)
 
 
+def _fit(parts: Sequence[float], gpus: int) -> bool:
+    """Whether each part finds a GPU that has it left, the largest first."""
+    left = [1.0] * gpus
+    for part in sorted(parts, reverse=True):
+        room = next((place for place, free in enumerate(left) if round(free - part, 6) >= 0), None)
+        if room is None:
+            return False
+        left[room] -= part
+    return True
+
+
 def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None:
     """Make sure that no replica waits for a GPU that this machine has not got.
 
@@ -43,13 +54,20 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
         return
     models = config.by_section()
     pools = [pool for each in models.values() for pool in (each.prefill, each.decode)]
-    needed = sum(pool.fewest * pool.tensor_parallel_size * pool.gpus_per_worker for pool in pools)
+    parts = [pool.gpus_per_worker for pool in pools for _ in range(pool.fewest * pool.tensor_parallel_size)]
     found = resources.get("GPU", 0.0)
-    if round(needed, 3) > found:
+    if round(sum(parts), 3) > found:
         msg = (
-            f"accelerator: the replicas need {needed:g} GPUs (replicas * tensor_parallel_size * "
+            f"accelerator: the replicas need {sum(parts):g} GPUs (replicas * tensor_parallel_size * "
             f"gpus_per_worker, both tiers of each model), and Ray finds {found:g} on this machine; ask for "
             "fewer replicas, or let workers share a GPU, such as with gpus_per_worker: 0.5 in both tiers"
+        )
+        raise ConfigError(msg)
+    if not _fit(parts, int(found)):
+        told = ", ".join(f"{part:g}" for part in sorted(parts, reverse=True))
+        msg = (
+            f"accelerator: what the workers take of a GPU, {told}, does not fit on {found:g} GPUs: each "
+            "takes its gpus_per_worker of a single one; choose parts that fill GPUs, as 0.5 in both tiers"
         )
         raise ConfigError(msg)
     kinds = sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))

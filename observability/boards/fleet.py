@@ -14,7 +14,7 @@ from telemetry.catalogue import (
     DECODE_PEAK,
     DECODE_RESERVE,
     DROPPED_EVENTS,
-    ENGINE_HANGS,
+    ENGINES_ENDED,
     FIRST_TOKEN_ERROR,
     FLEET_BACKLOG,
     FLEET_LOAD,
@@ -108,7 +108,7 @@ BOARD: Final = Dashboard(
                     Unit.COUNT,
                     (in_window(CONTINUATIONS, "cause", "outcome"),),
                 ),
-                Panel("Engines that hung and were killed", Unit.COUNT, (in_window(ENGINE_HANGS, "role"),)),
+                Panel("Engines that ended", Unit.COUNT, (in_window(ENGINES_ENDED, "role", "cause"),)),
                 Panel(
                     "Out of the monitor's reach, or behind its policy",
                     Unit.COUNT,

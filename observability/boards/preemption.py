@@ -20,7 +20,6 @@ from telemetry.catalogue import (
     SUSPENDED_BYTES,
     SUSPENDED_SECONDS,
     SUSPENDED_STEPS,
-    VOTE_TIMEOUTS,
     VOTES,
     WORK_WASTED,
 )
@@ -54,11 +53,7 @@ BOARD: Final = Dashboard(
                 Panel("From stop to service", Unit.SECONDS, quantiles(PREEMPTION_STOP_TO_SERVICE)),
                 Panel("What resuming adds", Unit.SECONDS, quantiles(PREEMPTION_RESUME_OVERHEAD)),
                 Panel("The governor's decision", Unit.SECONDS, quantiles(GOVERNOR_DECISION)),
-                Panel(
-                    "Votes, and those that timed out",
-                    Unit.COUNT,
-                    (in_window(VOTES, "replica"), in_window(VOTE_TIMEOUTS, "replica")),
-                ),
+                Panel("Votes", Unit.COUNT, (in_window(VOTES, "replica"),)),
             ),
         ),
         PanelRow(

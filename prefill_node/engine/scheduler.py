@@ -76,8 +76,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Queue a request; it brings its job, the replica's latest predictor and how soon steps must stop."""
         super().add_request(request)
         if (curve := argument(request, PREDICTOR_XARG)) is not None:
-            per_token_s, fixed_s, per_pair_s = curve
-            self._stepper.predicts(PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s))
+            self._stepper.predicts(PrefillPredictor.decode(curve))
         if (bound := argument(request, STOP_BOUND_XARG)) is not None:
             self._stepper.must_stop(StopBound.of(bound))
         if (job := argument(request, JOB_XARG)) is not None:

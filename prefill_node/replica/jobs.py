@@ -151,7 +151,7 @@ class JobTable:
         xargs = {
             **(asked.extra_args or {}),
             JOB_XARG: context.attempt_id,
-            PREDICTOR_XARG: [predictor.per_token_s, predictor.fixed_s, predictor.per_pair_s],
+            PREDICTOR_XARG: predictor.encode(),
             WEIGHT_XARG: weight_of(self._governor.weights, context.tier),
             TIER_XARG: context.tier,
             ARRIVED_XARG: arrived_s,

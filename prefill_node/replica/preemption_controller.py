@@ -88,6 +88,10 @@ class Watch:
     def _tell(self) -> None:
         self._record.available(is_available=self.is_up and self._governor.profile.boundaries > 0)
 
+    def has_vote_timeout(self) -> bool:
+        """Whether a rank has waited in vain for another's vote, which its engine does not survive."""
+        return any(self._board.vote_timeouts(rank) for rank in range(self._board.ranks))
+
     def view(self) -> SchedulerView | None:
         """What the scheduler has published last."""
         return self._board.view()

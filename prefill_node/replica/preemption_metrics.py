@@ -48,7 +48,6 @@ METRICS = (
     catalogue.SUSPENDED_SECONDS,
     catalogue.SUSPENDED_STEPS,
     catalogue.VOTES,
-    catalogue.VOTE_TIMEOUTS,
     catalogue.WORK_WASTED,
 )
 
@@ -81,7 +80,6 @@ class PreemptionRecord:
         self._spans: dict[str, JobSpans] = {}
         self._arrived_s: dict[str, float] = {}
         self._votes = 0
-        self._timeouts = 0
         self._dropped = 0
 
     def follow(self, job_id: JobId, spans: JobSpans) -> None:
@@ -123,12 +121,10 @@ class PreemptionRecord:
         self._instruments.set(catalogue.SUSPENDED_BYTES, sum(step.checkpoint_bytes for step in steps))
 
     def votes(self, board: Board) -> None:
-        """Votes and timed-out votes of the ranks since the last call; a vote of all ranks counts once."""
+        """Votes of the ranks since the last call; a vote of all ranks counts once."""
         votes = board.boundaries_reached(0)
-        timeouts = sum(board.vote_timeouts(rank) for rank in range(board.ranks))
         self._instruments.count(catalogue.VOTES, votes - self._votes)
-        self._instruments.count(catalogue.VOTE_TIMEOUTS, timeouts - self._timeouts)
-        self._votes, self._timeouts = votes, timeouts
+        self._votes = votes
 
     def dropped(self, board: Board) -> None:
         """Events that found no room on the board since the last call."""

@@ -9,12 +9,14 @@ from prefill_node.board.events import Started
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.preemption_controller import Watch
-from slo.reports import PrefillReported, ReplicaGone, Report
+from slo.monitor.messages import Role
+from slo.reports import EngineEnd, PrefillReported, ReplicaGone, Report
 from slo.request import JobId, ReplicaId, job_of
 from telemetry.catalogue import PREFILL_OUTSTANDING
 from telemetry.reporting.draining import is_draining
 
 if TYPE_CHECKING:
+    from kv_transfer.engine_watchdog import EngineWatchdog
     from telemetry.engine_tap import EngineTap
     from telemetry.instruments import Instruments
 
@@ -61,10 +63,11 @@ class ReportBuilder:
         """What the prefix cache held of a prompt has become known."""
         self._hits.append((job_of(JobId(started.job)), started.cached_tokens))
 
-    def build(self, watch: Watch) -> Report:
+    def build(self, watch: Watch, watchdog: EngineWatchdog) -> Report:
         """The next report."""
         if self.is_dead:
-            return ReplicaGone(self.replica_id)
+            end = EngineEnd.VOTE_TIMEOUT if watch.has_vote_timeout() else watchdog.engine_end
+            return ReplicaGone(self.replica_id, (Role.PREFILL, end))
         watch.collect()
         self._tap.show()
         self._instruments.set(PREFILL_OUTSTANDING, len(self._governor.ledger.accepted))

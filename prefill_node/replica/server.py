@@ -125,7 +125,6 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             PREFILL,
             PREFILL_OUTSTANDING,
             *EngineTap.METRICS,
-            *EngineWatchdog.METRICS,
             *METRICS,
             *monitor_client.METRICS,
         )
@@ -137,7 +136,10 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             raise OtherSubjectError(differences)
         samples = await self._probe.warm_up(node.warmup_tokens)
         profile = await self._profile_forward()
-        predictor = node.predictor or fit(samples, pair_work=profile.shape.pair_work).predictor
+        predictor = node.predictor
+        if predictor is None:
+            has_floor = not self._on_host
+            predictor = fit(samples, pair_work=profile.shape.pair_work, has_floor=has_floor).predictor
         ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._governor = Governor(
             ledger,
@@ -160,7 +162,9 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._history = record.history
         self._watch = watch = Watch(board, self._governor, record)
         report = OfModel(router, llm_config.model_id).report.remote
-        self._reporter = Reporter(lambda: reports.build(watch), report, reports.delivered)
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        self._watchdog = watchdog = EngineWatchdog(client, self._progress, watch.pass_s, node.hung_after_s)
+        self._reporter = Reporter(lambda: reports.build(watch, watchdog), report, reports.delivered)
         self._jobs = JobTable(
             self.engine,
             self._governor,
@@ -176,14 +180,11 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             per_token_ms=predictor.per_token_s * 1e3,
             fixed_ms=predictor.fixed_s * 1e3,
             per_million_pairs_ms=predictor.per_pair_s * 1e9,
+            floor_ms=predictor.floor_s * 1e3,
             measured=node.predictor is None,
         )
         if node.is_monitored:
             monitored.start(self._watch, self._instruments, llm_config.model_id)
-        client = self.engine._engine_client  # noqa: SLF001 - no public way in
-        self._watchdog = EngineWatchdog(
-            "prefill", client, self._progress, watch.pass_s, self._instruments, node.hung_after_s
-        )
         self._watchdog.start()
 
     async def prefill(
@@ -264,6 +265,12 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """Steps that have ended, and boundaries that each rank has reached within them."""
         return self._tap.steps, *self._watch.boundaries_reached()
 
+    @property
+    def _on_host(self) -> bool:
+        """Whether the engine computes on CPUs."""
+        config = self.engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
+        return bool(config.device_config.device_type == "cpu")
+
     async def _profile_forward(self) -> ForwardProfile:
         """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
@@ -281,9 +288,8 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
                 granularity=granularity,
                 why_not_finer=why or None,
             )
-        on_host = client.vllm_config.device_config.device_type == "cpu"
         setup = self._node.setup
-        ahead_s = 0.0 if on_host else setup.launch_ahead_s
+        ahead_s = 0.0 if self._on_host else setup.launch_ahead_s
         kept_bytes, *_ = await client.collective_rpc("kept_bytes")
         return ForwardProfile(shape, tuple(kept_bytes), ahead_s, setup.stop_within_s)
 

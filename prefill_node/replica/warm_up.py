@@ -86,7 +86,9 @@ class Probe:
         prefill that takes more than `LONG_S`, in which little is left of what is done once, the first is one
         of the two.
         """
-        longest = self.engine._engine_client.model_config.max_model_len - 1  # noqa: SLF001
+        config = self.engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
+        # One that is computed in several passes would say nothing of one.
+        longest = min(config.model_config.max_model_len - 1, config.scheduler_config.max_num_batched_tokens)
         fitting = sorted({min(tokens, longest) for tokens in lengths} | {min(lengths[0], longest // 2)})
         first_s = {tokens: await self.prefill_s(tokens) for tokens in fitting}
         samples = []

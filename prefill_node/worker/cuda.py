@@ -7,5 +7,5 @@ from prefill_node.worker.worker import PreemptibleWorker
 from sampling.worker import CarryingWorker
 
 
-class PreemptibleGPUWorker(PreemptibleWorker, CarryingWorker, TakesTurns, Worker):  # type: ignore[misc] # vLLM ships no types for it
+class PreemptibleGPUWorker(TakesTurns, PreemptibleWorker, CarryingWorker, Worker):  # type: ignore[misc] # vLLM ships no types for it
     """`worker_cls` of a prefill replica on a GPU."""

@@ -16,7 +16,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.engine_setup import EngineSetup, without_board
+from prefill_node.engine_setup import EngineSetup, hidden
 from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
@@ -138,7 +138,7 @@ class PreemptibleWorker:
         if setup.compiled and is_compiled(self.vllm_config):
             self._compiled = CompiledPass(granularity_of(setup, one_host=_is_on_one_host()))
             self._compiled.watch()
-        with without_board(self.vllm_config):
+        with hidden(self.vllm_config):
             super().load_model(**kwargs)  # type: ignore[misc] # the worker mixed in
         try:
             self._preemption = prepare(self.vllm_config, self.model_runner, self._compiled)
@@ -150,18 +150,18 @@ class PreemptibleWorker:
 
         With `kv_cache_memory_bytes` it is what was asked for, and checkpoints take of what is left.
         """
-        with without_board(self.vllm_config):
-            available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
         setup, config = EngineSetup.of(self.vllm_config), self.vllm_config
+        # A plan that vLLM has stored of an earlier start sets it as well.
+        is_asked_for = config.cache_config.kv_cache_memory_bytes is not None
+        with hidden(config):
+            available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
         if config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
             return available
-        if config.cache_config.kv_cache_memory_bytes is not None:
-            return available
-        return available - setup.limits.max_suspended_bytes
+        return available if is_asked_for else available - setup.limits.max_suspended_bytes
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up, then see whether a stopped pass resumes exactly; one that does not is never stopped."""
-        with without_board(self.vllm_config):
+        with hidden(self.vllm_config):
             times = super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
         if self._compiled is not None:
             self._compiled.unwatch()

@@ -66,7 +66,7 @@ class FleetTable:
         self._preemptible_in = np.full(rows, np.inf)
         self._total = np.zeros(rows)
         self._due = np.zeros(rows)
-        self._coefficients = np.zeros((rows, 3))
+        self._coefficients = np.zeros((rows, 4))
         self.value = np.zeros(rows)
         self._index = np.arange(rows)
         self._places = places
@@ -116,13 +116,18 @@ class FleetTable:
         self._due[row] = laid.due_s
         self.value[row] = laid.value
         predictor = replica.predictor
-        self._coefficients[row] = predictor.fixed_s, predictor.per_token_s, predictor.per_pair_s
+        self._coefficients[row] = (
+            predictor.fixed_s,
+            predictor.per_token_s,
+            predictor.per_pair_s,
+            predictor.floor_s,
+        )
 
     def own_s(self, prefill: NewPrefill) -> Floats:
         """Work of a prefill on each replica, a cached prefix credited."""
-        fixed, per_token, per_pair = self._coefficients.T
+        fixed, per_token, per_pair, floor = self._coefficients.T
         tokens = prefill.tokens
-        own = fixed + per_token * tokens + per_pair * (tokens * tokens / 2)
+        own = np.maximum(floor, fixed + per_token * tokens + per_pair * (tokens * tokens / 2))
         if prefill.cached_tokens:
             for row, replica in enumerate(self._replicas):
                 if cached := prefill.cached_tokens.get(replica.replica_id):

@@ -29,7 +29,7 @@ from slo.errors import Rejected
 from slo.monitor.messages import Role, RouterSeen
 from slo.monitor.policy import ClusterPolicy
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone, Report, unsound
-from slo.request import JobId
+from slo.request import JobId, ReplicaId
 from slo.tiers import Tier, TierSet
 from telemetry import catalogue, logs
 from telemetry.instruments import Instruments
@@ -44,6 +44,7 @@ METRICS: Final = (
     catalogue.BYTES_PER_TOKEN,
     catalogue.FLEET_LOAD,
     catalogue.FLEET_BACKLOG,
+    catalogue.ENGINES_ENDED,
     *monitor_client.METRICS,
 )
 
@@ -111,6 +112,7 @@ class ModelRouter:
             Gate(self._admission),
         )
         self._instruments = instruments
+        self._ended = set[ReplicaId]()
         self._monitor: MonitorClient | None = None
         if config.find_monitor is not None:
             participant = Participant(_reporter(), Role.ROUTER, self._seen, self.follow, model=model)
@@ -183,8 +185,25 @@ class ModelRouter:
                 self._show_load(self._tiers.names, time.monotonic())  # also of a model that nobody asks for
             case ReplicaGone():
                 self._core.view.replica_gone(report)
+                self._count(report)
             case _:
                 assert_never(report)
+
+    def _count(self, gone: ReplicaGone) -> None:
+        """Once, however often the replica says it until Serve replaces it."""
+        if gone.ended is None or gone.replica_id in self._ended:
+            return
+        self._ended.add(gone.replica_id)
+        role, cause = gone.ended
+        self._instruments.count(catalogue.ENGINES_ENDED, model=self._model, role=role, cause=cause)
+        logs.event(
+            "engine_ended",
+            level=logging.ERROR,
+            replica=gone.replica_id,
+            model=self._model,
+            role=role,
+            cause=cause,
+        )
 
     def _record(self, job_id: JobId, tier: Tier, decision: PlacementDecision) -> None:
         match decision:
@@ -238,6 +257,7 @@ def _prefill_state(replica: PrefillView, now_s: float) -> dict[str, Any]:
         "per_token_s": replica.predictor.per_token_s,
         "per_pair_s": replica.predictor.per_pair_s,
         "fixed_s": replica.predictor.fixed_s,
+        "floor_s": replica.predictor.floor_s,
         "handoff_s": replica.predictor.handoff_s,
     }
 

@@ -17,10 +17,11 @@ from slo.predict.handoff import Link, TransferFit
 from slo.predict.measured_on import UNKNOWN, Subject
 from slo.predict.prefill_time import PrefillPredictor
 
-PROFILE_FORMAT: Final = 3
-READABLE: Final = (1, 2, PROFILE_FORMAT)
+PROFILE_FORMAT: Final = 4
+READABLE: Final = (1, 2, 3, PROFILE_FORMAT)
+_HANDOFFS: Final = 3
 """Format 1 has prefill times only, without their subject. The handoff of formats 1 and 2 is not used: it has
-a transfer and a decode step in it, for which first tokens waited then."""
+a transfer and a decode step in it, for which first tokens waited then. Before 4 there is no floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def read_profile(path: Path, refusal: type[Exception]) -> Profile:
 
 def _profile(values: Mapping[str, Any]) -> Profile:
     predictor = PrefillPredictor(**_numbers(values["predictor"]))
-    if values["format"] != PROFILE_FORMAT:
+    if values["format"] < _HANDOFFS:
         predictor = replace(predictor, handoff_s=0.0)
     return Profile(predictor, _subject(values), *_transfer(values))
 

@@ -36,6 +36,8 @@ class Subject:
 
 
 UNKNOWN: Final = Subject()
+ON_HOST: Final = "cpu"
+"""The accelerator of a subject that has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What forward passes take on a replica, learned from those that it has measured.
 
 Owns the correction of the fixed and of the linear part of a prediction, apart from each other: what a warm-up
-takes for fixed has more in it than a pass has. The model of a pass is `slo.predict.prefill_time`'s.
+takes for fixed has more in it than a pass has. Where no pass takes less than a floor, it is the floor and the
+line above it. The model of a pass is `slo.predict.prefill_time`'s.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class LearnedPasses:
     def __init__(self, prior: PrefillPredictor, anchors: Sequence[int]) -> None:
         self.predictor = prior
         self._prior = prior
-        linear = replace(prior, fixed_s=0.0)
-        self._anchors = [(linear.prefill_s(tokens), prior.prefill_s(tokens)) for tokens in anchors]
+        self._linear = replace(prior, floor_s=0.0) if prior.floor_s > 0 else replace(prior, fixed_s=0.0)
+        self._anchors = [(self._linear.prefill_s(tokens), prior.prefill_s(tokens)) for tokens in anchors]
         self._passes: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
         self._seen = 0
 
@@ -54,7 +55,7 @@ class LearnedPasses:
         """A pass was measured."""
         if tokens <= 0 or seconds < _LEAST_S:
             return
-        self._passes.append((self._prior.pass_s(tokens, pairs) - self._prior.fixed_s, seconds))
+        self._passes.append((self._linear.pass_s(tokens, pairs), seconds))
         self._seen += 1
         if self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
             self._learn()
@@ -63,34 +64,54 @@ class LearnedPasses:
         """Least squares of relative errors; passes that were held up count the less the more they were."""
         points = np.array([point for point in (*self._anchors, *self._passes) if point[1] >= _LEAST_S])
         first = len(points) - len(self._passes)
-        features = np.column_stack([np.ones(len(points)), points[:, 0]]) / points[:, 1:]
+        features = self._parts(points[:, 0]) / points[:, 1:]
         known = np.full(first, _ANCHOR)
         weights = np.append(known, np.ones(len(self._passes)))
-        fixed_s, scale = self._prior.fixed_s, 1.0
+        least_s, scale = self._least_s, 1.0
         for _ in range(_ROUNDS):
-            fixed_s, scale = self._solved(features, weights)
-            errors = np.abs(1.0 - features[first:] @ (fixed_s, scale))
+            least_s, scale = self._solved(features, weights)
+            errors = np.abs(1.0 - features[first:] @ (least_s, scale))
             reach = _SIGMAS * max(_LEAST_SPREAD, _MAD_TO_SIGMA * float(np.median(errors)))
             weights = np.append(known, np.minimum(1.0, reach / np.maximum(errors, reach / 10)))
+        has_floor = self._prior.floor_s > 0
         self.predictor = replace(
             self._prior,
-            fixed_s=fixed_s,
+            fixed_s=scale * self._prior.fixed_s if has_floor else least_s,
             per_token_s=scale * self._prior.per_token_s,
             per_pair_s=scale * self._prior.per_pair_s,
+            floor_s=least_s if has_floor else 0.0,
         )
+
+    @property
+    def _least_s(self) -> float:
+        """What is corrected beside the line: the floor, or what is fixed."""
+        return self._prior.floor_s or self._prior.fixed_s
+
+    def _parts(self, line_s: np.ndarray) -> np.ndarray:
+        """Which part a pass has of the least time and of the line: of a floor all or nothing, else both.
+
+        Args:
+            line_s: What each would take by the line before the first pass, seconds; shape (passes,).
+        """
+        if self._prior.floor_s <= 0:
+            return np.column_stack([np.ones(len(line_s)), line_s])
+        # By what holds now: the line may have turned out to be steeper than the warm-up let it seem.
+        scale = self.predictor.per_token_s / self._prior.per_token_s if self._prior.per_token_s > 0 else 1.0
+        is_short = line_s * scale < self.predictor.floor_s
+        return np.column_stack([is_short, np.where(is_short, 0.0, line_s)])
 
     def _solved(self, features: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         """Both coefficients, neither negative."""
         root = np.sqrt(weights)
         rows, wanted = features * root[:, None], root
-        if self._prior.fixed_s > 0:
-            off = float(np.median(1.0 / (features @ (self._prior.fixed_s, 1.0))))
-            together = _TOGETHER / off * np.array([[1.0 / self._prior.fixed_s, -1.0]])
+        if (least_s := self._least_s) > 0:
+            off = float(np.median(1.0 / (features @ (least_s, 1.0))))
+            together = _TOGETHER / off * np.array([[1.0 / least_s, -1.0]])
             rows, wanted = np.concatenate([rows, together]), np.append(wanted, 0.0)
-        (fixed_s, scale), *_ = np.linalg.lstsq(rows, wanted, rcond=None)
-        if fixed_s >= 0 and scale >= 0:
-            return float(fixed_s), float(scale)
-        kept = 1 if fixed_s < 0 else 0
+        (least_s, scale), *_ = np.linalg.lstsq(rows, wanted, rcond=None)
+        if least_s >= 0 and scale >= 0:
+            return float(least_s), float(scale)
+        kept = 1 if least_s < 0 else 0
         alone = features[:, kept]
         best = float((weights * alone).sum() / (weights * alone**2).sum())
         return (0.0, best) if kept else (best, 0.0)

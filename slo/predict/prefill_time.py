@@ -1,17 +1,24 @@
 """How long a prefill takes: fixed, per token, and per pair of a query and a key that attention looks at.
 
-Owns the model `seconds = c + a · tokens + b · pairs`, its fit and its quality. Does not measure anything.
+Owns the model `seconds = max(f, c + a · tokens + b · pairs)`, its fit and its quality. Does not measure
+anything. The floor f is an accelerator's: the host launches a short pass no faster than its operators let it,
+and the device reads all weights in any case, while the work of its tokens hides behind that (the roofline
+model of Williams et al., 2009).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Final
 
 import numpy as np
 
 from slo.predict.pass_shape import PassPart
+
+_MOST_PAIR_WORK: Final = 4.0
 
 
 def attention_pairs(tokens: float, context_tokens: float = 0) -> float:
@@ -34,23 +41,27 @@ class PrefillPredictor:
         handoff_s: From the end of prefill to the first token: the calls between the two replicas.
         per_pair_s: Seconds per pair of `attention_pairs`; makes a long prompt, or one behind a long context,
             more than proportionally long.
+        floor_s: Seconds that no forward pass takes less.
     """
 
     per_token_s: float
     fixed_s: float
     handoff_s: float = 0.0
     per_pair_s: float = 0.0
+    floor_s: float = 0.0
 
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
         """Seconds to prefill `tokens` behind `context_tokens` on an idle replica; 0 for no tokens."""
         if tokens <= 0:
             return 0.0
         pairs = tokens * (context_tokens + tokens / 2)
-        return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs
+        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs)
 
     def pass_s(self, tokens: int, pairs: float) -> float:
         """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""
-        return self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs if tokens > 0 else 0.0
+        if tokens <= 0:
+            return 0.0
+        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs)
 
     def part_s(self, part: PassPart, tokens: int, pairs: float) -> float:
         """Seconds of a part of such a pass; what is fixed is spread over it as the work of its tokens is."""
@@ -63,8 +74,24 @@ class PrefillPredictor:
         return (part.tokens * of_tokens_s + part.pairs * of_pairs_s) / whole_s if whole_s > 0 else part.tokens
 
     def kinds_s(self, tokens: int, pairs: float) -> tuple[float, float]:
-        """Seconds of such a pass that go with its tokens, and with its attention."""
-        return self.fixed_s + self.per_token_s * tokens, self.per_pair_s * pairs
+        """Seconds of such a pass that go with its tokens, up to the floor, and with its attention."""
+        of_pairs_s = self.per_pair_s * pairs
+        return max(self.floor_s - of_pairs_s, self.fixed_s + self.per_token_s * tokens), of_pairs_s
+
+    @property
+    def least_s(self) -> float:
+        """What a pass takes however little is in it."""
+        return max(self.floor_s, self.fixed_s)
+
+    def encode(self) -> list[float]:
+        """As it travels with a request to the engine, without the handoff, which is nothing to it."""
+        return [self.per_token_s, self.fixed_s, self.per_pair_s, self.floor_s]
+
+    @staticmethod
+    def decode(encoded: Sequence[float]) -> PrefillPredictor:
+        """What was encoded."""
+        per_token_s, fixed_s, per_pair_s, floor_s = encoded
+        return PrefillPredictor(per_token_s, fixed_s, 0.0, per_pair_s, floor_s)
 
     def times(self, factor: float) -> PrefillPredictor:
         """The predictor of a replica that takes `factor` times as long; the handoff stays as it is."""
@@ -73,6 +100,7 @@ class PrefillPredictor:
             per_token_s=self.per_token_s * factor,
             fixed_s=self.fixed_s * factor,
             per_pair_s=self.per_pair_s * factor,
+            floor_s=self.floor_s * factor,
         )
 
 
@@ -102,7 +130,9 @@ class Fit:
     mape: float
 
 
-def fit(samples: Sequence[Sample], handoff_s: float = 0.0, pair_work: float = 0.0) -> Fit:
+def fit(
+    samples: Sequence[Sample], handoff_s: float = 0.0, pair_work: float = 0.0, *, has_floor: bool = False
+) -> Fit:
     """Fit by least squares of the relative errors, with no negative coefficient.
 
     Args:
@@ -111,6 +141,8 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0, pair_work: float = 0.
         pair_work: The work of a pair over that of a token. A pair takes no less of the time of a token, since
             no device computes attention faster than a product of matrices. In short prompts attention does
             not show, and what they say of it is noise.
+        has_floor: Whether they are of an accelerator, where the shortest may all take the same time. Nothing
+            is said of the work of a token then but by longer ones: the longest counts as one.
 
     Errors are relative because a tenth of a short prefill matters as much to its deadline as a tenth of a
     long one. Of repeated measurements the median is fitted, which one outlier does not move; the quality is
@@ -124,22 +156,64 @@ def fit(samples: Sequence[Sample], handoff_s: float = 0.0, pair_work: float = 0.
     if any(sample.measured_s <= 0 for sample in samples):
         raise ValueError("every measured time must be positive")
     typical = _medians(samples)
-    weights = np.array([1 / sample.measured_s for sample in typical])
-    wanted = np.array([_features(sample) for sample in typical])
-    wanted[:, 1] += pair_work * wanted[:, 0]  # so that what is fitted to pairs is what they take beyond it
-    coefficients = _non_negative(wanted * weights[:, None], np.ones(len(typical)))
-    coefficients[0] += pair_work * coefficients[1]
+    fitted = _roofline(typical, pair_work) if has_floor else _curve(typical, pair_work)
+    predictor = replace(fitted, handoff_s=handoff_s)
     measured = np.array([sample.measured_s for sample in samples])
-    features = np.array([_features(sample) for sample in samples])
-    per_pair_s, per_token_s, fixed_s = (float(value) for value in coefficients)
-    residuals = measured - features @ coefficients
+    predicted = [predictor.prefill_s(sample.tokens, sample.context_tokens) for sample in samples]
+    residuals = measured - np.array(predicted)
     total = float(np.sum((measured - measured.mean()) ** 2))
     return Fit(
-        predictor=PrefillPredictor(per_token_s, fixed_s, handoff_s, per_pair_s),
+        predictor=predictor,
         r_squared=1.0 - float(residuals @ residuals) / total if total > 0 else 1.0,
         residuals_s=tuple(float(value) for value in residuals),
         mape=float(np.mean(np.abs(residuals) / measured)),
     )
+
+
+def _curve(samples: Sequence[Sample], pair_work: float) -> PrefillPredictor:
+    weights = np.array([1 / sample.measured_s for sample in samples])
+    wanted = np.array([_features(sample) for sample in samples])
+    wanted[:, 1] += pair_work * wanted[:, 0]  # so that what is fitted to pairs is what they take beyond it
+    coefficients = _non_negative(wanted * weights[:, None], np.ones(len(samples)))
+    coefficients[0] += pair_work * coefficients[1]
+    per_pair_s, per_token_s, fixed_s = (float(value) for value in coefficients)
+    return PrefillPredictor(per_token_s, fixed_s, per_pair_s=per_pair_s)
+
+
+def _roofline(samples: Sequence[Sample], pair_work: float) -> PrefillPredictor:
+    """The floor under the shortest of them and the line through the others that together fit best.
+
+    The line has nothing fixed: where all take the same time, that would explain it, and whatever the noise
+    leaves for a token would be promised to prompts that are longer than all samples. Nor is it bent further
+    than by `_MOST_PAIR_WORK` times the work of a pair, which would have them take far too long.
+    """
+    ordered = sorted(samples, key=lambda one: one.tokens + pair_work * _features(one)[0])
+    best, least = PrefillPredictor(0.0, 0.0), math.inf
+    for short in range(len(ordered)):
+        line = _line(ordered[short:], pair_work)
+        inverse = np.array([1 / sample.measured_s for sample in ordered[:short]])
+        floor_s = float(inverse.sum() / (inverse**2).sum()) if short else 0.0
+        found = replace(line, floor_s=floor_s)
+        off = [1 - found.prefill_s(one.tokens, one.context_tokens) / one.measured_s for one in ordered]
+        if (error := sum(each**2 for each in off)) < least:
+            best, least = found, error
+    return best
+
+
+def _line(samples: Sequence[Sample], pair_work: float) -> PrefillPredictor:
+    """The line through samples and through nothing."""
+    pairs, tokens, _ = np.array([_features(sample) for sample in samples]).T
+    columns = [tokens, pairs]
+    if pair_work > 0:  # sums of these two with positive weights have a pair's work within the bounds
+        columns = [tokens + factor * pair_work * pairs for factor in (1.0, _MOST_PAIR_WORK)]
+    count = min(len(samples), len(columns))
+    weights = np.array([1 / sample.measured_s for sample in samples])
+    found = np.zeros(len(columns))
+    found[:count] = _non_negative(np.column_stack(columns[:count]) * weights[:, None], np.ones(len(samples)))
+    of_token, of_pair = map(float, found)
+    if pair_work > 0:
+        of_token, of_pair = of_token + of_pair, pair_work * (of_token + _MOST_PAIR_WORK * of_pair)
+    return PrefillPredictor(of_token, 0.0, per_pair_s=of_pair)
 
 
 def _medians(samples: Sequence[Sample]) -> list[Sample]:

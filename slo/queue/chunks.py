@@ -48,7 +48,7 @@ class StopBound:
         a = part.pairs * predictor.per_pair_s / 2
         b = part.tokens * predictor.per_token_s + 2 * a * context_tokens
         c = self.within_s - part.tokens * predictor.fixed_s
-        if c <= 0:
+        if c <= 0 or part.tokens * predictor.floor_s > self.within_s:
             return 0.0
         if b <= 0 or c == math.inf:
             return math.sqrt(c / a) if a > 0 else math.inf

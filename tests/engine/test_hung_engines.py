@@ -36,7 +36,7 @@ async def ask(engine, name, *, max_tokens):
 
 def watched(engine, board, ranks):
     """A watchdog on an engine as the replicas have it."""
-    instruments = Instruments(*EngineTap.METRICS, *EngineWatchdog.METRICS)
+    instruments = Instruments(*EngineTap.METRICS)
     tap = EngineTap("prefill", instruments)
     tap.attach(SimpleNamespace(_engine_client=engine))
 
@@ -44,7 +44,7 @@ def watched(engine, board, ranks):
         reached = () if board is None else tuple(board.boundaries_reached(rank) for rank in range(ranks))
         return tap.steps, *reached
 
-    watchdog = EngineWatchdog("prefill", engine, progress, lambda: 0.1, instruments)
+    watchdog = EngineWatchdog(engine, progress, lambda: 0.1)
     watchdog.start()
     return watchdog
 

@@ -16,6 +16,7 @@ from ray.exceptions import TaskCancelledError
 from starlette.responses import JSONResponse, Response
 
 from decode_node.answers import NOT_TAKEN, error_in
+from decode_node.tier_calls import REPLICA_ERRORS
 from deployments.http import errors as http_errors
 from slo.errors import Rejected, RejectionReason
 from telemetry import logs
@@ -60,7 +61,12 @@ class Conversions:
             raise http_errors.too_many_conversions(AT_ONCE)
         self._ongoing[tenant] += 1
         try:
-            answer = await self._first(send(), field, state.request_id)
+            try:
+                answer = await self._first(send(), field, state.request_id)
+            except REPLICA_ERRORS:  # nothing has been done that may not be done again
+                answer = await self._first(send(), field, state.request_id)
+        except REPLICA_ERRORS:
+            raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, 10.0), {}) from None
         finally:
             self._ongoing -= Counter([tenant])
         if (refused := error_in(answer)) is not None:
@@ -71,7 +77,7 @@ class Conversions:
         answer = None
         try:
             answer = await answer_within(anext(aiter(responses)), self._answered_s)
-        except (asyncio.CancelledError, TaskCancelledError):
+        except (asyncio.CancelledError, TaskCancelledError, *REPLICA_ERRORS):
             raise
         except TimeoutError:
             raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, 10.0), {}) from None

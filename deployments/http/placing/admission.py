@@ -61,7 +61,7 @@ async def admit(
         raise _refusal(decision, objective, record)
     admitted = _admitted(asked.placement, decision)
     record.meter = TokenMeter(asked.body, admitted, shows_all=shows_usage)
-    context = _context(record, asked.placement, decision)
+    context = _context(record, asked, decision)
     if decision is None:
         record.placed(context.ttft_budget_s, None, objective.judged_ttft_s(None))
     else:
@@ -116,17 +116,18 @@ def _admitted(asked: PlacementRequested, placed: Placed | None) -> Usage | None:
     return Usage(tokens * asked.answers_per_prompt, asked.output_tokens)
 
 
-def _context(record: RequestRecord, asked: PlacementRequested, placed: Placed | None) -> RequestContext:
+def _context(record: RequestRecord, asked: Asked, placed: Placed | None) -> RequestContext:
     """What the request's other processes need to know; without a placement they choose for themselves."""
+    objective = asked.placement.objective
     context = RequestContext(
         record.job_id,
         record.request_id,
-        asked.objective.tier,
-        asked.objective.known_ttft_budget_s,
-        prompt_bytes=asked.prompt_bytes,
-        explicit_deadline=asked.explicit_deadline,
-        tenant=asked.tenant,
+        objective.tier,
+        objective.known_ttft_budget_s,
+        prompt_bytes=asked.telling_bytes,
+        explicit_deadline=asked.placement.explicit_deadline,
+        tenant=asked.placement.tenant,
         traceparent=traceparent_of(record.span),
-        tpot_s=asked.objective.tpot_s,
+        tpot_s=objective.tpot_s,
     )
     return at_place(context, placed)

@@ -74,6 +74,12 @@ class Asked:
         )
         return cls(body, placement, arrived_s)
 
+    @property
+    def telling_bytes(self) -> int:
+        """Bytes of the prompt's text, whose tokens tell how long such texts are; 0 of one that may be cut."""
+        is_cut = getattr(self.body, "truncate_prompt_tokens", None) is not None
+        return 0 if is_cut else self.placement.prompt_bytes
+
 
 def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
     """The context of a request at its place; without one the replicas are Serve's choice."""

@@ -190,6 +190,19 @@ def test_a_prompt_longer_than_the_model_never_reaches_prefill(deployment):
     assert deployment.fleet()["prefill"][0]["outstanding"] == before["outstanding"]
 
 
+def test_an_id_in_the_body_that_is_none(deployment):
+    found = error(post(deployment, {"model": "tiny", "prompt": "hi", "request_id": "a b"}), 400)
+    assert found["param"] == "request_id"
+
+
+def test_a_prompt_of_tokens_that_can_never_fit_is_not_asked_to_come_again(deployment):
+    """Whatever its deadline: a client that believes a 429 asks again, and never asks a larger model."""
+    body = {"model": "tiny", "prompt": [1] * 5000, "max_tokens": 1}
+    found = error(post(deployment, body, [("x-slo-ttft-ms", "1")]), 400)
+    assert (found["param"], found["code"]) == ("prompt", "invalid_value")
+    assert "maximum context length is 4096 tokens" in found["message"]
+
+
 def test_a_body_that_is_too_large(deployment):
     found = error(post(deployment, {"model": "tiny", "prompt": "x" * 300_000}), 413)
     assert found["code"] == "body_too_large"

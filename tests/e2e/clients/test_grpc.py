@@ -70,6 +70,17 @@ def test_the_same_completion_has_the_same_tokens(deployment, stub):
     assert chunks[-1].usage.completion_tokens == 12
 
 
+def test_what_the_messages_have_no_field_for_is_told_all_the_same(deployment, stub):
+    tokens = random.choices(range(200), k=5)
+    request = pb.CompleteRequest(
+        model="tiny", prompt_token_ids=pb.TokenIds(ids=tokens), max_tokens=1, temperature=0
+    )
+    request.extra.update({"prompt_logprobs": 0, "return_token_ids": True})
+    (choice,) = stub.Complete(request, metadata=metadata()).choices
+    assert list(choice.extra["prompt_token_ids"]) == tokens
+    assert len(choice.extra["prompt_logprobs"]) == len(tokens)
+
+
 def test_the_same_chat_has_the_same_text(deployment, stub):
     ask = {"model": "tiny", "max_tokens": 12, "temperature": 0}
     message = {"role": "user", "content": "hello " * 20}

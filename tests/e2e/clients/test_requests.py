@@ -135,6 +135,43 @@ def test_the_clients_request_id_comes_back_once_and_in_the_answer(deployment):
     assert raw.parse().id == "cmpl-my-id.1"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_bodys_request_id_names_the_answer_as_in_vllm(deployment, path):
+    said = (
+        {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    )
+    body = {"model": "tiny", "max_tokens": 1, "request_id": "job-7", **said}
+    answer = httpx.post(
+        f"{deployment.url}{path}", json=body, headers={"authorization": "Bearer key-of-acme"}, timeout=30
+    )
+    assert answer.json()["id"].endswith("cmpl-job-7")
+
+
+def test_a_web_page_may_ask_and_read_what_is_told(deployment):
+    page = {"origin": "https://chat.example"}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    url = f"{deployment.url}/v1/chat/completions"
+    may = httpx.options(url, headers=page | asks)
+    assert may.status_code == httpx.codes.OK, "a browser asks this without a key"
+    assert may.headers["access-control-allow-origin"] == "*"
+    assert "authorization" in may.headers["access-control-allow-headers"]
+    body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    for key, status in (("key-of-acme", httpx.codes.OK), ("wrong", httpx.codes.UNAUTHORIZED)):
+        answer = httpx.post(url, json=body, headers=page | {"authorization": f"Bearer {key}"}, timeout=30)
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "x-slo-tier" in answer.headers["access-control-expose-headers"]
+
+
+def test_a_body_with_a_byte_order_mark_and_a_model_without_a_name(deployment):
+    """As some editors save a file, and as clients of other servers leave the model out."""
+    body = b'\xef\xbb\xbf{"model": "", "prompt": "hi", "max_tokens": 1}'
+    headers = {"authorization": "Bearer key-of-acme", "content-type": "application/json"}
+    answer = httpx.post(f"{deployment.url}/v1/completions", content=body, headers=headers, timeout=30)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert answer.json()["model"] == "tiny"
+
+
 def test_a_tier_above_the_tenants_is_clamped_and_told_so(deployment):
     raw = deployment.client("batch").completions.with_raw_response.create(
         model="tiny", prompt="hi", max_tokens=1, extra_headers={"x-slo-tier": "premium"}

@@ -28,7 +28,6 @@ SILENT = {
     for metric, reason in (
         (catalogue.ROUTER_FALLBACKS, "the router answers"),
         (catalogue.REPLACEMENTS, "no prefill fails"),
-        (catalogue.VOTE_TIMEOUTS, "no rank stays away"),
         (catalogue.VOTES, "one rank votes with nobody"),
         (catalogue.DROPPED_EVENTS, "the replica reads its engine's events in time"),
         (catalogue.DIRECTED, "one replica's governor needs no help"),
@@ -36,7 +35,7 @@ SILENT = {
         (catalogue.WORK_WASTED, "stopped prefills keep their work"),
         (catalogue.POLICY_CHANGES, "the tests' deployment sheds nothing"),
         (catalogue.FIRST_TOKENS_RESAMPLED, "no answer is constrained"),
-        (catalogue.ENGINE_HANGS, "no engine hangs"),
+        (catalogue.ENGINES_ENDED, "no engine ends"),
         (catalogue.CONTINUATIONS, "no decode replica fails"),
         (catalogue.PREEMPTION_REFUSALS, "the governor may have had nothing to refuse"),
         *((metric, "pressure.enabled is off") for metric in PRESSURE_METRICS),

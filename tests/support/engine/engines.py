@@ -17,6 +17,7 @@ from prefill_node.board import events as notices
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.queue import argument
 from prefill_node.engine_setup import EngineSetup
+from slo.predict.prefill_time import PrefillPredictor
 from slo.request import DEADLINE_XARG, JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG, TIER_XARG, WEIGHT_XARG
 
 COMPILED = {
@@ -84,7 +85,11 @@ class Engine:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        arguments = {JOB_XARG: name, WEIGHT_XARG: weight, PREDICTOR_XARG: [1e-5, 1e-3, 0.0]}
+        arguments = {
+            JOB_XARG: name,
+            WEIGHT_XARG: weight,
+            PREDICTOR_XARG: PrefillPredictor(1e-5, 1e-3).encode(),
+        }
         if stop_bound is not None:
             arguments[STOP_BOUND_XARG] = stop_bound.encode()
         if tier is not None:

@@ -298,7 +298,6 @@ def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
             "prefill": {"gpus_per_worker": 0.5},
             "decode": {
                 "accelerator_type": "L40S",
-                "tensor_parallel_size": 2,
                 "across_nodes": True,
                 "gpus_per_worker": 0.16666667,
                 "engine_kwargs": {"gpu_memory_utilization": 0.1},
@@ -312,7 +311,7 @@ def test_each_tier_has_an_accelerator_and_a_part_of_it(options, tiny):
     assert _environment_of(prefill)["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
     config, decode = found["decode"]
     assert decode["placement_group_strategy"] == "PACK"
-    assert [bundle["GPU"] for bundle in decode["placement_group_bundles"]] == [0.16666667, 0.16666667]
+    assert [bundle["GPU"] for bundle in decode["placement_group_bundles"]] == [0.16666667]
     assert _environment_of(decode)["VLLM_RAY_PER_WORKER_GPUS"] == "0.16666667", (
         "not rounded up beyond its bundle"
     )

@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer import engine_watchdog
 from kv_transfer.engine_watchdog import EngineWatchdog
+from slo.reports import EngineEnd
 
 
 @pytest.fixture
@@ -27,11 +28,11 @@ async def test_nothing_is_killed_before_the_limit_that_is_configured(killed, sta
 
     processor = SimpleNamespace(has_unfinished_requests=lambda: True)
     client = SimpleNamespace(is_sleeping=is_sleeping, output_processor=processor, errored=True)
-    instruments = SimpleNamespace(count=lambda *_, **__: None)
-    watchdog = EngineWatchdog("prefill", client, lambda: 0, lambda: 0.1, instruments, hung_after_s=30.0)
+    watchdog = EngineWatchdog(client, lambda: 0, lambda: 0.1, hung_after_s=30.0)
     watchdog._account = SimpleNamespace(look=lambda *_, **__: stalled_s)
     await watchdog._look()
     assert bool(killed) == is_killed
+    assert watchdog.engine_end is (EngineEnd.HUNG if is_killed else EngineEnd.FAILED)
 
 
 async def test_an_answer_that_came_while_the_loop_was_busy_counts(killed):
@@ -44,9 +45,7 @@ async def test_an_answer_that_came_while_the_loop_was_busy_counts(killed):
 
     processor = SimpleNamespace(has_unfinished_requests=lambda: True)
     client = SimpleNamespace(is_sleeping=is_sleeping, output_processor=processor, errored=True)
-    watchdog = EngineWatchdog(
-        "decode", client, lambda: 0, lambda: 0.0, SimpleNamespace(count=lambda *_, **__: None)
-    )
+    watchdog = EngineWatchdog(client, lambda: 0, lambda: 0.0)
     watchdog._account = SimpleNamespace(look=lambda *_, **__: 1e9)
     await watchdog._look()
     assert not killed

@@ -76,7 +76,9 @@ CAUSES = {
         'ray_slackserve_prefill_work_wasted_seconds_total{replica="r",reason="recompute"}', 3.1, 2.9
     ),
     "SlackServePreemptionUnavailable": gauge('ray_slackserve_preemption_available{replica="r"}', 0, 1),
-    "SlackServeVoteTimeouts": Input('ray_slackserve_vote_timeouts_total{replica="r"}', 0.1, 0),
+    "SlackServeEngineEnded": Input(
+        'ray_slackserve_engines_ended_total{model="m",role="prefill",cause="hung"}', 0.1, 0
+    ),
     "SlackServeDecodePreemptions": Input('ray_vllm_num_preemptions_total{ReplicaId="d"}', 20.4, 19.6),
     "SlackServeKvTransfersLost": Input('ray_slackserve_kv_transfers_total{result="failed"}', 0.51, 0.49),
     "SlackServeRouterFallbacks": Input('ray_slackserve_router_fallbacks_total{cause="error"}', 1.02, 0.98),
@@ -171,7 +173,11 @@ def test_an_absent_indicator_is_told_and_one_that_comes_back_ends_it(tmp_path):
 @pytest.mark.parametrize(
     ("alert", "series", "first"),
     [
-        ("SlackServeVoteTimeouts", 'ray_slackserve_vote_timeouts_total{replica="r"}', 1),
+        (
+            "SlackServeEngineEnded",
+            'ray_slackserve_engines_ended_total{model="m",role="decode",cause="failed"}',
+            1,
+        ),
         ("SlackServeKvTransfersLost", 'ray_slackserve_kv_transfers_total{result="expired"}', 6),
     ],
 )

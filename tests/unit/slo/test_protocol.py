@@ -19,7 +19,7 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message, OtherProtocolError
 from slo.replacement import FailureCause, Replaced, ReplacementRequested
-from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
+from slo.reports import DecodeReported, EngineEnd, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import PREMIUM
 
@@ -34,7 +34,7 @@ MESSAGES = [
     Replaced(REPLICA, 0.05),
     PrefillReported(REPLICA, PrefillPredictor(1e-3, 0.0), (OutstandingJob(JOB, PREMIUM, 5, None),), JOB, 0.1),
     DecodeReported(REPLICA, 0.5, 3),
-    ReplicaGone(REPLICA),
+    ReplicaGone(REPLICA, (Role.DECODE, EngineEnd.HUNG)),
     MonitorReport("decode", Role.DECODE, 0, DecodeSeen(REPLICA, 0.1, 2)),
     MonitorAnswer(ClusterPolicy(3, {PREMIUM: 0.5})),
     PrefillRequest([1, 2, 3], SamplingParams(max_tokens=1), "salt"),

@@ -31,6 +31,16 @@ def test_each_event_has_the_tokens_since_the_last():
     assert progress.piece(DONE) == Piece(DONE)
 
 
+def test_a_tool_parser_may_put_the_role_into_every_delta():
+    progress = Progress()
+    progress.take(output(1))
+    said = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"said"}}]}'
+    assert progress.piece(said) == Piece(said, [1])
+    call = 'data: {"choices":[{"index":0,"delta":{"role":null,"tool_calls":[{"index":0}]}}]}'
+    progress.take(output(2))
+    assert progress.piece(call) == Piece(call, [2])
+
+
 def test_a_role_comes_before_the_text_of_its_token():
     progress = Progress()
     progress.take(output(1))

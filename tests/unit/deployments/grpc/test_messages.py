@@ -4,7 +4,7 @@ import json
 
 import pytest
 from google.protobuf import json_format
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 
 from deployments.config.limits import LimitsConfig
@@ -195,6 +195,31 @@ def test_an_answer_with_what_the_api_does_not_type():
     (choice,) = answer.choices
     assert not choice.message.HasField("body")
     assert (choice.finish_reason, choice.stop_reason.number_value) == ("stop", 7)
+
+
+@pytest.mark.parametrize("kind", [pb.ChatResponse, pb.CompleteResponse])
+def test_nothing_of_an_answer_is_lost(kind):
+    values = {
+        "id": "x",
+        "object": "text_completion",
+        "prompt_logprobs": [None, {"12": {"logprob": -0.5, "rank": 1}}],
+        "kv_transfer_params": None,
+        "choices": [{"index": 0, "prompt_token_ids": [1, 12]}],
+        "usage": {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}},
+    }
+    answer = MessageToDict(parsed(values, kind()), preserving_proto_field_name=True)
+    assert answer["extra"] == {"prompt_logprobs": values["prompt_logprobs"]}
+    assert answer["choices"][0]["extra"] == {"prompt_token_ids": [1, 12]}
+    assert answer["usage"]["extra"] == {"prompt_tokens_details": {"cached_tokens": 1}}
+
+
+def test_nothing_of_a_chunk_is_lost():
+    delta = {"role": "assistant", "annotations": ["a"]}
+    chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
+    answer = MessageToDict(parsed({"chunks": [chunk]}, pb.ChatStreamResponse()))
+    ((told,),) = [each["choices"] for each in answer["chunks"]]
+    assert told["delta"] == {"role": "assistant", "extra": {"annotations": ["a"]}}
+    assert "extra" not in answer["chunks"][0]
 
 
 @pytest.mark.parametrize(

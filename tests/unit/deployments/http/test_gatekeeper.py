@@ -53,6 +53,12 @@ async def test_an_ordinary_request_passes():
     assert (answer.status_code, answer.text) == (200, "served")
 
 
+async def test_an_underscore_makes_it_another_header_than_the_requests_id():
+    """Whoever adds an id to a request without one, as the door does, looks for the other spelling."""
+    answer = await post([("X_Request_Id", "mine"), ("x-request-id", "given")])
+    assert answer.status_code == httpx.codes.OK
+
+
 @pytest.mark.parametrize(
     ("headers", "content", "status", "message"),
     [

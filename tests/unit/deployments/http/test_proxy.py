@@ -41,12 +41,14 @@ class Proxy:
 
     def __init__(self):
         self.asked = self.streaming = self.left = 0
+        self.clients = set()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def __call__(self, scope, receive, send):
         self.asked += 1
         self.headers = dict(scope["headers"])
+        self.clients.add(scope["client"])
         while (message := await receive()).get("more_body"):
             pass
         if message["type"] == "http.disconnect":
@@ -417,6 +419,32 @@ async def test_a_client_that_has_read_everything_is_not_cut_off(monkeypatch):
         answer = await reader.read(), await reader.read()
         assert b"200 OK" in answer[0], "then the end, and no reset"
         writer.close()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_connection_that_always_has_something_to_ask_does_not_last_for_ever(
+    monkeypatch, tmp_path, is_encrypted
+):
+    """It would never reach an ingress that has come since, and be cut when the one it knows goes."""
+    limits = LIMITS.model_copy(update={"connection_age_s": 0.4})
+    made = self_signed(tmp_path)
+    tls = TLSConfig(certificate=made.certificate, key=made.key)
+    options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, False)
+    scheme = "https" if is_encrypted else "http"
+    async with (
+        serving(monkeypatch, limits, **options) as (proxy, port, _),
+        httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", verify=trust) as client,
+    ):
+        started_s, closed = time.monotonic(), []
+        while time.monotonic() - started_s < 1.5:
+            answer = await client.post("/in-the-buffers", content=b"{}")
+            assert answer.status_code == httpx.codes.OK
+            assert len(answer.content) == EVENTS["/in-the-buffers"] * len(EVENT)
+            closed.append(answer.headers.get("connection") == "close")
+            await asyncio.sleep(0.02)
+        assert closed[0] is False
+        assert 2 <= sum(closed) <= 4, "more than the last answer of each connection"
+        assert len(proxy.clients) == sum(closed) + (not closed[-1])
 
 
 async def test_hundreds_of_slow_readers_and_uploads_hold_up_nobody(served):

@@ -7,6 +7,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import request_fields
+from deployments.http.errors import HTTPError
 from deployments.http.placing.prefix_hashes import prefix_hashes
 from deployments.http.request_body import parse
 from slo.admission.tenants import ANONYMOUS, Tenant, cache_salt, server_secret
@@ -15,6 +16,21 @@ from slo.errors import FieldError
 LIMITS = LimitsConfig(max_output_tokens=100, max_grammar_bytes=300)
 MESSAGES = [{"role": "user", "content": "12345"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "x" * 300}}}
+
+
+DESCRIBED = {
+    "type": "function",
+    "function": {"name": "g", "description": "what it is for " * 100, "parameters": {"type": "object"}},
+}
+"""What it is for is part of the prompt, and of no grammar."""
+
+
+def strict(tool):
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def chosen(name):
+    return {"type": "function", "function": {"name": name}}
 
 
 def completion(**fields):
@@ -31,9 +47,9 @@ def chat(**fields):
 @pytest.mark.parametrize(
     ("body", "field", "message"),
     [
-        (completion(n=17), "n", "asks for 17 prompts times n; limits.max_sequences allows 16"),
-        (completion(n=4, prompt=["a"] * 5), "n", "asks for 20 prompts times n"),
-        (completion(prompt=[[1, 2]] * 17), "n", "asks for 17 prompts times n"),
+        (completion(n=17), "n", "asks for 17 answers, prompts times n; limits.max_sequences allows 16"),
+        (completion(n=4, prompt=["a"] * 5), "n", "asks for 20 answers, prompts times n"),
+        (completion(prompt=[[1, 2]] * 17), "prompt", "asks for 17 answers, prompts times n"),
         (chat(n=17), "n", "asks for 17"),
         (chat(stop_token_ids=[1] * 65), "stop_token_ids", "limits.max_stop_tokens allows 64"),
         (completion(bad_words=["a"] * 65), "bad_words", "asks for 65 texts; limits.max_bad_words allows 64"),
@@ -46,7 +62,7 @@ def chat(**fields):
             "max_tokens",
             "asks for 101 tokens; limits.max_output_tokens allows 100",
         ),
-        (chat(max_completion_tokens=101), "max_tokens", "asks for 101 tokens"),
+        (chat(max_completion_tokens=101), "max_completion_tokens", "asks for 101 tokens"),
         (chat(min_tokens=101), "min_tokens", "asks for 101 tokens"),
         (completion(n=-1), "n", "is -1; give 1 or more"),
         (chat(n=0), "n", "is 0; give 1 or more"),
@@ -73,6 +89,8 @@ def test_what_is_too_much(body, field, message):
         ),
         ({"response_format": {"type": "structural_tag", "format": {"text": "t" * 300}}}, "response_format"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+        ({"tools": [strict(TOOL)]}, "tools"),
+        ({"tools": [DESCRIBED, TOOL], "tool_choice": chosen("f")}, "tools"),
     ],
 )
 def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
@@ -91,6 +109,10 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
         completion(stop="a" * 4096, bad_words=["a" * 64] * 64, stop_token_ids=[1] * 64),
         chat(stop=["a"] * 4, logit_bias={str(token): 1.0 for token in range(300)}),
         chat(tools=[TOOL]),
+        chat(tools=[DESCRIBED, TOOL], tool_choice=chosen("g")),
+        chat(tools=[DESCRIBED], tool_choice="required"),
+        chat(tools=[strict(DESCRIBED), TOOL]),
+        chat(tools=[strict(TOOL)], tool_choice="none"),
     ],
 )
 def test_what_is_not(body):
@@ -142,6 +164,44 @@ def test_everything_that_a_template_renders_counts():
 def test_an_image_is_no_text_of_its_size(part):
     messages = [{"role": "user", "content": [{"type": "text", "text": "12345"}, part]}]
     assert request_fields.prompt_size(chat(messages=messages)).text_bytes < 200
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens", "text_bytes"),
+    [
+        (completion(prompt="a" * 4000, truncate_prompt_tokens=100), None, 400),
+        (completion(prompt="a" * 40, truncate_prompt_tokens=100), None, 40),
+        (completion(prompt="a" * 40, truncate_prompt_tokens=-1), None, 40),
+        (completion(prompt=[1] * 4000, truncate_prompt_tokens=100), 100, 0),
+        (completion(prompt=[[1] * 4000] * 2, truncate_prompt_tokens=100), 200, 0),
+        (chat(messages=[{"role": "user", "content": "a" * 4000}], truncate_prompt_tokens=100), None, 400),
+    ],
+)
+def test_of_a_prompt_that_is_cut_the_rest_counts(body, tokens, text_bytes):
+    size = request_fields.prompt_size(body)
+    assert (size.tokens, size.text_bytes) == (tokens, text_bytes)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(prompt="a" * 4000),
+        completion(prompt=["a" * 4000]),
+        completion(prompt=[1] * 100),
+        completion(prompt=[1] * 4000, truncate_prompt_tokens=-1),
+        chat(),
+    ],
+)
+def test_what_may_fit_is_not_too_long(body):
+    request_fields.refuse_too_long(body, 100)
+
+
+@pytest.mark.parametrize("prompt", [[1] * 101, [[1], [1] * 101]])
+def test_what_can_never_fit_is_refused_in_vllms_words(prompt):
+    """Clients look for them, to fall back to another model; a 429 would have them try again."""
+    with pytest.raises(HTTPError, match="This model's maximum context length is 100 tokens") as refused:
+        request_fields.refuse_too_long(completion(prompt=prompt), 100)
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 def test_what_is_not_said_in_a_message_is_text_whatever_its_name():

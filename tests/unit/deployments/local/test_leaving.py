@@ -22,20 +22,26 @@ OTHERS = [actor("slo-monitor", "SloMonitor"), actor(None, "ServeController")]
 @pytest.fixture
 def cluster(monkeypatch):
     """A cluster whose node has at each look the actors of the next list in `looks`; the last stays."""
-    cluster = SimpleNamespace(looks=[[]], drained=[])
+    cluster = SimpleNamespace(looks=[[]], drained=[], codes=[], away=[])
 
     def list_actors(filters, limit):
         assert ("node_id", "=", NODE) in filters
-        return cluster.looks.pop(0) if len(cluster.looks) > 1 else cluster.looks[0]
+        look = cluster.looks.pop(0) if len(cluster.looks) > 1 else cluster.looks[0]
+        if isinstance(look, Exception):
+            raise look
+        return look
 
     def run(command, **_):
         cluster.drained.append(command)
-        return subprocess.CompletedProcess(command, 0)
+        code = cluster.codes.pop(0) if cluster.codes else 0
+        return subprocess.CompletedProcess(command, code, "", "it does not want to")
+
+    def init(*_, **__):
+        if cluster.away:
+            raise cluster.away.pop(0)
 
     context = SimpleNamespace(gcs_address="127.0.0.1:6379", get_node_id=lambda: NODE)
-    ray = SimpleNamespace(
-        init=lambda *_, **__: None, shutdown=lambda: None, get_runtime_context=lambda: context
-    )
+    ray = SimpleNamespace(init=init, shutdown=lambda: None, get_runtime_context=lambda: context)
     monkeypatch.setattr(leaving, "ray", ray)
     monkeypatch.setattr(leaving, "list_actors", list_actors)
     monkeypatch.setattr(leaving.subprocess, "run", run)
@@ -55,3 +61,39 @@ def test_a_proxy_that_stays_is_named_when_the_time_is_over(cluster, monkeypatch)
     now_s = iter(range(100))
     monkeypatch.setattr(leaving.time, "monotonic", lambda: float(next(now_s)))
     assert leaving.leave(10.0) == [PROXY.name]
+
+
+AWAY = ConnectionError("Could not read 'dashboard' from GCS. Did GCS start successfully?")
+
+
+def test_a_head_that_is_away_for_a_while_is_waited_for(cluster, monkeypatch):
+    """What the node serves goes on without it, and would be cut if this gave up."""
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    cluster.away = [ConnectionError("no answer"), RuntimeError("no GCS")]
+    cluster.codes = [1, 0]
+    cluster.looks = [AWAY, [REPLICA, PROXY], AWAY, ValueError("no dashboard"), [PROXY], OTHERS]
+    assert leaving.leave(60.0) == []
+    assert len(cluster.drained) == 2
+
+
+def test_a_head_that_stays_away_is_told(cluster, monkeypatch):
+    cluster.looks = [[REPLICA], AWAY]
+    now_s = iter(range(1000))
+    monkeypatch.setattr(leaving.time, "monotonic", lambda: float(next(now_s)))
+    with pytest.raises(leaving.LeaveError, match="head does not say what is on node"):
+        leaving.leave(600.0)
+
+
+def test_a_refusal_is_told_at_once(cluster):
+    cluster.codes = [1, 1]
+    with pytest.raises(leaving.LeaveError, match="does not drain node the-node: it does not want to"):
+        leaving.leave(60.0)
+    assert len(cluster.drained) == 1
+
+
+def test_where_no_ray_runs_nobody_waits_for_it(cluster, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cluster.away = [ConnectionError("Could not find any running Ray instance. Please specify")] * 2
+    with pytest.raises(leaving.LeaveError, match="no Ray cluster to leave"):
+        leaving.leave(60.0)
+    assert len(cluster.away) == 1

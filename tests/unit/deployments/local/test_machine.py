@@ -48,7 +48,15 @@ TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
             },
             None,
         ),
-        ({"prefill": {"replicas": 3, "gpus_per_worker": 0.4}, "decode": {"gpus_per_worker": 0.8}}, None),
+        (
+            {"prefill": {"replicas": 3, "gpus_per_worker": 0.4}, "decode": {"gpus_per_worker": 0.8}},
+            r"accelerator: what the workers take of a GPU, 0.8, 0.4, 0.4, 0.4, does not fit on 2 GPUs",
+        ),
+        ({"prefill": {"replicas": 2, "gpus_per_worker": 0.4}, "decode": {"gpus_per_worker": 0.8}}, None),
+        (
+            {"prefill": {"replicas": 3, "gpus_per_worker": 0.3}, "decode": {"gpus_per_worker": 0.7}},
+            None,
+        ),
         ({"decode": {"replicas": 3, "min_replicas": 1, "max_replicas": 8}}, None),
         ({"decode": {"replicas": 3, "min_replicas": 2, "max_replicas": 8}}, "the replicas need 3 GPUs"),
         ({"accelerator_type": "H100"}, "accelerator_type: the GPUs of this machine are A100, not H100"),

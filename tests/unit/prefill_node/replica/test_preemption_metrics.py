@@ -60,14 +60,11 @@ class Board:
 
     ranks = 2
 
-    def __init__(self, reached=0, timeouts=(0, 0), dropped=0):
-        self.reached, self.timeouts, self.dropped_events = reached, timeouts, dropped
+    def __init__(self, reached=0, dropped=0):
+        self.reached, self.dropped_events = reached, dropped
 
     def boundaries_reached(self, rank):
         return self.reached * (rank + 1)
-
-    def vote_timeouts(self, rank):
-        return self.timeouts[rank]
 
 
 @pytest.fixture
@@ -266,11 +263,10 @@ def test_what_happens_is_logged_with_the_jobs(record, caplog, monkeypatch):
     assert "prefill_stopped jobs=long,short" in caplog.text
 
 
-def test_votes_are_counted_once_for_all_ranks_and_timeouts_for_each(record, instruments):
-    record.votes(Board(reached=10, timeouts=(0, 1)))
-    record.votes(Board(reached=10, timeouts=(0, 1)))
-    record.votes(Board(reached=25, timeouts=(1, 1)))
-    assert instruments.recorded == [("votes", 10), ("vote_timeouts", 1), ("votes", 15), ("vote_timeouts", 1)]
+def test_votes_are_counted_once_for_all_ranks(record, instruments):
+    for reached in (10, 10, 25):
+        record.votes(Board(reached=reached))
+    assert instruments.recorded == [("votes", 10), ("votes", 15)]
 
 
 def test_events_that_found_no_room_are_counted_once(record, instruments):

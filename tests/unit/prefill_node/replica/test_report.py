@@ -7,17 +7,27 @@ import pytest
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
+from slo.monitor.messages import Role
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
+from slo.reports import EngineEnd, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import PREMIUM
 from telemetry.engine_tap import EngineTap
 
-WATCH = SimpleNamespace(collect=lambda: None, view=lambda: None, reached=lambda: (0, 0), is_up=True)
+WATCH = SimpleNamespace(
+    collect=lambda: None,
+    view=lambda: None,
+    reached=lambda: (0, 0),
+    is_up=True,
+    has_vote_timeout=lambda: False,
+)
+WATCHDOG = SimpleNamespace(engine_end=EngineEnd.FAILED)
 ENGINE = SimpleNamespace(_engine_client=SimpleNamespace(errored=False))
+DEAD = SimpleNamespace(_engine_client=SimpleNamespace(errored=True))
 
 
 class Instruments:
@@ -28,10 +38,10 @@ class Instruments:
         self.gauges[metric.name] = value
 
 
-def builder_of(ledger, tap, instruments):
+def builder_of(ledger, tap, instruments, engine=ENGINE):
     profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
     governor = Governor(ledger, {PREMIUM: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
-    return ReportBuilder(ReplicaId("p"), ENGINE, governor, tap, instruments)
+    return ReportBuilder(ReplicaId("p"), engine, governor, tap, instruments)
 
 
 @pytest.mark.parametrize("caches", [True, False])
@@ -42,7 +52,7 @@ def test_the_router_is_told_whether_there_is_a_prefix_cache(caches):
     tap = EngineTap("prefill", Instruments())
     tap.attach(SimpleNamespace(_engine_client=SimpleNamespace(logger_manager=manager, vllm_config=config)))
     ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
-    report = builder_of(ledger, tap, Instruments()).build(WATCH)
+    report = builder_of(ledger, tap, Instruments()).build(WATCH, WATCHDOG)
     assert (report.kv_tokens, report.caches_prefixes) == (160, caches)
 
 
@@ -55,8 +65,26 @@ def test_a_replica_at_rest_goes_on_setting_its_gauges():
         if outstanding:
             ledger.arrived(Accepted(JobId("a"), PREMIUM, 100, NO_DEADLINE, 0.0))
         instruments.gauges.clear()
-        assert len(builder.build(WATCH).jobs) == outstanding
+        assert len(builder.build(WATCH, WATCHDOG).jobs) == outstanding
         assert instruments.gauges == {
             "slackserve_kv_usage_ratio": 0.0,
             "slackserve_prefill_outstanding": outstanding,
         }
+
+
+@pytest.mark.parametrize(
+    ("has_vote_timeout", "engine_end", "told"),
+    [
+        (False, EngineEnd.FAILED, EngineEnd.FAILED),
+        (False, EngineEnd.HUNG, EngineEnd.HUNG),
+        (True, EngineEnd.FAILED, EngineEnd.VOTE_TIMEOUT),
+    ],
+)
+def test_the_router_is_told_how_an_engine_ended(has_vote_timeout, engine_end, told):
+    """Nobody asks this process again: what it counts now is not exported before Serve ends it."""
+    instruments = Instruments()
+    ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
+    builder = builder_of(ledger, EngineTap("prefill", instruments), instruments, DEAD)
+    watch = SimpleNamespace(has_vote_timeout=lambda: has_vote_timeout)
+    report = builder.build(watch, SimpleNamespace(engine_end=engine_end))
+    assert report == ReplicaGone(ReplicaId("p"), (Role.PREFILL, told))

@@ -15,7 +15,7 @@ LONGEST = 4096
 class FakeEngine:
     """Remembers prompts; refuses long ones. Streams `tokens` chunks, `step_s` apart, `seconds` later."""
 
-    def __init__(self, *, tokens=1, step_s=0.0, seconds=lambda _: 0.0):
+    def __init__(self, *, tokens=1, step_s=0.0, seconds=lambda _: 0.0, step_tokens=8192):
         import torch
 
         model = SimpleNamespace(
@@ -29,7 +29,12 @@ class FakeEngine:
         )
         cache = SimpleNamespace(block_size=16, enable_prefix_caching=True, cache_dtype="auto")
         parallel = SimpleNamespace(tensor_parallel_size=2)
-        config = SimpleNamespace(model_config=model, cache_config=cache, parallel_config=parallel)
+        config = SimpleNamespace(
+            model_config=model,
+            cache_config=cache,
+            parallel_config=parallel,
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=step_tokens),
+        )
         self._engine_client = SimpleNamespace(vllm_config=config, model_config=model)
         self.prompts = []
         self.params = []
@@ -83,6 +88,11 @@ async def test_what_the_engine_refuses_is_an_error(engine):
 async def test_a_warm_up_keeps_to_the_model_and_measures_two_lengths_at_least(engine):
     samples = await probe(engine).warm_up((9000, 9500))
     assert [sample.tokens for sample in samples] == [2047, 4095]
+
+
+async def test_a_warm_up_measures_single_passes():
+    samples = await probe(FakeEngine(step_tokens=2048)).warm_up((64, 512, 2048, 8192))
+    assert [sample.tokens for sample in samples] == [64, 512, 2048]
 
 
 async def test_long_prefills_run_twice_and_short_ones_three_times(monkeypatch):

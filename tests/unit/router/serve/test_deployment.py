@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,10 +15,11 @@ from router.serve.deployment import SlackRouter
 from router.serve.model_router import Route, RouterConfig
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import Rejected, RejectionReason
+from slo.monitor.messages import Role
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, Replaced, ReplacementRequested
-from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.reports import DecodeReported, EngineEnd, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import DEFAULT_TIERS, STANDARD, Tier
 
@@ -51,6 +53,37 @@ async def test_a_model_has_a_fleet_of_its_own():
     assert [(await router.fleet(model=model))["ready"] for model in TWO.models] == [False, True]
     with pytest.raises(ValueError, match="no model 'other', but small, large"):
         await router.place(request("lost"), model="other")
+
+
+class Counts:
+    """How often each counter has counted, by its name and its labels."""
+
+    def __init__(self):
+        self.values = Counter()
+
+    def count(self, metric, value=1, **labels):
+        self.values[metric.name, *labels.values()] += value
+
+    def set(self, metric, value, **labels):
+        pass
+
+
+def test_an_engine_that_has_ended_is_counted_once_however_often_its_replica_says_it():
+    counts = Counts()
+    router = model_router.ModelRouter("small", TWO, TenantGates({}), counts)
+    gone = ReplicaGone(A, (Role.PREFILL, EngineEnd.HUNG))
+    for report in (
+        ReplicaGone(A),
+        gone,
+        gone,
+        ReplicaGone(B),
+        ReplicaGone(D, (Role.DECODE, EngineEnd.FAILED)),
+    ):
+        router.report(report)
+    assert counts.values == {
+        ("slackserve_engines_ended", "small", "prefill", "hung"): 1,
+        ("slackserve_engines_ended", "small", "decode", "failed"): 1,
+    }
 
 
 class Gauges:

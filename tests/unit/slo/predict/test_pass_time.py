@@ -90,3 +90,33 @@ def test_a_prior_without_anchors_learns_too():
     times = LearnedPasses(WARM_UP, ())
     times.add(64, attention_pairs(64), 0.2)
     assert times.predictor.prefill_s(64) == pytest.approx(0.2)
+
+
+ON_GPU = PrefillPredictor(per_token_s=3.2e-5, fixed_s=0.0, per_pair_s=1.2e-9, floor_s=0.045)
+ON_THAT_GPU = PrefillPredictor(per_token_s=2.7e-5, fixed_s=0.0, per_pair_s=1e-9, floor_s=0.03)
+
+
+def test_above_a_floor_floor_and_line_are_corrected_apart():
+    times, lengths = LearnedPasses(ON_GPU, (64, 2048, 8192)), (64, 300, 1000, 2048, 8192)
+    for measured in run(60, lengths, noise=0.05, truth=ON_THAT_GPU):
+        times.add(*measured)
+    found = times.predictor
+    assert max(off(found, tokens, ON_THAT_GPU) for tokens in lengths) < 0.06 < off(ON_GPU, 64, ON_THAT_GPU)
+    assert found.per_pair_s / found.per_token_s == pytest.approx(ON_GPU.per_pair_s / ON_GPU.per_token_s)
+
+
+def test_short_passes_alone_do_not_make_long_ones_short():
+    times = LearnedPasses(ON_GPU, (64, 2048, 8192))
+    for measured in run(64, (64, 300), truth=ON_THAT_GPU):
+        times.add(*measured)
+    assert off(times.predictor, 64, ON_THAT_GPU) < 0.05
+    assert off(times.predictor, 8192, ON_THAT_GPU) <= off(ON_GPU, 8192, ON_THAT_GPU)
+
+
+def test_a_line_that_was_far_too_flat_is_mended_by_long_passes():
+    """As of a warm-up whose longest prompt still took the floor."""
+    flat = PrefillPredictor(per_token_s=5e-6, fixed_s=0.0, per_pair_s=2e-10, floor_s=0.03)
+    times = LearnedPasses(flat, (64, 1024))
+    for measured in run(40, (64, 2048, 4096, 8192), noise=0.03, truth=ON_THAT_GPU):
+        times.add(*measured)
+    assert max(off(times.predictor, tokens, ON_THAT_GPU) for tokens in (64, 4096, 8192)) < 0.15

@@ -1,3 +1,7 @@
+import json
+from pathlib import Path
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +114,57 @@ def test_no_measurement_makes_time_run_backwards(points):
     assert predictor.per_token_s >= 0
     assert predictor.fixed_s >= 0
     assert predictor.prefill_s(10) <= predictor.prefill_s(20)
+
+
+H100 = json.loads((Path(__file__).parents[4] / "benchmarks/results/gpu/profile.json").read_text())["samples"]
+"""Eager passes of Llama 3 8B on an H100."""
+TOKENS = sorted({sample["tokens"] for sample in H100})
+PAIR_WORK = 3.7e-5
+WARM_UP_OF_GPUS = (64, 512, 2048, 8192)
+
+
+def measured_s(tokens):
+    return [sample["measured_s"] for sample in H100 if sample["tokens"] == tokens]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "within"),
+    [(WARM_UP_OF_GPUS, 0.12), ((64, 512, 1023), 0.2), ((32, 256, 1024), 0.2), (TOKENS, 0.12)],
+)
+@pytest.mark.parametrize("pair_work", [PAIR_WORK, 0.0])
+def test_on_a_gpu_short_passes_all_take_the_same_and_long_ones_what_is_measured(lengths, within, pair_work):
+    """The line through short ones has no slope: 8,192 tokens would be promised in 44 ms, and take 248."""
+    samples = [
+        Sample(n, min(measured_s(max(n, TOKENS[0]) if n < 1000 else n // 1000 * 1024))) for n in lengths
+    ]
+    predictor = fit(samples, pair_work=pair_work, has_floor=True).predictor
+    off = {tokens: predictor.prefill_s(tokens) / median(measured_s(tokens)) - 1 for tokens in TOKENS}
+    assert max(map(abs, off.values())) < within, off
+
+
+@given(
+    st.floats(0.005, 0.1),
+    st.floats(1e-6, 1e-3),
+    st.floats(1.0, 4.0),
+    st.lists(st.sampled_from([32, 64, 256, 512, 1024, 2048, 8192]), min_size=2, unique=True),
+)
+def test_a_longer_prompt_is_never_promised_in_the_time_of_a_short_one(floor_s, per_token_s, work, lengths):
+    truth = PrefillPredictor(per_token_s, 0.0, per_pair_s=work * PAIR_WORK * per_token_s, floor_s=floor_s)
+    samples = [Sample(tokens, truth.prefill_s(tokens)) for tokens in lengths]
+    found = fit(samples, pair_work=PAIR_WORK, has_floor=True).predictor
+    assert found.prefill_s(100_000) > 5 * found.prefill_s(max(lengths))
+    for tokens in lengths:
+        assert found.prefill_s(tokens) == pytest.approx(truth.prefill_s(tokens), rel=0.25)
+
+
+def test_no_pass_takes_less_than_the_floor_and_several_share_it():
+    line = PrefillPredictor(per_token_s=3e-5, fixed_s=0.0, per_pair_s=1e-9, floor_s=0.03)
+    assert line.prefill_s(64) == line.pass_s(4 * 64, 4 * attention_pairs(64)) == 0.03
+    assert line.prefill_s(8192) == pytest.approx(3e-5 * 8192 + 1e-9 * 8192**2 / 2)
+    assert sum(line.kinds_s(64, attention_pairs(64))) == pytest.approx(0.03)
+    assert line.times(2).prefill_s(64) == 0.06
+    assert PrefillPredictor.decode(line.encode()) == line
+    assert line.prefill_s(0) == 0.0
 
 
 def test_nothing_takes_no_time():

@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError
 
 from decode_node.answers import error_response
 from deployments.http.answering.conversion import AT_ONCE, Conversions
@@ -64,6 +65,17 @@ async def test_a_replica_answers():
 )
 async def test_what_it_answers_otherwise(answer, status, code):
     assert await refusal(Conversions(), Responses(answer)) == (status, code, None)
+
+
+async def test_a_replica_that_dies_is_asked_no_more_but_another():
+    calls = iter([Responses(RayActorError()), Responses(TOKENS)])
+    answer = await Conversions().answer(lambda: next(calls), "prompt", state_of())
+    assert json.loads(answer.body) == {"tokens": [1, 2]}
+    assert next(calls, None) is None
+
+
+async def test_when_another_dies_too_it_may_be_asked_again_later():
+    assert await refusal(Conversions(), Responses(RayActorError())) == (503, "no_replica", "10")
 
 
 async def test_without_a_replica_it_is_not_waited_for_long():

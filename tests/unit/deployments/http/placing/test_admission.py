@@ -90,6 +90,12 @@ def test_the_router_is_told_of_the_answers_to_all_prompts():
     assert (placement.prompt_tokens, placement.prompts, placement.answers) == (5, 2, 4)
 
 
+@pytest.mark.parametrize(("cut", "told"), [({}, 12), ({"truncate_prompt_tokens": 2}, 0)])
+async def test_only_a_text_that_is_whole_tells_how_long_such_texts_are(cut, told):
+    context = await Admission(HERE, prompt="twelve bytes", **cut).context()
+    assert context.prompt_bytes == told
+
+
 async def test_a_place_is_named_to_the_other_processes_with_what_is_left_of_the_budget():
     context = await Admission(HERE).context()
     assert (context.prefill_replica, context.decode_replica, context.handoff_s) == (P, D, 0.1)

@@ -138,9 +138,9 @@ def test_an_answer_that_was_begun_is_continued():
         ),
         ({"structured_outputs": {"regex": "x" * 400}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "x"}, "text": {"format": {"type": "text"}}}, "structured_outputs"),
-        ({"tools": [{**TOOL, "description": "x" * 400, "strict": True}]}, "tools"),
+        ({"tools": [{**TOOL, "parameters": {"title": "x" * 400}, "strict": True}]}, "tools"),
         (
-            {"tools": [{**TOOL, "description": "x" * 400}], "tool_choice": "required"},
+            {"tools": [{**TOOL, "parameters": {"title": "x" * 400}}], "tool_choice": "required"},
             "tools",
         ),
         ({"stop": ["x" * 100_000]}, "stop"),

@@ -1,0 +1,76 @@
+"""How long a decode replica that starts waits for prefill replicas."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from decode_node import handshakes
+from decode_node.handshakes import Handshakes
+
+
+class Tier:
+    """Prefill replicas, of which as many answer as `up` says."""
+
+    def __init__(self, up):
+        self.up = up
+
+    async def broadcast(self, method, request, within_s):
+        assert method == "prewarm_prefill"
+        return [{"remote_port": number} for number in range(self.up)]
+
+
+class Engine:
+    """Remembers from whom it has pulled."""
+
+    def __init__(self):
+        self.pulled = []
+
+    async def completions(self, request, info):
+        self.pulled.append(request.kv_transfer_params["remote_port"])
+        yield "token"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    limits = {"FIRST_S": 1.0, "OTHERS_S": 0.4, "WITHOUT_PREFILL_S": 0.2, "_RETRY_S": 0.05}
+    for name, limit_s in limits.items():
+        monkeypatch.setattr(handshakes, name, limit_s)
+
+
+async def began(up, *, needed):
+    """The tier, the engine and how long a replica of two prefill replicas' has waited."""
+    tier, engine = Tier(up), Engine()
+    backend = SimpleNamespace(prepare_prefill_request=lambda request, peer: request)
+    started_s = time.monotonic()
+    shaking = Handshakes(engine, tier, "tiny", backend)
+    await shaking.begin(2, needed=needed)
+    return tier, engine, shaking, time.monotonic() - started_s
+
+
+@pytest.mark.parametrize("needed", [False, True])
+async def test_all_are_known_at_once(needed):
+    _, engine, _, took_s = await began(2, needed=needed)
+    assert engine.pulled == [0, 1]
+    assert took_s < 0.2
+
+
+async def test_one_that_needs_prefill_waits_for_the_tier():
+    _, engine, _, took_s = await began(0, needed=True)
+    assert engine.pulled == []
+    assert took_s >= 1.0
+
+
+async def test_one_that_can_compute_prompts_does_not_wait_and_meets_them_later():
+    tier, engine, shaking, took_s = await began(0, needed=False)
+    assert 0.2 <= took_s < 0.9
+    tier.up = 2
+    await asyncio.wait_for(shaking._task, 1.0)
+    assert engine.pulled == [0, 1]
+
+
+async def test_one_replica_that_is_down_is_not_waited_for_long():
+    _, engine, _, took_s = await began(1, needed=True)
+    assert set(engine.pulled) == {0}
+    assert 0.4 <= took_s < 0.9
