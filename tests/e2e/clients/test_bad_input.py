@@ -84,7 +84,7 @@ def test_headers(deployment, headers, param, message):
         ({"priority": 5}, "priority"),
         ({"n": 17}, "n"),
         ({"n": 2, "prompt": ["x"] * 9}, "n"),
-        ({"prompt": ["x"] * 1024}, "n"),
+        ({"prompt": ["x"] * 1024}, "prompt"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"structured_outputs": {"regex": "a" * 17_000}}, "structured_outputs"),
         ({"temprature": 0}, "temprature"),
