@@ -5,14 +5,17 @@ Each node has a host of its own, a network namespace, as all proxies listen on t
 
 import asyncio
 import contextlib
+import os
+import signal
 import tempfile
+import time
 from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
 from applications import HOSTS, TIER, arguments, is_ready, serving
-from fleet import until
+from fleet import tell, until
 from namespaces import Network
 from nodes import Cluster
 from ports import free_port
@@ -122,6 +125,29 @@ async def test_streams_that_only_pass_through_a_node_are_whole_when_it_is_left(c
     assert still == STREAMS, "no stream outlasted the replica"
     assert left.returncode == 0, left.stderr + left.stdout
     assert answers == [(TOKENS, WHOLE)] * STREAMS
+
+
+async def test_a_decode_replica_that_starts_without_prefill_answers_alone(cluster, config, nodes):
+    """Behind the first test no node is left for the prefill tier."""
+    assert not cluster.running("Prefill:tiny")
+    (before,) = cluster.running("Decode:tiny")
+    os.kill(cluster.pid(before), signal.SIGKILL)
+    started_s = time.monotonic()
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 4}
+
+    async def is_answered_again():
+        with contextlib.suppress(httpx.TransportError):
+            answer = await http.post("/v1/completions", json=body)
+            return (
+                answer.status_code == httpx.codes.OK and answer.headers["x-slo-degraded"] == "local_prefill"
+            )
+        return False
+
+    async with httpx.AsyncClient(base_url=nodes["ingress"].url, timeout=20) as http:
+        await until(is_answered_again, 150, "decode waits for a prefill replica")
+    tell("decode started without prefill", answered_s=round(time.monotonic() - started_s, 1))
+    (after,) = cluster.running("Decode:tiny")
+    assert after != before
 
 
 async def test_a_node_that_comes_for_one_that_was_left_is_ready(cluster, config, nodes, add):

@@ -25,7 +25,7 @@ TOKEN = secrets.token_hex(32)
 
 
 class Cluster:
-    """Ray nodes on this machine; `dashboard` is where the head takes deployments.
+    """Ray nodes on this machine; `dashboard` is where the head, process `head`, takes deployments.
 
     With an `address` the head is there, and nodes on hosts of their own reach it. All its processes have
     what is in `environment`, too.
@@ -36,6 +36,7 @@ class Cluster:
         self._address = address
         self._environment = dict(environment)
         self._nodes = []
+        self.head = None
         self._gcs, self._dashboard_port = free_port(), free_port()
         self.dashboard = f"http://127.0.0.1:{self._dashboard_port}"
 
@@ -43,7 +44,7 @@ class Cluster:
         """The head, which runs nothing by default, or another in the place of a lost one; its process."""
         at = () if self._address is None else (f"--node-ip-address={self._address}",)
         directory = Path(self._directory) / f"head-{len(self._nodes)}"  # as a new host has its own
-        return self._start(
+        self.head = self._start(
             "--head",
             *at,
             f"--port={self._gcs}",
@@ -52,6 +53,7 @@ class Cluster:
             f"--num-cpus={cpus}",
             "--labels=slackserve.io/tier=head",
         )
+        return self.head
 
     def add_group(self, group):
         """A node with the labels and the CPUs of a group's pods."""
@@ -129,6 +131,12 @@ class Cluster:
         """The replicas of a deployment that run."""
         replicas = self.application()["deployments"][deployment]["replicas"]
         return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+    def pid(self, replica):
+        """The process of a replica, by Serve's id of it."""
+        found = self.get("/api/v0/actors?detail=1&limit=1000")["data"]["result"]["result"]
+        (pid,) = [one["pid"] for one in found if one["name"].endswith(replica) and one["state"] == "ALIVE"]
+        return pid
 
     def node_id(self, **labels):
         """Ray's id of the one node that lives with these labels."""
