@@ -26,8 +26,8 @@ class OutstandingJob(msgspec.Struct, frozen=True):
     Attributes:
         tokens: Tokens still to compute.
         budget_s: What is left of its budget when the replica reports; None for no deadline.
-        work_s: Predicted seconds of the work still to do, progress and cached prefix credited; None leaves
-            the prediction to the receiver.
+        work_s: Predicted seconds of the work still to do, progress and cached prefix credited, in passes that
+            it shares with others; None leaves the prediction to the receiver.
     """
 
     job_id: JobId

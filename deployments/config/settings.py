@@ -123,8 +123,8 @@ class SlackServeConfig(Section):
     profile: Path | None = Field(
         None, description="Prefill times written by `slackserve calibrate`; none measures at start."
     )
-    handoff_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = Field(
-        50.0, description="Predicted time from the end of prefill to the first token, without a profile."
+    handoff_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] | None = Field(
+        None, description="Predicted time from the end of prefill to the first token, without a profile."
     )
     warmup_tokens: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, min_length=2, description="Prompt lengths that are prefilled before ready."

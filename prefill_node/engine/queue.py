@@ -116,7 +116,8 @@ class QueueView:
         return self._waiting(request).prefill
 
     def _alone(self, request: Request) -> Prefill:
-        return self._prefill(request, self._stepper.rules.predictor.prefill_s(*_left(request)))
+        left, predictor = _left(request), self._stepper.rules.predictor
+        return self._prefill(request, predictor.prefill_s(*left), idle_s=predictor.idle_s(*left))
 
     def _waiting(self, request: Request) -> Queued:
         """A request that waits to start; as long as it has never been stopped it looks the same each time."""
@@ -194,7 +195,9 @@ class QueueView:
             return None
         return self._alone(request)
 
-    def _prefill(self, request: Request, remaining_s: float, job: str | None = None) -> Prefill:
+    def _prefill(
+        self, request: Request, remaining_s: float, job: str | None = None, idle_s: float = 0.0
+    ) -> Prefill:
         """A request with so much to do; under the engine's name for it when it has no job."""
         given = _arguments(request)
         deadline_s = given.get(DEADLINE_XARG)
@@ -210,6 +213,7 @@ class QueueView:
             0 if account is None else account.preemptions,
             0.0 if account is None else account.suspended_s,
             tier=given.get(TIER_XARG) or SYSTEM,
+            idle_s=idle_s,
         )
 
 

@@ -131,10 +131,11 @@ class PrefillView:
         self._queue = None
 
     def work_s(self, job: PlacedJob) -> float:
-        """Predicted seconds of a job's work, alone."""
+        """Predicted seconds of a job's work: what it adds to passes that it shares."""
         if job.work_s is not None:
             return job.work_s
-        return self.predictor.prefill_s(job.tokens - job.cached_tokens, job.cached_tokens)
+        left = job.tokens - job.cached_tokens, job.cached_tokens
+        return self.predictor.prefill_s(*left) - self.predictor.idle_s(*left)
 
     def backlog_s(self, now_s: float) -> float:
         """Predicted seconds until everything that it has been given is done."""

@@ -75,5 +75,6 @@ class Hardware:
     def predictor(self) -> PrefillPredictor:
         """What `slackserve calibrate` would find, with the noise."""
         measure = self.cost.prefill_s
-        found = fit([Sample(new, measure(new, behind), behind) for new, behind in _CALIBRATION]).predictor
+        samples = [Sample(new, measure(new, behind), behind) for new, behind in _CALIBRATION]
+        found = fit(samples, has_floor=self.cost.launch_s > 0).predictor
         return found if self.noise is None else NoisyPredictor.of(found, self.noise)

@@ -18,6 +18,8 @@ import numpy as np
 
 from slo.predict.pass_shape import PassPart
 
+SHARED_TOKENS: Final = 2048
+"""Prompts share a pass up to so many tokens, if nothing else is configured (`preemption.join_tokens`)."""
 _MOST_PAIR_WORK: Final = 4.0
 
 
@@ -56,6 +58,20 @@ class PrefillPredictor:
             return 0.0
         pairs = tokens * (context_tokens + tokens / 2)
         return max(self.floor_s, self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs)
+
+    def idle_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Of `prefill_s`, what is no work of these tokens: prefills that share passes take it only once.
+
+        That is what lies between the floor and their line, or, where a pass of `SHARED_TOKENS` still takes
+        the floor, between it and their part of it.
+        """
+        if self.floor_s <= 0 or tokens <= 0:
+            return 0.0
+        pairs = tokens * (context_tokens + tokens / 2)
+        line_s = self.fixed_s + self.per_token_s * tokens + self.per_pair_s * pairs
+        work_s = max(line_s, self.floor_s * min(1.0, tokens / SHARED_TOKENS))
+        alone_s = max(self.floor_s, line_s)
+        return self.prefill_s(tokens, context_tokens) * (alone_s - work_s) / alone_s
 
     def pass_s(self, tokens: int, pairs: float) -> float:
         """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""

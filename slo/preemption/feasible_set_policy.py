@@ -26,7 +26,7 @@ from slo.preemption.types import (
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
-from slo.queue.prefill import Prefill
+from slo.queue.prefill import Prefill, together_s
 
 _NOTHING_S: Final = 1e-9
 """Less work than this is the rounding of sums."""
@@ -59,7 +59,7 @@ def decide_by_feasible_set(
     pool = [waiter for waiter in suspendable if waiter.preempted_by not in members]
     if suspendable and not pool:
         return Keep(KeepReason.PROTECTED)
-    overdue_s = sum([waiter.remaining_s for waiter in waiting if waiter.suspended_s >= limit_s])
+    overdue_s = together_s([waiter for waiter in waiting if waiter.suspended_s >= limit_s])
     stop_s = rules.stop_latency_s + step.boundary_s
     prices = None if targets is None else targets.at([*step.members, *waiting], now_s)
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
@@ -141,21 +141,23 @@ def _binding(
     ended_s = now_s + margin * step_s + overdue_s
     if prices is None:
         return _min_spare_s(prefills, ended_s), ended_s
-    min_s, before_s = math.inf, 0.0
+    min_s, before_s, idle_s = math.inf, 0.0, 0.0
     for prefill in prefills:
-        before_s += prefill.remaining_s
+        before_s += prefill.work_s
+        idle_s = max(idle_s, prefill.idle_s)
         end_s = now_s + prices.insured(prefill.tier, margin) * step_s + overdue_s
-        if (spare_s := prefill.deadline_s - end_s - before_s) < min_s:
+        if (spare_s := prefill.deadline_s - end_s - before_s - idle_s) < min_s:
             min_s, ended_s = spare_s, end_s
     return min_s, ended_s
 
 
 def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     """The smallest slack of any of them when they run in this order from `start_s` on."""
-    min_s, end_s = math.inf, start_s
+    min_s, end_s, idle_s = math.inf, start_s, 0.0
     for prefill in prefills:
-        end_s += prefill.remaining_s
-        min_s = min(min_s, prefill.deadline_s - end_s)
+        end_s += prefill.work_s
+        idle_s = max(idle_s, prefill.idle_s)
+        min_s = min(min_s, prefill.deadline_s - end_s - idle_s)
     return min_s
 
 
@@ -190,7 +192,7 @@ def _preempt(
         return Keep(KeepReason.PROTECTED)
     awaited = before if in_set else before[: first + 1]
     suspended_s = max(member.suspended_s for member in step.members)
-    if suspended_s + ahead_s + sum(prefill.remaining_s for prefill in awaited) > limit_s:
+    if suspended_s + ahead_s + together_s(awaited) > limit_s:
         return Keep(KeepReason.MAX_SUSPENDED_TIME)
     reason = PreemptReason.RUNNER_TARDY
     if runner is None:

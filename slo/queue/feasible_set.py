@@ -55,19 +55,24 @@ def feasible_set(
 
     Time is kept free for what the forecast expects to arrive with more value per second of work than the
     least dense of the feasible set; without a forecast the present alone counts. Without `prices` all
-    requests are alike but for their weights.
+    requests are alike but for their weights. Prompts that share passes take what one takes at least only
+    once: of the time until each deadline that much is gone, and each has its own work.
     """
     rows: list[_Row] = []
     rest: list[Prefill] = []
+    most_idle_s = 0.0
     for index, prefill in enumerate(prefills):
-        due_s, work_s = prefill.deadline_s - start_s, prefill.remaining_s
-        if work_s <= due_s < math.inf:
-            rows.append((due_s, prefill.arrived_s, index, work_s, prefill))
+        due_s, alone_s, idle_s = prefill.deadline_s - start_s, prefill.remaining_s, prefill.idle_s
+        if alone_s <= due_s < math.inf:
+            rows.append((due_s, prefill.arrived_s, index, alone_s - idle_s, prefill))
+            most_idle_s = max(most_idle_s, idle_s)
         else:
             rest.append(prefill)
     if not rows:
         return FeasibleSet([], [], rest)
     rows.sort()
+    if most_idle_s > 0:
+        rows = _less_idle(rows)
     if forecast is not None and forecast.pressure == 0:
         forecast = None
     if forecast is None and _all_fit(rows):
@@ -82,6 +87,15 @@ def feasible_set(
         [candidates[position] for position in sorted(tardy)],
         rest,
     )
+
+
+def _less_idle(rows: Sequence[_Row]) -> list[_Row]:
+    """The rows with what is left of the time until each deadline when a pass has taken its least."""
+    idle_s, left = 0.0, []
+    for due_s, arrived_s, index, work_s, prefill in rows:
+        idle_s = max(idle_s, prefill.idle_s)
+        left.append((due_s - idle_s, arrived_s, index, work_s, prefill))
+    return left
 
 
 def _all_fit(rows: Sequence[_Row]) -> bool:

@@ -15,7 +15,7 @@ from slo.queue.arrival_forecast import Forecast
 from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.fairness import FairnessRule
 from slo.queue.feasible_set import feasible_set
-from slo.queue.prefill import Prefill
+from slo.queue.prefill import Prefill, together_s
 from slo.queue.slack import sedf_rank
 
 
@@ -74,7 +74,7 @@ def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
         overdue = [prefill for prefill in prefills if prefill.suspended_s >= max_suspended_s]
     if overdue:
         overdue.sort(key=lambda prefill: prefill.arrived_s)
-        start_s += sum(prefill.remaining_s for prefill in overdue)
+        start_s += together_s(overdue)
         prefills = [prefill for prefill in prefills if prefill.suspended_s < max_suspended_s]
     match kind:
         case QueueOrder.SEDF:
@@ -111,6 +111,6 @@ def _feasible_first(
     if len(rest) > 1:
         rest = _by_sedf_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
     if forecast is not None and tardy:  # some may be tardy only for what may arrive: they have a feasible set
-        start_s += sum(prefill.remaining_s for prefill in feasible)
+        start_s += together_s(feasible)
         return feasible + _feasible_first(tardy, start_s, None, fairness, prices) + rest
     return feasible + tardy + rest

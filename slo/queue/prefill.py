@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from slo.request import JobId
@@ -21,6 +23,8 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
         suspended_s: Seconds that it has been suspended in total, an open suspension included.
         preempted_by: The job that it was preempted for, as long as it `must_wait` for that one.
         tier: The class that it belongs to.
+        idle_s: Of `remaining_s`, what it takes alone because no pass takes less, and prompts that share one
+            with it take only once; 0 of what has started.
     """
 
     job_id: JobId
@@ -32,3 +36,18 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
     suspended_s: float = 0.0
     preempted_by: JobId | None = None
     tier: Tier = SYSTEM
+    idle_s: float = 0.0
+
+    @property
+    def work_s(self) -> float:
+        """What it adds to the time of others that it shares passes with, and that wait behind it."""
+        return self.remaining_s - self.idle_s
+
+
+def together_s(prefills: Iterable[Prefill]) -> float:
+    """Seconds that they take one behind the other, where passes are shared."""
+    work_s = idle_s = 0.0
+    for prefill in prefills:
+        work_s += prefill.remaining_s - prefill.idle_s
+        idle_s = max(idle_s, prefill.idle_s)
+    return work_s + idle_s

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import math
 import time
 import uuid
 from dataclasses import replace
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _PAUSE_S = 1.0
 """After a failure the router is left alone for this long, so that requests do not each wait for it."""
 _TIMEOUTS = 2
-"""Waits in vain, one after the other, that make a failure: one may be a moment's load."""
+"""Waits in vain, one after the other and no answer to anybody within them, that make a failure: one may be a
+moment's load."""
 
 
 RECONCILE_S: Final = 2.0
@@ -52,6 +54,7 @@ class PlacementClient:
         self._instruments = instruments
         self._paused_until_s = 0.0
         self._timeouts = 0
+        self._answered_s = -math.inf
         self._background = Background()
         self._name = uuid.uuid4().hex
         self._asked = 0
@@ -84,6 +87,7 @@ class PlacementClient:
         if time.monotonic() < self._paused_until_s:
             self._fall_back("paused")
             return None
+        asked_s = time.monotonic()
         try:
             asked = self._router.place.remote(request)
             decision: PlacementDecision = await answer_within(asked, self._timeout_s)
@@ -91,13 +95,15 @@ class PlacementClient:
             raise
         except TimeoutError:
             self._fall_back("timeout", request)
+            if self._answered_s > asked_s:  # it has answered others meanwhile: it has much to do, and does it
+                return None
             self._timeouts += 1
             if self._timeouts < _TIMEOUTS:
                 return None
         except Exception as error:  # noqa: BLE001 - whatever ails the router, the request goes on
             self._fall_back("error", request, error)
         else:
-            self._timeouts = 0
+            self._timeouts, self._answered_s = 0, time.monotonic()
             if not (isinstance(decision, Rejected) and decision.reason is RejectionReason.NOT_SETTLED):
                 return decision
             self._fall_back("not_settled", request)

@@ -15,8 +15,9 @@ from typing import Any, Final
 BLOCK_TOKENS: Final = 128
 BLOCK_BYTES: Final = 512
 """About as much text."""
-MOST_BLOCKS: Final = 256
-"""Longer prefixes are not told apart; a hash of a block takes about a microsecond."""
+MOST_BLOCKS: Final = 1024
+"""131,072 tokens, the context of many models; what is cached beyond them counts as work to do. A block takes
+about a microsecond."""
 _DIGEST_BYTES: Final = 8
 
 

@@ -137,10 +137,10 @@ class Stepper:
         weight, targets = prefill.weight, self.rules.targets
         if targets is not None:
             self._due[job] = prefill.tier, prefill.deadline_s
-            targets.arrived(prefill.tier, prefill.remaining_s, now_s)
+            targets.arrived(prefill.tier, prefill.work_s, now_s)
             weight *= targets.state.price(prefill.tier)
         if self.rules.forecast is not None:
-            self.rules.forecast.arrived(prefill.remaining_s, weight, now_s)
+            self.rules.forecast.arrived(prefill.work_s, weight, now_s)
 
     def has_arrived(self, job: str) -> bool:
         """Whether a job has reached the engine, even if it has left since."""

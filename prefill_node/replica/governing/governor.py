@@ -191,7 +191,8 @@ class Governor:
     def arrived(self, job: Accepted) -> None:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
-        work_s = self.ledger.predictor.prefill_s(*job.left(0))
+        left, predictor = job.left(0), self.ledger.predictor
+        work_s = predictor.prefill_s(*left) - predictor.idle_s(*left)
         weight, view = weight_of(self.weights, job.tier), self._view
         if view is not None and view.targets is not None:
             weight *= view.targets.price(job.tier)
@@ -304,13 +305,15 @@ class Governor:
             self._predictor, self._fresh = predictor, {}
         if (known := self._fresh.get(job.job_id)) is None:
             tokens, context = job.left(0)
+            left = max(1, tokens), context
             known = self._fresh[job.job_id] = Prefill(
                 job.job_id,
                 weight_of(self.weights, job.tier),
                 job.deadline_s,
-                predictor.prefill_s(max(1, tokens), context),
+                predictor.prefill_s(*left),
                 job.arrived_s,
                 tier=job.tier,
+                idle_s=predictor.idle_s(*left),
             )
         return known
 

@@ -48,11 +48,12 @@ def load(
         behind_s = sum(member.remaining_s for member in running)
         _stand_for_all(left, running, view.step.tokens + view.step.behind_tokens, remaining_s + behind_s)
     waiting: dict[JobId, tuple[int, float]] = {
-        item.prefill.job_id: (item.tokens, item.prefill.remaining_s) for item in view.queue
+        item.prefill.job_id: (item.tokens, item.prefill.work_s) for item in view.queue
     }
     for job in governor.fresh(view):
-        tokens, context = job.left(0)
-        waiting[job.job_id] = tokens, governor.ledger.predictor.prefill_s(tokens, context)
+        (tokens, context), predictor = job.left(0), governor.ledger.predictor
+        work_s = predictor.prefill_s(tokens, context) - predictor.idle_s(tokens, context)
+        waiting[job.job_id] = tokens, work_s
     steps: dict[JobId, SuspendedView] = {}
     for step in view.suspended:
         steps.update((member.job_id, step) for member in step.members)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo.predict.pass_shape import PassPart
-from slo.predict.prefill_time import PrefillPredictor, Sample, attention_pairs, fit
+from slo.predict.prefill_time import SHARED_TOKENS, PrefillPredictor, Sample, attention_pairs, fit
 
 
 def test_fit_finds_the_line_it_was_given():
@@ -165,6 +165,20 @@ def test_no_pass_takes_less_than_the_floor_and_several_share_it():
     assert line.times(2).prefill_s(64) == 0.06
     assert PrefillPredictor.decode(line.encode()) == line
     assert line.prefill_s(0) == 0.0
+
+
+@given(st.integers(1, 20_000), st.integers(0, 50_000), st.floats(0.0, 0.2))
+def test_what_a_prompt_adds_to_a_pass_is_its_line_or_its_part_of_a_full_pass(tokens, context, floor_s):
+    line = PrefillPredictor(per_token_s=2e-5, fixed_s=0.0, per_pair_s=1e-9, floor_s=floor_s)
+    alone_s, idle_s = line.prefill_s(tokens, context), line.idle_s(tokens, context)
+    own_s = PrefillPredictor(2e-5, 0.0, per_pair_s=1e-9).prefill_s(tokens, context)
+    assert own_s - 1e-12 <= alone_s - idle_s <= alone_s
+    if floor_s == 0 or tokens >= SHARED_TOKENS:
+        assert idle_s == pytest.approx(0.0, abs=1e-12)
+    count = SHARED_TOKENS // tokens
+    if count and not context:
+        passed_s = line.pass_s(count * tokens, count * attention_pairs(tokens))
+        assert count * (alone_s - idle_s) >= passed_s * count * tokens / SHARED_TOKENS - 1e-9
 
 
 def test_nothing_takes_no_time():

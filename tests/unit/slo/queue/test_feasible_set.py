@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.feasible_set import PREEMPTED_FACTOR, feasible_set, value
-from slo.queue.prefill import Prefill
+from slo.queue.prefill import Prefill, together_s
 from slo.request import JobId
 
 NEVER = math.inf
@@ -143,3 +144,39 @@ def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, foreca
 @given(queues(weights=(1.0,), due=DUE, stopped=(0,)), st.integers(0, 10).map(float))
 def test_with_equal_weights_and_no_forecast_as_many_are_kept_as_can_be(prefills, start_s):
     assert len(feasible_set(prefills, start_s).feasible) == most_on_time(prefills, start_s)
+
+
+GPU = PrefillPredictor(per_token_s=24e-6, fixed_s=0.0, per_pair_s=0.9e-9, floor_s=0.043)
+"""Eager passes of an 8B on an H100: short ones all take what the host needs to launch them."""
+
+
+def on_gpu(name, tokens, due_s):
+    alone_s, idle_s = GPU.prefill_s(tokens), GPU.idle_s(tokens)
+    return Prefill(JobId(name), 1.0, due_s, alone_s, 0.0, idle_s=idle_s)
+
+
+def test_short_prompts_that_share_a_pass_are_charged_for_one():
+    short = [on_gpu(f"short-{n}", 64, 0.14) for n in range(20)]
+    kept, tardy, rest = feasible_set([*short, on_gpu("long", 4096, 0.4)], 0.0)
+    assert (len(kept), tardy, rest) == (21, [], [])
+    assert together_s(short) == pytest.approx(0.043 + 19 * 64 * 24e-6, rel=0.02)
+
+
+def test_nobody_is_kept_who_could_not_be_in_time_even_in_a_pass_of_others():
+    late, rest = on_gpu("late", 64, 0.09), on_gpu("never", 64, 0.04)
+    before = [on_gpu(f"before-{n}", 2048, 0.08) for n in range(3)]
+    kept, tardy, never = feasible_set([late, rest, *before], 0.0)
+    assert (names(never), len(kept), len(tardy)) == (["never"], 1, 3)
+
+
+@given(st.lists(st.tuples(st.sampled_from([32, 256, 1024, 4096]), st.floats(0.05, 2.0)), max_size=12))
+def test_those_kept_end_in_time_where_the_short_ones_share_passes(prompts):
+    jobs = [on_gpu(str(n), tokens, due_s) for n, (tokens, due_s) in enumerate(prompts)]
+    kept = feasible_set(jobs, 0.0).feasible
+    for position in range(len(kept)):
+        assert together_s(kept[: position + 1]) <= kept[position].deadline_s + 1e-9
+
+
+def test_what_has_started_is_charged_in_full():
+    line = Prefill(JobId("a"), 1.0, 1.0, 0.5, 0.0)
+    assert (line.work_s, together_s([line, line])) == (0.5, 1.0)

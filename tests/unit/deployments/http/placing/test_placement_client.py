@@ -118,6 +118,20 @@ async def test_one_slow_answer_does_not_make_the_next_ones_do_without_the_router
     assert (await place(client))[0] == HERE, "waits in vain count only when they follow on each other"
 
 
+async def test_a_router_that_answers_others_meanwhile_is_not_left_alone():
+    """With hundreds of requests a second a moment's load would make all of the next second do without it."""
+    counts = Counts()
+    router = Router(hanging)
+    client = PlacementClient(router, TIMEOUT_S, counts)
+    late = [asyncio.create_task(place(client)) for _ in range(5)]
+    await asyncio.sleep(TIMEOUT_S / 2)
+    router.place.play = answering(HERE)
+    assert (await place(client))[0] == HERE
+    assert [decision for decision, _ in await asyncio.gather(*late)] == [None] * 5
+    assert (await place(client))[0] == HERE
+    assert counts == {"timeout": 5}
+
+
 async def test_a_dead_router_is_left_alone_and_asked_again_later(monkeypatch):
     monkeypatch.setattr(placement_client, "_PAUSE_S", 0.05)
     counts = Counts()
