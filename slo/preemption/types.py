@@ -96,7 +96,7 @@ class Limits:
     """Limits of preemption; a step that has reached one of them runs to its end.
 
     Attributes:
-        max_preemptions: Stops of one request.
+        max_preemptions: Stops of one request, of a long one within a chunk.
         max_suspended_s: Seconds of suspension of one request, over all its stops.
         max_suspended_steps: Steps suspended on the replica at a time.
         max_suspended_bytes: Bytes of their checkpoints beside KV blocks, on each rank.

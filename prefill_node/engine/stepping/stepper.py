@@ -181,6 +181,8 @@ class Stepper:
             from_boundary = command.step.boundary
             self.suspensions.resume(command.step, now_s)
             members = [self._charged(member, now_s) for member in members]
+        else:
+            members = [self._begun(member) for member in members]
         step_tokens, pairs, behind_tokens = 0, 0.0, 0
         tokens: dict[Tier, int] = {}
         for _, prefill, new, new_pairs, behind in members:
@@ -201,6 +203,11 @@ class Stepper:
         names = frozenset([member.request for member in members])
         self._issued.append(_Issued(view, names, tokens, boost))
         return view
+
+    def _begun(self, member: Member) -> Member:
+        if not self.suspensions.begins(member.request, member.behind_tokens):
+            return member
+        return member._replace(prefill=msgspec.structs.replace(member.prefill, preemptions=1))
 
     def _charged(self, member: Member, now_s: float) -> Member:
         suspended_s = self.suspensions.suspended_s(member.request, now_s)

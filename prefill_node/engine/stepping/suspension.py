@@ -43,10 +43,16 @@ class SuspendedStep:
 
 @dataclass(slots=True)
 class Account:
-    """How often a request was stopped, and how long its closed suspensions lasted in total."""
+    """How often a request was stopped, and how long its closed suspensions lasted in total.
+
+    Attributes:
+        preemptions: Within its chunk; at least 1, once it was stopped.
+        behind: Tokens of its prompt behind its chunk; infinite until one has begun since the first stop.
+    """
 
     preemptions: int = 0
     suspended_s: float = 0.0
+    behind: float = math.inf
 
 
 @dataclass(slots=True)
@@ -69,6 +75,21 @@ class Suspensions:
         self.steps.append(step)
         for request in step.members:
             self.accounts.setdefault(request, Account()).preemptions += 1
+
+    def begins(self, request: str, behind: int) -> bool:
+        """A chunk of a request begins, with so many tokens of its prompt behind it.
+
+        Returns:
+            Whether its stops are counted anew, as it has got on: a prompt of many chunks may be stopped more
+            often.
+        """
+        if (account := self.accounts.get(request)) is None:
+            return False
+        gets_on = behind < account.behind < math.inf
+        account.behind = behind
+        if gets_on:
+            account.preemptions = 1
+        return gets_on
 
     def resume(self, step: SuspendedStep, now_s: float) -> None:
         """A step is issued again; whoever runs it takes its checkpoint."""

@@ -47,6 +47,21 @@ def test_each_stop_and_each_second_counts_for_every_member():
     assert all_.suspended_s("never-stopped", 25.0) == 0.0
 
 
+def test_stops_of_a_long_prompt_are_counted_by_chunk():
+    all_ = suspensions()
+    for number, behind in enumerate((30, 20, 20, 10)):
+        all_.begins("a", behind)
+        for _ in range(3):
+            stopped = step(number, "a")
+            all_.suspend(stopped)
+            all_.resume(stopped, 1.0)
+        stops = all_.accounts["a"].preemptions
+        assert stops == (3, 6, 9, 4)[number], (
+            "nothing is known of the first chunk, and the same one is no other"
+        )
+    assert not all_.begins("never-stopped", 5)
+
+
 def test_a_step_is_overdue_as_soon_as_one_member_is():
     first, second = step(1, "a", since_s=0.0), step(2, "a", "b", since_s=100.0)
     all_ = suspensions(first, max_suspended_s=10.0)
