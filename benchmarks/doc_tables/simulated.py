@@ -176,7 +176,10 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
     "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
     "held-out-axes": lambda: along_axes(
-        {"held_out_charges": ("scale", "charged_s", "launch_s", "bias", "hidden")}
+        {
+            "held_out_charges": ("scale", "charged_s", "bias", "hidden"),
+            "held_out_launch": ("launch_s",),
+        }
     ),
     "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}),
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),

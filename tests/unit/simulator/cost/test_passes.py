@@ -65,6 +65,14 @@ def test_an_eager_pass_takes_at_least_what_its_host_takes_to_launch_it(granulari
     assert charged.prefill_s(8192) == free.prefill_s(8192)
 
 
+def test_where_a_host_launches_passes_their_floor_is_predicted():
+    hardware = PRESETS["flowprefill-8b"].hardware
+    hardware = replace(hardware, cost=replace(hardware.cost, launch_s=0.043, _by_tokens={}))
+    predicted_s = hardware.predictor().prefill_s
+    for tokens in (64, 512, 1024, 2048, 8192):
+        assert predicted_s(tokens) == pytest.approx(hardware.cost.prefill_s(tokens), rel=0.06)
+
+
 def test_attention_is_four_flops_per_element_of_a_head_and_pair():
     tokens, context = 1000, 5000
     fresh = cost(Granularity.OPERATOR).times([(tokens, 0)])
