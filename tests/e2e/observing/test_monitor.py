@@ -54,7 +54,7 @@ def judged(met):
 
 
 def goes_on(before, after):
-    """Whether a policy is that of before its monitor was killed, or a newer one; nobody follows another twice.
+    """Whether a policy is that of before its monitor was killed, or a newer one.
 
     There is a newer one only if what has been measured since changes it.
     """
