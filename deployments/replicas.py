@@ -36,11 +36,6 @@ from telemetry.reporting.monitor_client import running_code
 NO_LIMIT: Final = 100_000
 """Of calls that Serve lets a replica have at once."""
 _HEALTH_CHECK_S: Final = 2.0
-_HANDOFF_MS: Final = {"cpu": 50.0, "cuda": 10.0}
-"""Two calls between processes. Where engines compute on the same cores, they wait for one."""
-_WARM_UP: Final = {"cpu": (32, 256, 1024), "cuda": (64, 512, 2048, 8192)}
-"""Prompt lengths by accelerator. Up to a thousand tokens and more a GPU takes what the host needs to launch
-a pass: what a token takes shows in longer ones only."""
 
 
 def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
@@ -66,8 +61,7 @@ def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> se
 def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
     config, profile = model.config, model.profile
     predictor = None if profile is None else profile.predictor
-    handoff_ms = _HANDOFF_MS[config.accelerator] if config.handoff_ms is None else config.handoff_ms
-    handoff_s = handoff_ms / 1e3
+    handoff_s = config.handoff_s()
     if profile is not None and profile.predictor.handoff_s > 0:
         handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
@@ -91,7 +85,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
     return PrefillNodeConfig(
         predictor,
         handoff_s,
-        config.warmup_tokens or _WARM_UP[config.accelerator],
+        config.warm_up(),
         weights,
         rules,
         setup,

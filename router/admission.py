@@ -50,7 +50,7 @@ class Gate:
         if self.admission is None:
             return None
         new = tokens - cached_tokens
-        work_s = min((_work_s(one, new, cached_tokens) for one in replicas), default=0.0)
+        work_s = min((one.predictor.work_s(new, cached_tokens) for one in replicas), default=0.0)
         if not replicas:
             self.no_replica(now_s)
         elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
@@ -111,9 +111,4 @@ def _capacity(replicas: Sequence[PrefillView], new: int, cached: int, work_s: fl
     """What the fleet can do in a second, in seconds of the fastest replica."""
     if work_s <= 0:
         return float(len(replicas))
-    return math.fsum(work_s / _work_s(replica, new, cached) for replica in replicas)
-
-
-def _work_s(replica: PrefillView, new: int, cached: int) -> float:
-    """What a prefill adds to the passes of a replica that has others to share them."""
-    return replica.predictor.prefill_s(new, cached) - replica.predictor.idle_s(new, cached)
+    return math.fsum(work_s / replica.predictor.work_s(new, cached) for replica in replicas)

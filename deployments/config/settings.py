@@ -281,6 +281,22 @@ class SlackServeConfig(Section):
                 raise ValueError(explain(error, f"models.{name}")) from None
         return found
 
+    def handoff_s(self) -> float:
+        """Predicted time from the end of prefill to the first token, without a profile.
+
+        Two calls between processes; where engines compute on the same cores, they wait for one.
+        """
+        by_default_ms = 50.0 if self.accelerator == "cpu" else 10.0
+        return (by_default_ms if self.handoff_ms is None else self.handoff_ms) / 1e3
+
+    def warm_up(self) -> tuple[int, ...]:
+        """Prompt lengths that are prefilled before ready, as far as the model and one step take them.
+
+        Up to a thousand tokens and more a GPU takes what the host needs to launch a pass: what a token takes
+        shows in longer ones only.
+        """
+        return self.warmup_tokens or ((32, 256, 1024) if self.accelerator == "cpu" else (64, 512, 2048, 8192))
+
     def router_timeout_s(self) -> float:
         """How long the router is waited for."""
         by_default_ms = 500.0 if self.accelerator == "cpu" else 50.0

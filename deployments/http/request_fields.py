@@ -155,12 +155,10 @@ def _schemas(tools: Any, choice: Any) -> list[Any]:
     match choice:
         case "none":
             held = []
-        case (
-            None | "auto"
-        ):  # the model may call any; only the arguments of strict ones are held to their schema
+        case None | "auto":  # only the arguments of strict ones are held to their schema
             held = [function for function in functions if function.get("strict")]
-        case {"type": "function", **named}:
-            name = _function({"type": "function", **named}).get("name")
+        case {"type": "function"}:
+            name = _function(choice).get("name")
             held = [function for function in functions if function.get("name") == name]
         case _:
             held = functions

@@ -47,7 +47,8 @@ def leave(within_s: float, node_id: str | None = None) -> list[str]:
 
     Serve starts a replica elsewhere before it shuts one down here. Where there is no room for it, those here
     serve until their tier's `drain_s` before `within_s` is over. The proxy ends when none of its requests is
-    left, half a minute later than this begins at the earliest. That of the head stays.
+    left, half a minute later than this begins at the earliest. That of the head stays. While the head is
+    away, what the node serves goes on, so that this waits for another one.
 
     Args:
         within_s: How long the node will last.
@@ -55,8 +56,6 @@ def leave(within_s: float, node_id: str | None = None) -> list[str]:
 
     Returns:
         The replicas, and the proxy, that it still has after `within_s`; they end with it.
-
-    What the node serves goes on while the head is away, so that this waits for another one.
 
     Raises:
         LeaveError: when there is no cluster, it refuses, or its head stays away.

@@ -134,8 +134,7 @@ class PrefillView:
         """Predicted seconds of a job's work: what it adds to passes that it shares."""
         if job.work_s is not None:
             return job.work_s
-        left = job.tokens - job.cached_tokens, job.cached_tokens
-        return self.predictor.prefill_s(*left) - self.predictor.idle_s(*left)
+        return self.predictor.work_s(job.tokens - job.cached_tokens, job.cached_tokens)
 
     def backlog_s(self, now_s: float) -> float:
         """Predicted seconds until everything that it has been given is done."""

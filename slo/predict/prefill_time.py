@@ -73,6 +73,10 @@ class PrefillPredictor:
         alone_s = max(self.floor_s, line_s)
         return self.prefill_s(tokens, context_tokens) * (alone_s - work_s) / alone_s
 
+    def work_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """What a prefill adds to passes that others share with it."""
+        return self.prefill_s(tokens, context_tokens) - self.idle_s(tokens, context_tokens)
+
     def pass_s(self, tokens: int, pairs: float) -> float:
         """Seconds of a forward pass of `tokens` of several prefills with so many `attention_pairs` in all."""
         if tokens <= 0:

@@ -26,7 +26,7 @@ from slo.preemption.types import (
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
-from slo.queue.prefill import Prefill, together_s
+from slo.queue.prefill import Prefill, ends_s, together_s
 
 _NOTHING_S: Final = 1e-9
 """Less work than this is the rounding of sums."""
@@ -141,24 +141,18 @@ def _binding(
     ended_s = now_s + margin * step_s + overdue_s
     if prices is None:
         return _min_spare_s(prefills, ended_s), ended_s
-    min_s, before_s, idle_s = math.inf, 0.0, 0.0
-    for prefill in prefills:
-        before_s += prefill.work_s
-        idle_s = max(idle_s, prefill.idle_s)
+    min_s = math.inf
+    for prefill, took_s in zip(prefills, ends_s(prefills), strict=True):
         end_s = now_s + prices.insured(prefill.tier, margin) * step_s + overdue_s
-        if (spare_s := prefill.deadline_s - end_s - before_s - idle_s) < min_s:
+        if (spare_s := prefill.deadline_s - end_s - took_s) < min_s:
             min_s, ended_s = spare_s, end_s
     return min_s, ended_s
 
 
 def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     """The smallest slack of any of them when they run in this order from `start_s` on."""
-    min_s, end_s, idle_s = math.inf, start_s, 0.0
-    for prefill in prefills:
-        end_s += prefill.work_s
-        idle_s = max(idle_s, prefill.idle_s)
-        min_s = min(min_s, prefill.deadline_s - end_s - idle_s)
-    return min_s
+    ends = zip(prefills, ends_s(prefills, start_s), strict=True)
+    return min([prefill.deadline_s - end_s for prefill, end_s in ends], default=math.inf)
 
 
 def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, in_set: bool) -> KeepReason:

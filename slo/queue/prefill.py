@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -44,10 +44,15 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
         return self.remaining_s - self.idle_s
 
 
+def ends_s(prefills: Iterable[Prefill], start_s: float = 0.0) -> Iterator[float]:
+    """When each ends, one behind the other from `start_s` on, where passes are shared."""
+    worked_s, idle_s = start_s, 0.0
+    for prefill in prefills:
+        worked_s += prefill.work_s
+        idle_s = max(idle_s, prefill.idle_s)
+        yield worked_s + idle_s
+
+
 def together_s(prefills: Iterable[Prefill]) -> float:
     """Seconds that they take one behind the other, where passes are shared."""
-    work_s = idle_s = 0.0
-    for prefill in prefills:
-        work_s += prefill.remaining_s - prefill.idle_s
-        idle_s = max(idle_s, prefill.idle_s)
-    return work_s + idle_s
+    return max(ends_s(prefills), default=0.0)

@@ -191,8 +191,7 @@ class Governor:
     def arrived(self, job: Accepted) -> None:
         """The replica has accepted a prefill."""
         self.ledger.arrived(job)
-        left, predictor = job.left(0), self.ledger.predictor
-        work_s = predictor.prefill_s(*left) - predictor.idle_s(*left)
+        work_s = self.ledger.predictor.work_s(*job.left(0))
         weight, view = weight_of(self.weights, job.tier), self._view
         if view is not None and view.targets is not None:
             weight *= view.targets.price(job.tier)

@@ -51,9 +51,8 @@ def load(
         item.prefill.job_id: (item.tokens, item.prefill.work_s) for item in view.queue
     }
     for job in governor.fresh(view):
-        (tokens, context), predictor = job.left(0), governor.ledger.predictor
-        work_s = predictor.prefill_s(tokens, context) - predictor.idle_s(tokens, context)
-        waiting[job.job_id] = tokens, work_s
+        tokens, context = job.left(0)
+        waiting[job.job_id] = tokens, governor.ledger.predictor.work_s(tokens, context)
     steps: dict[JobId, SuspendedView] = {}
     for step in view.suspended:
         steps.update((member.job_id, step) for member in step.members)
