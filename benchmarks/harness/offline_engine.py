@@ -73,7 +73,7 @@ def stepped_engine(model: Path | str, **options: Any) -> Iterator[Any]:
 def _scheduling_here(arguments: dict[str, Any]) -> Iterator[Any]:
     """An `LLM` whose scheduler runs here; nothing of it stays for the next one, even if it does not start."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM
+    from vllm import LLM, envs
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     try:
@@ -87,6 +87,7 @@ def _scheduling_here(arguments: dict[str, Any]) -> Iterator[Any]:
     finally:
         destroy_model_parallel()  # of a worker in this process
         destroy_distributed_environment()
+        envs.disable_envs_cache()  # the first engine of a process has what it read of the environment kept
 
 
 @contextmanager

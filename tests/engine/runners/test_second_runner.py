@@ -36,14 +36,7 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tests", ["exactness", "suspended_steps", "adapters", "seeds"])
 def test_all_of_it(tests):
-    run(f"engine/test_{tests}.py", "-m", "not embedded")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_the_embedded_model():
-    """In a process of its own: behind many engines vLLM's warm-up had only NaN for the interpreter."""
-    run("engine/test_exactness.py", "-m", "embedded")
+    run(f"engine/test_{tests}.py")
 
 
 @pytest.mark.long

@@ -38,6 +38,36 @@ def _add_log1p(libdevice):
     libdevice.log1p = log1p
 
 
+def _change_interpreter(interpreter):
+    _take_numbers_for_masks(interpreter)
+    _find_an_index_among_nan(interpreter)
+
+
+def _find_an_index_among_nan(interpreter):
+    """As compiled kernels do, where NumPy raises.
+
+    vLLM's profiling pass leaves out attention, whose output on a CPU is memory as it was found, now and then
+    all NaN; what is sampled of it is thrown away.
+    """
+    import numpy as np
+
+    def first_where_all_are_nan(find):
+        def index(data, *, axis, keepdims):
+            empty = np.isnan(data).all(axis=axis, keepdims=True)
+            return find(np.where(empty, 0, data), axis=axis, keepdims=keepdims)
+
+        return index
+
+    min_max = interpreter.ReduceOps.min_max
+
+    def without_raising(self, data, val_reduce_op, idx_reduce_op=None):
+        if idx_reduce_op is not None:
+            idx_reduce_op = first_where_all_are_nan(idx_reduce_op)
+        return min_max(self, data, val_reduce_op, idx_reduce_op)
+
+    interpreter.ReduceOps.min_max = without_raising
+
+
 def _take_numbers_for_masks(interpreter):
     """As compiled kernels do; vLLM's grammars have bits."""
     builder = interpreter.InterpreterBuilder
@@ -63,7 +93,7 @@ def _do_without_kernel(sampler):
 _CHANGES = {
     "triton.backends": _add_backend,
     "triton.language.extra.libdevice": _add_log1p,
-    "triton.runtime.interpreter": _take_numbers_for_masks,
+    "triton.runtime.interpreter": _change_interpreter,
     "vllm.v1.sample.ops.topk_topp_sampler": _do_without_kernel,
 }
 
