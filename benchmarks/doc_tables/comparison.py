@@ -73,6 +73,29 @@ def comparison_paired() -> str:
     return markdown(["Load", "SlackServe and", "Urgent in time", "Long in time", "Prompt tokens/s"], rows)
 
 
+def comparison_tpot() -> str:
+    """Time per output token after the first, by arm and kind, in each round that all arms served."""
+    found = result("comparison")
+    arms, runs = found["settings"]["arms"], found["runs"]
+    by_arm = [{run["round"] for run in runs if run["arm"] == arm} for arm in arms]
+    rounds = sorted(set.intersection(*by_arm))
+    at = {(run["load"], run["arm"], run["round"]): run["tpot_ms"] for run in runs}
+    rows = [
+        [
+            f"{load:g}",
+            _server(arm, found),
+            *(
+                f"{', '.join(f'{at[load, arm, number][kind][point]:.0f}' for number in rounds)} ms"
+                for kind in KINDS
+                for point in ("p50", "p99")
+            ),
+        ]
+        for load in found["settings"]["loads"]
+        for arm in arms
+    ]
+    return markdown(["Load", "", "Urgent TPOT p50", "p99", "Long TPOT p50", "p99"], rows)
+
+
 def _points(cell: Mapping[str, Any]) -> str:
     def shown(share: float) -> str:
         return f"{100 * share:+.0f}"
@@ -100,4 +123,5 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "comparison": comparison,
     "comparison-in-short": comparison_in_short,
     "comparison-paired": comparison_paired,
+    "comparison-tpot": comparison_tpot,
 }

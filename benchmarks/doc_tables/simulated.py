@@ -1,4 +1,4 @@
-"""The tables of virtual time: held-out streams, placement, autoscaling, long contexts."""
+"""The tables of virtual time, and of the decisions alone: goodput, placement, autoscaling, long contexts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,29 @@ def held_out(file: str, level: str, ours: str = _OURS) -> str:
     return markdown([f"{level} in time, requests/s", *columns], table)
 
 
+_ON_FLOWPREFILL: Final = {f"flowprefill-{name}": title for name, title in _MODELS.items()}
+_ON_TRACES: Final = {
+    "flowprefill-8b@mooncake_conversation": "Mooncake, conversation",
+    "flowprefill-8b@azure_llm_2023_conv": "Azure 2023, conversation",
+}
+
+
+def by_kind(presets: Mapping[str, str], kinds: Sequence[str]) -> str:
+    """What each kind has in time where 90 % of all are, at each arm's own goodput."""
+    found = result("cores/simulation")
+    rows = []
+    for arm in found[next(iter(presets))]["goodput_rps"]:
+        row = [f"**{_TITLES[arm]}**" if arm == _OURS else _TITLES[arm]]
+        for preset in presets:
+            here = found[preset]
+            rate_rps = here["goodput_rps"][arm]["0.90"]
+            (point,) = [each for each in here["points"][arm] if each["rate_rps"] == rate_rps]
+            shares = " / ".join(f"{100 * point['by_kind'][kind]:.0f}" for kind in kinds)
+            row.append(f"{shares} % at {rate_rps:.2f}")
+        rows.append(row)
+    return markdown([" / ".join(kinds) + " in time", *presets.values()], rows)
+
+
 _AXES: Final = {
     "scale": "objectives times {:g}",
     "sigma": "predictions off, sigma {:g}",
@@ -48,8 +71,11 @@ _AXES: Final = {
 }
 
 
-def along_axes(axes: Mapping[str, Sequence[str]]) -> str:
-    """The worst class's goodput by place on the axes of each result, and ours over each peer."""
+def along_axes(axes: Mapping[str, Sequence[str]], *, few: bool = False) -> str:
+    """The worst class's goodput by place on the axes of each result, and ours over each peer.
+
+    With `few` streams what each of them has stands in place of an interval.
+    """
     rows = [
         row for file, some in axes.items() for row in result(f"cores/{file}")["rows"] if row["axis"] in some
     ]
@@ -63,7 +89,10 @@ def along_axes(axes: Mapping[str, Sequence[str]]) -> str:
         row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
         for arm in arms:
             cell = cells[*place, arm]
-            row.append(_goodput(cell, is_ours=arm == _TARGETS))
+            if few and arm != _TARGETS:
+                row.append(_goodput_by_stream(cell, cells[*place, _TARGETS]))
+            else:
+                row.append(_goodput(cell, is_ours=arm == _TARGETS))
         table.append(row)
     return markdown(["", "in time", "", *[_TITLES[arm] for arm in arms]], table)
 
@@ -85,6 +114,12 @@ def _goodput(row: Mapping[str, Any], *, is_ours: bool) -> str:
     at_most, at_least = ("≤ ", "≥ ") if row.get("below") else ("", "")
     over = "" if is_ours else f" ({at_least}{_interval(row)})"
     return f"{at_most}{row['goodput_rps']:.2f}{over}"
+
+
+def _goodput_by_stream(row: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Goodput, and ours over it on each stream."""
+    ratios = [mine / its for mine, its in zip(ours["streams"], row["streams"], strict=True)]
+    return f"{row['goodput_rps']:.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -154,6 +189,21 @@ def sizers_on_streams(file: str) -> str:
     return markdown(columns, rows)
 
 
+def router_decision() -> str:
+    """CPU time of one placement by the default policy."""
+    rows = [
+        [
+            f"{row['replicas']:,}",
+            str(row["outstanding"]),
+            {"mixed": "", "overloaded": "more than can be on time"}[row["load"]],
+            *(f"{row['cpu_us'][point] / 1e3:.2f} ms" for point in ("p50", "p99", "p100")),
+        ]
+        for row in result("cores/router_decision")["rows"]
+        if row["policy"] == "least_harm"
+    ]
+    return markdown(["Replicas", "Prefills outstanding on each", "", "p50", "p99", "longest of 1,000"], rows)
+
+
 def long_context() -> str:
     """How soon passes behind a long context stop, and what shorter chunks cost."""
     rows = [
@@ -181,13 +231,16 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
             "held_out_launch": ("launch_s",),
         }
     ),
-    "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}),
+    "held-out-sigma": lambda: along_axes({"held_out_sigma": ("sigma",)}, few=True),
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "long-context": long_context,
     "migration": migration,
+    "router-decision": router_decision,
     "routing-mix": lambda: routing("mix", "nobody refused"),
     "routing-mix-refusals": lambda: routing("mix", "refusals"),
     "routing-trace": lambda: routing("trace", "nobody refused"),
     "routing-trace-refusals": lambda: routing("trace", "refusals"),
+    "simulation-kinds": lambda: by_kind(_ON_FLOWPREFILL, ("text", "image", "search", "file")),
+    "simulation-kinds-traces": lambda: by_kind(_ON_TRACES, ("text", "search", "file")),
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
 }
