@@ -48,7 +48,7 @@ def urgent() -> str:
     rows = []
     for arm, title in _ARMS.items():
         (row,) = result(f"gpu/engine-{arm}")["urgent"]
-        stop, resume = row["order_to_stop_ms"], row["resume_overhead_ms"]
+        steps = [row[step] for step in ("order_to_stop_ms", "stop_to_service_ms", "resume_overhead_ms")]
         rows.append(
             [
                 title,
@@ -57,12 +57,12 @@ def urgent() -> str:
                 f"{row['added_p99_ms']:+.1f}",
                 f"{row['victim_alone_ms']:.0f}",
                 f"{row['victim_ms']['p50']:.0f}",
-                _span(stop) if stop else "",
-                f"{resume['p50']:.1f}" if resume else "",
+                *(_span(step) if step else "" for step in steps),
             ]
         )
     columns = ["", "alone", "during the long one", "added at p99", "long one alone", "with it"]
-    return markdown([*columns, "order to stop", "done again"], rows)
+    stages = ["order to stop", "stop to the urgent one's first operator", "resume to the long one's"]
+    return markdown([*columns, *stages], rows)
 
 
 def _span(times: Mapping[str, float]) -> str:
