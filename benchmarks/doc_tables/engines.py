@@ -110,6 +110,25 @@ def embedded(file: str, arms: tuple[str, str]) -> str:
     return markdown(["What", *arms, "Ratio"], rows)
 
 
+def predictions() -> str:
+    """How far off predicted first tokens and passes of the embedded model are."""
+    rows = []
+    for file, machine in (("predictions", "Xeon with AVX-512"), ("predictions_epyc", "EPYC with AVX2")):
+        found = result(f"engines/{file}")
+        *thirds, whole = [row["mape"] for row in found["first_tokens"][:4]]
+        why = ", ".join(f"{count} {name.split()[-1]}" for name, count in found["refused"].items())
+        rows.append(
+            [
+                machine,
+                f"{sum(found['refused'].values())}" + (f" ({why})" if why else ""),
+                f"{whole:.1%}",
+                ", ".join(f"{third:.0%}" for third in thirds),
+                f"{found['monitor']['error']['mape']:.1%}",
+            ]
+        )
+    return markdown(["", "Refused", "First tokens off by", "in thirds of the time", "Passes off by"], rows)
+
+
 _OWNERS: Final = {
     "all": "all",
     "ray": "Ray, and Ray Serve's controller",
@@ -226,6 +245,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "serving-path": serving_path,
     "serving-path-stages": serving_path_stages,
     "serving-path-embedded": serving_path_embedded,
+    "predictions": predictions,
     "progress-threads": lambda: embedded("progress_thread", ("Polling, as NIXL ships it", "Sleeping")),
     "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
     "embedded-dtype": lambda: embedded("embedded_dtype", ("`float32`", "`bfloat16`")),
