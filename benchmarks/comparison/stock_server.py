@@ -68,7 +68,7 @@ def llm_config(role: str, cores: str, pool: int, arguments: argparse.Namespace) 
         # Only spares the start a process that would find the model where it is.
         "callback_config": {"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         "experimental_configs": {
-            "stream_batching_interval_ms": 0,
+            "stream_batching_interval_ms": arguments.batching_ms,
             "NIXL_SIDE_CHANNEL_PORT_BASE": (PREFILL_NIXL_PORT if is_prefill else DECODE_NIXL_PORT)
             + POOL_PORTS * pool,
         },
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, help="chunked prefill; without it whole prompts")
     parser.add_argument("--long-tokens", type=int, default=0, help="most of a chunk for one prompt")
     parser.add_argument("--priority", action="store_true", help="vLLM's scheduling by `priority`")
+    parser.add_argument("--batching-ms", type=float, default=0, help="tokens within it are sent at once")
     parser.add_argument("--pools", nargs="+", help="names; without, one pool at /v1")
     arguments = parser.parse_args()
 

@@ -32,14 +32,19 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
     run(f"{RANDOM}[llama_operator]", f"{IN_TURN}[llama_compiled]", f"{SEVERAL}[llama_operator]")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("tests", ["exactness", "suspended_steps", "adapters", "seeds"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param("exactness", marks=pytest.mark.nightly),
+        *(pytest.param(tests, marks=pytest.mark.long) for tests in ("suspended_steps", "adapters", "seeds")),
+    ],
+)
 def test_all_of_it(tests):
     run(f"engine/test_{tests}.py")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_the_first_token_comes_from_prefill_whatever_the_seed():
     run("engine/test_first_token.py", "-k", "one and not ahead")
