@@ -40,7 +40,7 @@ from deployments.local.launcher import get_json
 SEED = 31847
 PORT = 18451
 TOKENS = 200
-PROMPT_TOKENS = 32
+PROMPT_TOKENS = 16
 ROUNDS = 4
 """Streams of each reader, one after the other."""
 VOCABULARY = range(200)
@@ -71,7 +71,7 @@ async def stream(session: aiohttp.ClientSession, model: str, rng: random.Random)
         "stream_options": {"include_usage": True},
     }
     events_s, rest, tokens = [], b"", 0
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "x-slo-tier": "premium"}
     async with session.post("v1/completions", data=msgspec.json.encode(body), headers=headers) as response:
         response.raise_for_status()
         async for piece in response.content.iter_any():
