@@ -95,9 +95,11 @@ class Gate:
         if self.admission is not None:
             self.admission.ended(job_id, now_s, used)
 
-    def withdrawn(self, job_id: JobId, now_s: float) -> None:
-        """A request is rejected for another reason."""
+    def withdrawn(self, job_id: JobId, now_s: float, *, lacked_decode: bool = False) -> None:
+        """A request is rejected for another reason; for decode's memory, it asked nothing of prefill."""
         if self.admission is not None:
+            if lacked_decode:
+                self.admission.not_for_prefill(job_id)
             self.admission.withdrawn(job_id, now_s)
 
     def reconcile(self, live: LiveJobs, now_s: float) -> list[JobId]:

@@ -171,7 +171,7 @@ class RouterCore:
             max_cached = _max_cached(cached, replicas)
             rejected = self._gate.refusal(request, tokens, replicas, now_s, max_cached)
             if rejected is None and (rejected := self._decode_full(request, memory_s)) is not None:
-                self._gate.withdrawn(request.job_id, now_s)
+                self._gate.withdrawn(request.job_id, now_s, lacked_decode=True)
             if rejected is not None:
                 return rejected
         if not replicas:
@@ -187,7 +187,7 @@ class RouterCore:
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         if (late_s := max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)) > 0:
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
-                self._gate.withdrawn(request.job_id, now_s)
+                self._gate.withdrawn(request.job_id, now_s, lacked_decode=choice.end_s <= terms.latest_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
             return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
         placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)

@@ -304,8 +304,9 @@ class AdmissionController:
         """What there is to do for replicas to come.
 
         Returns:
-            Work that arrives, what is refused included, in seconds per second of the fastest replica; and the
-            predicted seconds of what waits in tiers with an objective for the first token.
+            Work that arrives, what is refused for want of prefill included, in seconds per second of the
+            fastest replica; and the predicted seconds of what waits in tiers with an objective for the first
+            token.
         """
         backlog_s = math.fsum(self._backlog_s[tier] for tier in self._due)
         if self._capacity > 0:

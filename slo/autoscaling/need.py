@@ -42,7 +42,8 @@ class PrefillDemand:
     """What there is to prefill.
 
     Attributes:
-        work: Predicted work that arrives, seconds per second of the fastest replica; refused work included.
+        work: Predicted work that arrives, seconds per second of the fastest replica; refused work included,
+            but for what was refused for decode's memory alone.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
     """

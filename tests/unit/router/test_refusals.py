@@ -231,6 +231,32 @@ def test_a_request_without_memory_on_decode_is_told_when_to_come_back():
     assert isinstance(ask(core, "small", tokens=100), Placed), "of its tenant's one place nothing is taken"
 
 
+def test_what_decode_has_no_memory_for_asks_for_no_prefill_replica():
+    """Clients that come again and again would have the prefill tier grow, and decode is as full as before."""
+    core, admission = router()
+    for second in range(60):
+        core.view.decode_reported(full_decode(remaining=200 + second % 2), float(second))
+        report(core, now_s=float(second))
+        for number in range(10):
+            refused = ask(core, f"{second}-{number}", tokens=600, now_s=float(second))
+            assert refused.reason is RejectionReason.DECODE_FULL
+        assert isinstance(ask(core, f"{second}-small", tokens=100, now_s=float(second)), Placed)
+        core.job_ended(JobEnded(JobId(f"{second}-small")), float(second))
+    work_s, _ = admission.demand(60.0)
+    assert work_s == pytest.approx(0.1, rel=0.1), "of those that were placed"
+
+
+def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_replica():
+    core, admission = router()
+    core.view.decode_reported(full_decode(remaining=40), 0.0)
+    late = ask(core, "late", tokens=600, ttft_s=1.0, decode_samples_first=True)
+    assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert admission.demand(1.0)[0] == pytest.approx(0.0, abs=1e-9)
+    slow = ask(core, "slow", tokens=6000, ttft_s=1.0)
+    assert slow.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert admission.demand(2.0)[0] > 0.1, "as what prefill itself would be too late with"
+
+
 def test_memory_that_comes_soon_is_waited_for_and_the_top_tier_is_never_refused():
     core, _ = router()
     core.view.decode_reported(full_decode(remaining=40), 0.0)
