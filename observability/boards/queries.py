@@ -29,6 +29,7 @@ _OF_REPLICAS: Final = frozenset(ALL) - {
     catalogue.FLEET_BACKLOG,
     catalogue.PROMPT_LENGTH_ERROR,
     catalogue.BYTES_PER_TOKEN,
+    catalogue.ENGINES_ENDED,
     catalogue.MONITOR_LOST,
     catalogue.POLICY_APPLIED,
 }

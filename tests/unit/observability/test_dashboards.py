@@ -12,11 +12,12 @@ import yaml
 from dashboards import filled
 from promtool import needs_promtool
 
-from deployments.http.accounting import METRICS
+from deployments.http import accounting
 from observability.boards import BOARDS
 from observability.boards.queries import filters
 from observability.grafana import as_json
 from observability.promql import exported
+from router.serve import model_router
 from telemetry.catalogue import ALL, MONITOR, MetricKind
 
 ROOT = Path(__file__).parents[3]
@@ -50,8 +51,12 @@ def test_every_metric_is_on_a_board_or_left_out_by_name():
     assert missing == set(NOT_SHOWN)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_what_an_ingress_records_is_not_asked_of_a_replica_of_the_tiers(metric):
+@pytest.mark.parametrize(
+    "metric",
+    dict.fromkeys((*accounting.METRICS, *model_router.METRICS)),
+    ids=lambda metric: metric.name,
+)
+def test_what_an_ingress_or_the_router_records_is_not_asked_of_a_replica_of_the_tiers(metric):
     assert "replica" not in filters(metric)
 
 
