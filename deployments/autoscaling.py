@@ -46,6 +46,7 @@ class TierAutoscaler:
         self._monitor: Any = None
         self._silent_since_s: float | None = None
         self._has_warned = False
+        self._is_overdue = False
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = -_ASK_S
         self._demand: FleetDemand | None = None
@@ -86,6 +87,16 @@ class TierAutoscaler:
                 reason=scaled.reason.value,
                 demand=self._demand,
             )
+        if scaled.is_overdue and not self._is_overdue:
+            logs.event(
+                "replicas_overdue",
+                level=logging.WARNING,
+                tier=self._role,
+                model=self._model,
+                replicas=target,
+                running=running,
+            )
+        self._is_overdue = scaled.is_overdue
         return scaled.target
 
     def _need(self, running: int, now_s: float) -> Any:

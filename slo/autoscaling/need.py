@@ -85,15 +85,14 @@ class Need:
         steady: Replicas that would be busy with it all the time.
         at_least: Replicas that it takes in any case, for `reason`.
         usual: Why `steady` is what it is.
-        is_at_risk: Whether a tier of requests misses its target: nothing is taken away meanwhile.
-        wants_more: Whether another replica may mend that.
+        wants_more: Whether a tier of requests misses its target and another replica may mend that: nothing is
+            taken away meanwhile.
     """
 
     steady: float
     at_least: float
     usual: ScaleReason
     reason: ScaleReason
-    is_at_risk: bool = False
     wants_more: bool = False
 
 
@@ -113,7 +112,6 @@ def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: flo
         at_least,
         ScaleReason.DEMAND,
         ScaleReason.BACKLOG,
-        seen.at_risk,
         wants_more=seen.at_risk and seen.work > _QUEUEING * running,
     )
 

@@ -47,10 +47,16 @@ class ScalingRules:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """How many replicas there shall be, and why."""
+    """How many replicas there shall be, and why.
+
+    Attributes:
+        is_overdue: Whether some that there shall be are not there, and none has come or gone for twice as
+            long as one takes to start.
+    """
 
     target: int
     reason: ScaleReason
+    is_overdue: bool = False
 
 
 class Scaler:
@@ -61,7 +67,10 @@ class Scaler:
 
     def __init__(self, rules: ScalingRules) -> None:
         self.rules = rules
-        self._grown_s = -math.inf
+        self._short_since_s: float | None = None
+        """Since when fewer run than there shall be; an order begins it anew."""
+        self._sizes = 0, 0
+        self._sizes_since_s = -math.inf
         self._first_s: float | None = None
         self._sufficed: deque[tuple[float, int]] = deque()
         self._lately: deque[tuple[float, float]] = deque()
@@ -76,28 +85,39 @@ class Scaler:
             now_s: The time; never goes back.
         """
         rules = self.rules
-        is_starting = target > running and now_s - self._grown_s < 2 * rules.start_s
+        missing_s = self._missing_s(running, target, now_s)
+        is_overdue = running < target and now_s - self._sizes_since_s >= 2 * rules.start_s
         if need is None:
             self._lately.clear()
             self._sufficed.clear()  # whoever shrinks has seen all of the last minutes
             self._first_s = None
-            return Scaled(self._bounded(target), ScaleReason.UNKNOWN)
-        ahead_s = max(0.0, self._grown_s + rules.start_s - now_s) if is_starting else rules.start_s
-        found = need(ahead_s)
+            return Scaled(self._bounded(target), ScaleReason.UNKNOWN, is_overdue)
+        is_starting = 0 < missing_s < 2 * rules.start_s
+        found = need(max(0.0, rules.start_s - missing_s) if is_starting else rules.start_s)
         is_full = found.steady > _FULL * rules.busy * target
         usual = math.ceil(found.steady / rules.busy) if is_full else 0
         at_least = math.ceil(found.at_least)
         enough = self._bounded(max(usual, at_least))
         reason = found.usual if usual >= at_least else found.reason
-        if found.wants_more and not is_starting and enough <= target:
+        if found.wants_more and running >= target and enough <= target:
             enough, reason = self._bounded(target + 1), ScaleReason.AT_RISK
         most = self._most(found, enough, target, now_s)
         if enough > target:
-            self._grown_s = now_s
-            return Scaled(enough, reason)
+            self._short_since_s = now_s
+            return Scaled(enough, reason, is_overdue)
         if most < target:
             return Scaled(self._bounded(most), ScaleReason.FEWER_SUFFICE)
-        return Scaled(self._bounded(target), ScaleReason.NOTHING_TO_DO)
+        return Scaled(self._bounded(target), ScaleReason.NOTHING_TO_DO, is_overdue)
+
+    def _missing_s(self, running: int, target: int, now_s: float) -> float:
+        """For how long fewer run than there shall be, counted from the last order; 0 when all are there."""
+        if (running, target) != self._sizes:
+            self._sizes, self._sizes_since_s = (running, target), now_s
+        if running >= target:
+            self._short_since_s = None
+        elif self._short_since_s is None:
+            self._short_since_s = now_s
+        return 0.0 if self._short_since_s is None else now_s - self._short_since_s
 
     def _most(self, found: Need, enough: int, target: int, now_s: float) -> int:
         """The most replicas that were needed within the time that they are kept."""
@@ -108,7 +128,7 @@ class Scaler:
             self._lately.popleft()
         mean = math.fsum(steady for _, steady in self._lately) / len(self._lately)
         suffices = math.ceil(max(mean / rules.busy, mean + found.at_least - found.steady))
-        if found.is_at_risk:
+        if found.wants_more:
             suffices = max(suffices, target)
         if enough > target:  # what is ordered is kept
             suffices = max(suffices, enough)

@@ -91,6 +91,26 @@ async def test_that_nobody_answers_is_a_warning_once(monitor, monkeypatch, caplo
     assert await warned() == 1
 
 
+async def test_that_replicas_do_not_start_is_a_warning_once(monitor, caplog):
+    caplog.set_level(logging.WARNING, "ray.serve")
+    monitor.demand = BUSY
+    policy = TierAutoscaler("prefill", "tiny", **(RULES | {"start_s": 0.02}))
+
+    async def warned(running):
+        for _ in range(4):
+            policy(context(running=running, target=4))
+            await asyncio.sleep(0.03)
+        warnings = [record.message for record in caplog.records if "replicas_overdue" in record.message]
+        caplog.clear()
+        return warnings
+
+    (warning,) = await warned(3)
+    assert "running=3" in warning
+    assert await warned(3) == []
+    assert await warned(4) == []
+    assert len(await warned(2)) == 1
+
+
 @pytest.mark.slow
 async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
     """Serve's controller runs for long, and imports the code of its node."""

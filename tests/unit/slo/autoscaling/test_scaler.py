@@ -84,9 +84,43 @@ def test_a_tier_at_risk_gets_one_more_at_a_time_and_loses_none():
     scaled = tier.see(work=1.5, at_risk=True)
     assert (scaled.target, scaled.reason) == (4, ScaleReason.AT_RISK)
     assert tier.see(work=1.5, at_risk=True, running=3, for_s=60).target == 4
-    calm = Tier(3)
-    calm.see(work=0.2, at_risk=True, for_s=400)
-    assert calm.target == 3, "more replicas mend nothing where nobody queues; none is taken either"
+    assert Tier(8).see(work=3.0, at_risk=True, for_s=400).target == 8
+    assert Tier(8).see(work=3.0, for_s=400).target == 4
+
+
+def test_a_tier_at_risk_shrinks_where_nobody_queues():
+    """Objectives that no fleet keeps would hold it at the size of its busiest hour."""
+    tier = Tier(3)
+    assert tier.see(work=0.2, at_risk=True, for_s=300).target == 3
+    assert tier.see(work=0.2, at_risk=True, for_s=100).target == 1
+
+
+def test_a_replica_that_is_being_replaced_is_waited_for():
+    """One of four has crashed, and Serve starts another: what is at risk meanwhile orders no fifth."""
+    tier = Tier(4)
+    tier.see(work=2.0, for_s=100)
+    waiting = tier.see(work=2.0, at_risk=True, running=3, for_s=RULES.start_s)
+    assert (waiting.target, waiting.reason) == (4, ScaleReason.NOTHING_TO_DO)
+    scaled = tier.see(work=2.0, at_risk=True, running=4)
+    assert (scaled.target, scaled.reason) == (5, ScaleReason.AT_RISK), "four were not enough"
+
+
+def test_where_none_starts_no_more_are_ordered_and_somebody_is_told():
+    tier = Tier(3)
+    assert tier.see(work=1.5, at_risk=True).target == 4
+    waiting = tier.see(work=1.5, at_risk=True, running=3, for_s=2 * RULES.start_s)
+    assert (waiting.target, waiting.is_overdue) == (4, False)
+    waiting = tier.see(work=1.5, at_risk=True, running=3, for_s=600)
+    assert (waiting.target, waiting.is_overdue) == (4, True)
+    assert not tier.see(work=1.5, running=4).is_overdue
+    assert not tier.see(work=1.5, running=2).is_overdue, "that has only begun"
+
+
+def test_replicas_that_come_up_one_after_the_other_are_not_overdue():
+    """As while Serve replaces all replicas of a tier."""
+    tier = Tier(8)
+    for up in (6, 7, 6, 7, 6, 7, 6, 7):
+        assert not tier.see(work=3.0, running=up, for_s=RULES.start_s).is_overdue
 
 
 def test_without_knowledge_nothing_changes_and_the_wait_begins_anew():
