@@ -34,13 +34,23 @@ class TierAutoscaler:
         role: Which.
         model: Whose replicas they are.
         code: `running_code` of the application's processes; Serve's controller may run older code.
+        starts_with: How many replicas there shall be at first. Serve's own `initial_replicas` would hold
+            again after every change of the application, under whatever load.
         rules: The fields of `ScalingRules`.
     """
 
-    def __init__(self, role: Literal["prefill", "decode"], model: str, code: str, **rules: Any) -> None:
+    def __init__(
+        self,
+        role: Literal["prefill", "decode"],
+        model: str,
+        code: str,
+        starts_with: int = 0,
+        **rules: Any,
+    ) -> None:
         self._role = role
         self._model = model
         self._code = code
+        self._starts_with = starts_with
         self._scaler = Scaler(ScalingRules(**rules))
         self._search: Search | None = None
         self._monitor: Any = None
@@ -75,6 +85,9 @@ class TierAutoscaler:
             self._asked_s = now_s
             self._asking = asyncio.get_running_loop().create_task(self._ask(context.app_name))
         running: int = context.current_num_replicas
+        if running == 0 and target < self._starts_with:
+            target = self._starts_with
+        self._starts_with = 0
         scaled = self._scaler.decide(self._need(running, now_s), running, target, now_s)
         if scaled.target != target:
             logs.event(
@@ -87,7 +100,9 @@ class TierAutoscaler:
                 reason=scaled.reason.value,
                 demand=self._demand,
             )
-        if scaled.is_overdue and not self._is_overdue:
+        # Serve hands its controller this class itself, and `slo` is what the controller has imported before.
+        is_overdue = getattr(scaled, "is_overdue", False)
+        if is_overdue and not self._is_overdue:
             logs.event(
                 "replicas_overdue",
                 level=logging.WARNING,
@@ -96,7 +111,7 @@ class TierAutoscaler:
                 replicas=target,
                 running=running,
             )
-        self._is_overdue = scaled.is_overdue
+        self._is_overdue = is_overdue
         return scaled.target
 
     def _need(self, running: int, now_s: float) -> Any:

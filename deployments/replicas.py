@@ -161,13 +161,13 @@ def _size(model: FoundModel, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
             "role": "prefill" if role is KVRole.PREFILL else "decode",
             "model": model.name,
             "code": running_code(),
+            "starts_with": pool.replicas,
             **dataclasses.asdict(rules),
         },
     }
     return {
         "autoscaling_config": {
             "min_replicas": rules.min_replicas,
-            "initial_replicas": pool.replicas,
             "max_replicas": rules.max_replicas,
             # The policy has waited as long as it wants to.
             "upscale_delay_s": 0.0,

@@ -5,6 +5,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.config import DeploymentConfig
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve.config import AutoscalingPolicy
 
 from deployments import autoscaling
 from deployments.autoscaling import TierAutoscaler
@@ -109,6 +114,63 @@ async def test_that_replicas_do_not_start_is_a_warning_once(monitor, caplog):
     assert await warned(3) == []
     assert await warned(4) == []
     assert len(await warned(2)) == 1
+
+
+def serves(pool, version):
+    """What Serve is told of a prefill tier, as one version of its deployment."""
+    from deployments import replicas
+    from kv_transfer.connector import KVRole
+
+    config = parse({"prefill": pool})
+    size = replicas._size(SimpleNamespace(name="tiny", config=config), config.prefill, KVRole.PREFILL)
+    return DeploymentInfo(
+        deployment_config=DeploymentConfig(**size),
+        replica_config=SimpleNamespace(ray_actor_options={}),
+        start_time_ms=0,
+        deployer_job_id="",
+        version=version,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pool", "at_first"),
+    [
+        ({"replicas": 1, "max_replicas": 8}, 1),
+        ({"replicas": 3, "max_replicas": 8}, 3),
+        ({"replicas": 3, "min_replicas": 1, "max_replicas": 8}, 3),
+    ],
+)
+async def test_a_tier_starts_with_its_replicas_and_keeps_its_size_when_it_is_deployed_again(
+    monitor, pool, at_first, monkeypatch
+):
+    """In Serve's own account: a configuration that has changed, in whatever key, is registered anew."""
+    # Serve pickles the class by value, and reading that in one process gives the class other functions.
+    monkeypatch.setattr(AutoscalingPolicy, "get_policy", lambda _: TierAutoscaler)
+    state = DeploymentAutoscalingState(DeploymentID("prefill", "app"))
+
+    def decides(target):
+        return state.get_decision_num_replicas(target)
+
+    assert decides(state.register(serves(pool, "1"), -1)) == at_first
+    assert decides(at_first) == at_first, "while none is up yet"
+    state.update_running_replica_ids([ReplicaID(f"{n}", state._deployment_id) for n in range(8)])
+    assert state.register(serves(pool, "2"), 8) == 8
+    assert decides(8) == 8
+    state.update_running_replica_ids([])
+    assert decides(8) == 8, "all are being replaced"
+
+
+async def test_a_tier_that_loses_its_replicas_does_not_start_anew(monitor):
+    policy = TierAutoscaler("prefill", "tiny", starts_with=3, **RULES)
+    assert policy(context(running=2, target=2))[0] == 2
+    assert policy(context(running=0, target=2))[0] == 2
+
+
+async def test_a_larger_tier_that_serves_controller_finds_again_is_not_cut_to_its_start(monitor):
+    """After Serve's controller has died it knows the target, and none of the replicas for a moment."""
+    policy = TierAutoscaler("prefill", "tiny", starts_with=3, **(RULES | {"max_replicas": 8}))
+    assert policy(context(running=0, target=7))[0] == 7
 
 
 @pytest.mark.slow
