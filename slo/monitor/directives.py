@@ -7,6 +7,7 @@ adds what no replica knows: which tiers of the whole cluster are missing their t
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -30,12 +31,12 @@ class WaiterSeen:
     """A prefill that waits on a replica.
 
     Attributes:
-        slack_s: Budget minus predicted work, when it was reported; None without a deadline.
+        slack_s: Budget minus predicted work, when it was reported; infinite without a deadline.
     """
 
     job_id: JobId
     tier: Tier
-    slack_s: float | None
+    slack_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,25 @@ class StepSeen:
     preemptible_in_s: float | None
     kept: KeepReason | None
 
+    @property
+    def may_be_stopped(self) -> bool:
+        """Whether its governor let it go on for a reason that `direct` may overrule."""
+        return self.preemptible_in_s is not None and self.kept in _OVERRULED
+
+    def makes_late(self, tier: Tier, slack_s: float) -> bool:
+        """Whether a waiter of another tier is late behind it and on time if it stops now."""
+        if self.preemptible_in_s is None or tier in self.tiers:
+            return False
+        return self.preemptible_in_s <= slack_s < self.remaining_s
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSeen:
-    """What a prefill replica runs, and what waits there."""
+    """What a prefill replica runs, and who waits there.
+
+    Attributes:
+        waiting: Those for whom the step may be stopped, by `first_of_each`; more than these change nothing.
+    """
 
     replica_id: ReplicaId
     step: StepSeen | None
@@ -82,6 +98,17 @@ class PreemptDirective:
 
 
 _HARM_WEIGHED: Final = frozenset({KeepReason.WOULD_HARM, KeepReason.MARGIN})
+_OVERRULED: Final = _HARM_WEIGHED | {KeepReason.WAITERS_IN_TIME}
+
+
+def first_of_each(waiting: Iterable[WaiterSeen]) -> tuple[WaiterSeen, ...]:
+    """Of each tier the one with the least slack: whoever `direct` chooses among all is among them."""
+    first: dict[Tier, WaiterSeen] = {}
+    for waiter in waiting:
+        known = first.get(waiter.tier)
+        if known is None or waiter.slack_s < known.slack_s:
+            first[waiter.tier] = waiter
+    return tuple(first.values())
 
 
 def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> PreemptDirective | None:
@@ -92,15 +119,13 @@ def direct(replica: ReplicaSeen, at_risk: AbstractSet[Tier], tiers: TierSet) -> 
     infeasible, are never overruled.
     """
     step = replica.step
-    if step is None or step.preemptible_in_s is None or step.kept is None:
+    if step is None or not step.may_be_stopped:
         return None
     highest = max((tiers.rank(tier) for tier in step.tiers), default=-1)
     endangered = [
         waiter
         for waiter in replica.waiting
-        if tiers.rank(waiter.tier) > highest
-        and waiter.slack_s is not None
-        and step.preemptible_in_s <= waiter.slack_s < step.remaining_s
+        if tiers.rank(waiter.tier) > highest and step.makes_late(waiter.tier, waiter.slack_s)
     ]
     for waiter in sorted(endangered, key=lambda waiter: (-tiers.rank(waiter.tier), waiter.slack_s)):
         if (reason := _reason(step, waiter, at_risk)) is not None:

@@ -224,7 +224,14 @@ class Governor:
 
     def waiting(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         """Everything that is accepted and does not run, in the queue's order; one for each suspended step."""
-        return self._ordered(view, self._prefills(view, now_s), now_s)
+        return self._ordered(view, self.prefills(view, now_s), now_s)
+
+    def prefills(self, view: SchedulerView, now_s: float) -> list[Prefill]:
+        """As `waiting`, without the order."""
+        accepted = self.ledger.accepted
+        prefills = [prefill for item in view.queue if (prefill := item.prefill).job_id in accepted]
+        prefills += [self._fresh_prefill(job) for job in self.fresh(view)]
+        return prefills + self._all_suspended(view, now_s)
 
     def fresh(self, view: SchedulerView) -> list[Accepted]:
         """The accepted jobs that the engine has not seen yet."""
@@ -232,12 +239,6 @@ class Governor:
             self._view, self._seen = view, _seen(view)
         seen = self._seen
         return [job for job_id, job in self.ledger.accepted.items() if job_id not in seen]
-
-    def _prefills(self, view: SchedulerView, now_s: float) -> list[Prefill]:
-        accepted = self.ledger.accepted
-        prefills = [prefill for item in view.queue if (prefill := item.prefill).job_id in accepted]
-        prefills += [self._fresh_prefill(job) for job in self.fresh(view)]
-        return prefills + self._all_suspended(view, now_s)
 
     def _all_suspended(self, view: SchedulerView, now_s: float) -> list[Prefill]:
         steps = [self._suspended(step, view, now_s) for step in view.suspended]
@@ -249,7 +250,7 @@ class Governor:
         What is suspended then is work like any other, but stops nobody.
         """
         if not view.none_can_start:
-            return self._prefills(view, now_s)
+            return self.prefills(view, now_s)
         later = [self._fresh_prefill(job) for job in self.fresh(view)]
         return later + [
             msgspec.structs.replace(step, preempted_by=step.preempted_by or NOBODY)

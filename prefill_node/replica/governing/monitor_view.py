@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.governor import Governor
-from slo.monitor.directives import ReplicaSeen, StepSeen, WaiterSeen
+from slo.monitor.directives import ReplicaSeen, StepSeen, WaiterSeen, first_of_each
 from slo.preemption.types import KeepReason
-from slo.queue.slack import NO_DEADLINE, slack_s
+from slo.queue.slack import slack_s
 from slo.request import JobId, ReplicaId
 
 
@@ -21,26 +21,14 @@ def replica_seen(
     kept: KeepReason | None,
     now_s: float,
 ) -> ReplicaSeen:
-    """The running step, and everybody who waits with their slack.
+    """The running step, and the few that wait for whom the monitor may have it stopped.
 
     `view`, `reached` and the time are as for `Governor.decide`; `kept` is why the governor let the running
-    step go on.
+    step go on. A report does not grow with the queue.
     """
-    if view is None:
+    if view is None or view.step is None:
         return ReplicaSeen(replica_id, None, ())
     accepted = governor.ledger.accepted
-    waiting = tuple(
-        WaiterSeen(
-            prefill.job_id,
-            prefill.tier,
-            None
-            if prefill.deadline_s == NO_DEADLINE
-            else slack_s(prefill.deadline_s, now_s, prefill.remaining_s),
-        )
-        for prefill in governor.waiting(view, now_s)
-    )
-    if view.step is None:
-        return ReplicaSeen(replica_id, None, waiting)
     step = StepSeen(
         step_id=view.step.step_id,
         tiers=tuple(accepted[JobId(job)].tier for job in view.step.jobs if job in accepted),
@@ -48,4 +36,11 @@ def replica_seen(
         preemptible_in_s=governor.preemptible_in_s(view, reached, now_s),
         kept=kept,
     )
-    return ReplicaSeen(replica_id, step, waiting)
+    if not step.may_be_stopped:
+        return ReplicaSeen(replica_id, step, ())
+    made_late = (
+        WaiterSeen(prefill.job_id, prefill.tier, slack)
+        for prefill in governor.prefills(view, now_s)
+        if step.makes_late(prefill.tier, slack := slack_s(prefill.deadline_s, now_s, prefill.remaining_s))
+    )
+    return ReplicaSeen(replica_id, step, first_of_each(made_late))

@@ -69,18 +69,37 @@ def order(step_id=7, beneficiary="urgent"):
 # What is told
 
 
-def test_the_running_step_and_everybody_who_waits_are_told_with_their_slack():
+def test_the_running_step_is_told_and_whom_it_makes_late_with_their_slack():
+    in_time, late = job("in time", 100, 5.0, PREMIUM), job("late", 2000, 1.0, PREMIUM)
+    later = job("later", 100, 1.15, PREMIUM)
     told = replica_seen(
-        R, governor(LONG, URGENT, job("idle")), view(), (7, 5), KeepReason.WAITERS_IN_TIME, NOW_S
+        R,
+        governor(LONG, later, URGENT, in_time, late, job("idle")),
+        view(),
+        (7, 3),
+        KeepReason.WAITERS_IN_TIME,
+        NOW_S,
     )
     assert told.replica_id == R
     assert told.step == StepSeen(
-        7, (BACKGROUND,), pytest.approx(1.0), pytest.approx(0.1), KeepReason.WAITERS_IN_TIME
+        7, (BACKGROUND,), pytest.approx(1.4), pytest.approx(0.1), KeepReason.WAITERS_IN_TIME
     )
-    assert told.waiting == (
-        WaiterSeen(JobId("urgent"), PREMIUM, pytest.approx(1.0)),
-        WaiterSeen(JobId("idle"), BACKGROUND, None),
-    )
+    assert told.waiting == (WaiterSeen(JobId("urgent"), PREMIUM, pytest.approx(1.0)),)
+
+
+@pytest.mark.parametrize("kept", [None, KeepReason.NOBODY_WAITS, KeepReason.CANNOT_SAVE])
+def test_nobody_is_told_where_the_governor_is_not_overruled(kept):
+    assert replica_seen(R, governor(LONG, URGENT), view(), (7, 5), kept, NOW_S).waiting == ()
+
+
+def test_a_report_does_not_grow_with_the_queue():
+    own = [job(f"own-{n}", 100, 1.1) for n in range(4000)]
+    told = replica_seen(R, governor(LONG, *own), view(), (7, 3), KeepReason.WAITERS_IN_TIME, NOW_S)
+    assert told.waiting == ()
+    urgent = [job(f"{tier}-{n}", 100, 1.1, tier) for n in range(500) for tier in (PREMIUM, STANDARD)]
+    told = replica_seen(R, governor(LONG, *own, *urgent), view(), (7, 3), KeepReason.WAITERS_IN_TIME, NOW_S)
+    assert {waiter.tier for waiter in told.waiting} == {PREMIUM, STANDARD}
+    assert len(told.waiting) == 2
 
 
 def test_a_step_at_one_of_its_limits_does_not_yield():
@@ -93,8 +112,7 @@ def test_a_step_at_one_of_its_limits_does_not_yield():
 def test_before_the_engine_has_said_anything_there_is_nothing_to_tell():
     assert replica_seen(R, governor(URGENT), None, NOTHING_REACHED, None, NOW_S).waiting == ()
     idle = replica_seen(R, governor(URGENT), SchedulerView(), NOTHING_REACHED, None, NOW_S)
-    assert idle.step is None
-    assert [waiter.job_id for waiter in idle.waiting] == ["urgent"]
+    assert (idle.step, idle.waiting) == (None, ()), "no step is in the way of anybody"
 
 
 # Directives

@@ -1,12 +1,20 @@
 """For whom the monitor has a running prefill preempted."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen, direct
+from slo.monitor.directives import (
+    DirectiveReason,
+    ReplicaSeen,
+    StepSeen,
+    WaiterSeen,
+    direct,
+    first_of_each,
+)
 from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -32,7 +40,7 @@ TABLE = {
     "nobody waits": (STEP, [], NOBODY, None),
     "in time behind the step": (STEP, [replace(URGENT, slack_s=2.0)], NOBODY, None),
     "late in any case": (STEP, [replace(URGENT, slack_s=0.05)], NOBODY, None),
-    "no deadline": (STEP, [replace(URGENT, slack_s=None)], NOBODY, None),
+    "no deadline": (STEP, [replace(URGENT, slack_s=math.inf)], NOBODY, None),
     "a limit is in the way": (replace(STEP, preemptible_in_s=None), [URGENT], AT_RISK_PREMIUM, None),
     "the governor has not decided yet": (replace(STEP, kept=None), [URGENT], AT_RISK_PREMIUM, None),
     "the same tier": (replace(STEP, tiers=(BACKGROUND, PREMIUM)), [URGENT], NOBODY, None),
@@ -74,7 +82,7 @@ tiers = st.sampled_from(DEFAULT_TIERS.names)
 @settings(deadline=None)
 @given(
     st.lists(tiers, max_size=3),
-    st.lists(st.tuples(tiers, st.none() | st.floats(-5, 5)), max_size=5),
+    st.lists(st.tuples(tiers, st.just(math.inf) | st.floats(-5, 5)), max_size=5),
     st.sampled_from(list(KeepReason)),
     st.sets(tiers),
 )
@@ -87,3 +95,24 @@ def test_nobody_is_stopped_for_an_equal_or_for_one_who_is_not_saved_by_it(member
         assert all(DEFAULT_TIERS.rank(waiter.tier) > DEFAULT_TIERS.rank(tier) for tier in members)
         assert step.preemptible_in_s <= waiter.slack_s < step.remaining_s
         assert kept in {KeepReason.WAITERS_IN_TIME, KeepReason.WOULD_HARM, KeepReason.MARGIN}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(tiers, max_size=2),
+    st.lists(st.tuples(tiers, st.sampled_from([0.05, 0.2, 0.5, 1.0, 1.9, 3.0, math.inf])), max_size=12),
+    st.none() | st.sampled_from(list(KeepReason)),
+    st.none() | st.just(0.1),
+    st.sets(tiers),
+)
+def test_whom_a_replica_leaves_out_the_monitor_would_not_choose(
+    members, waiting, kept, preemptible_in_s, at_risk
+):
+    step = replace(STEP, tiers=tuple(members), kept=kept, preemptible_in_s=preemptible_in_s)
+    waiters = [WaiterSeen(JobId(str(n)), tier, slack_s) for n, (tier, slack_s) in enumerate(waiting)]
+    told = first_of_each(one for one in waiters if step.makes_late(one.tier, one.slack_s))
+    few = ReplicaSeen(R, step, told if step.may_be_stopped else ())
+    assert len(few.waiting) <= len(DEFAULT_TIERS.names)
+    assert direct(few, at_risk, DEFAULT_TIERS) == direct(
+        ReplicaSeen(R, step, tuple(waiters)), at_risk, DEFAULT_TIERS
+    )
