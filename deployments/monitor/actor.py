@@ -194,8 +194,8 @@ def shown(state: MonitorState, exporter: Exporter) -> dict[str, Any]:
             "reserved": policy.reserved,
             "preemption": None if policy.preemption is None else policy.preemption.value,
             "margin": policy.margin,
-            "corrections": dict(policy.corrections),
         },
+        "corrections": dict(state.corrections),
         "reason": state.reason.value,
         "tiers": {
             tier: {

@@ -147,7 +147,7 @@ def _series(series: Series, attainment: Attainment) -> Iterator[Sample]:
 
 def _replicas(core: MonitorCore, state: MonitorState) -> Iterator[Sample]:
     for replica, error in core.errors().items():
-        yield catalogue.CORRECTION, (replica,), state.policy.correction(replica)
+        yield catalogue.CORRECTION, (replica,), state.corrections[replica]
         if error is not None:
             yield catalogue.PREDICTION_ERROR, (replica, "mape"), error.mape
             yield catalogue.PREDICTION_ERROR, (replica, "p90"), error.p90

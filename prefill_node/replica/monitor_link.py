@@ -1,7 +1,7 @@
 """The replica's side of the cluster-wide monitor: what it reports, and how it follows.
 
 Owns what of a policy changes what on a replica, and what its predictions are made of: what it has learned
-from its own passes, times the policy's correction. When reports are sent is
+from its own passes, times the correction that the monitor answers with. When reports are sent is
 `telemetry.reporting.monitor_client`'s, and whether a directive still makes sense the governor's.
 """
 
@@ -18,7 +18,9 @@ from prefill_node.replica.preemption_controller import Watch
 from slo.monitor.messages import PrefillSeen, Role
 from slo.monitor.policy import ClusterPolicy
 from slo.predict.pass_time import LearnedPasses
-from slo.predict.prediction_error import PassMeasured
+from slo.predict.prediction_error import UNCORRECTED, PassMeasured
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import PreemptionRules
 from slo.request import ReplicaId
 from telemetry.instruments import Instruments
 from telemetry.reporting.monitor_client import MonitorClient, Participant
@@ -28,7 +30,7 @@ class Monitored:
     """A prefill replica that reports to the monitor and follows its policy.
 
     Args:
-        governor: Its predictor and rules are those of the configuration, and change with passes and policy.
+        governor: Its predictor and rules are those of the configuration, and follow passes and the monitor.
         kv_usage: Fraction of its KV blocks in use.
         measured_at: Prompt lengths that the predictor was measured at.
     """
@@ -44,7 +46,7 @@ class Monitored:
         self._governor = governor
         self._kv_usage = kv_usage
         self._passes = LearnedPasses(governor.ledger.predictor, measured_at)
-        self._correction = 1.0
+        self._correction = UNCORRECTED
         self._rules = governor.rules
         self._watch: Watch | None = None
         self._client: MonitorClient | None = None
@@ -53,7 +55,7 @@ class Monitored:
         """Report from now on, as one of `model`'s replicas."""
         self._watch = watch
         participant = Participant(
-            self._replica_id, Role.PREFILL, self._seen, self.follow, watch.direct, model=model
+            self._replica_id, Role.PREFILL, self._seen, self.follow, watch.direct, self.correct, model=model
         )
         self._client = MonitorClient(participant, instruments)
         self._client.start()
@@ -73,16 +75,21 @@ class Monitored:
         return PassMeasured(self._passes.predictor.pass_s(*shape), corrected_s, notice.seconds)
 
     def follow(self, policy: ClusterPolicy) -> None:
-        """Correct the predictor and take over policy and margin of preemption; mode and limits stay."""
-        self._correction = policy.correction(self._replica_id)
-        self._governor.follow(
-            self._passes.predictor.times(self._correction),
-            replace(
-                self._rules,
-                policy=policy.preemption or self._rules.policy,
-                margin=policy.margin or self._rules.margin,
-            ),
+        """Take over policy and margin of preemption; mode and limits stay."""
+        rules = replace(
+            self._rules,
+            policy=policy.preemption or self._rules.policy,
+            margin=policy.margin or self._rules.margin,
         )
+        self._take_over(self._governor.ledger.predictor, rules)
+
+    def correct(self, factor: float) -> None:
+        """Take a prefill to last so many times as long as the replica's own predictor says."""
+        self._correction = factor
+        self._take_over(self._passes.predictor.times(factor), self._governor.rules)
+
+    def _take_over(self, predictor: PrefillPredictor, rules: PreemptionRules) -> None:
+        self._governor.follow(predictor, rules)
         if self._watch is not None:
             self._watch.changed()
 
@@ -93,4 +100,4 @@ class Monitored:
         kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
         reached = watch.reached()
         work = replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
-        return PrefillSeen(work, events, self._kv_usage())
+        return PrefillSeen(work, events, self._kv_usage(), self._correction)

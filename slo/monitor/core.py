@@ -2,7 +2,7 @@
 
 Owns what is known of every reporter and the one policy. Reads no clock (`now_s` is passed in), sends nothing
 and exports nothing; the actor around it is `deployments.monitor.actor`. The rules are in
-`slo.monitor.shedding`, `slo.predict.prediction_error` and `slo.monitor.directives`.
+`slo.monitor.shedding`, `slo.monitor.corrections` and `slo.monitor.directives`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, assert_never
 
 from slo.autoscaling.need import FleetDemand
 from slo.monitor.attainment import Attainment, RollingAttainment, Series
+from slo.monitor.corrections import Corrections
 from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
 from slo.monitor.messages import (
     DecodeSeen,
@@ -30,14 +31,7 @@ from slo.monitor.policy import UNSTEERED, ClusterPolicy
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason, TierBurn, steer
 from slo.outcomes import ObjectiveName, RequestEnded
-from slo.predict.prediction_error import (
-    MIN_SAMPLES,
-    PredictionError,
-    Residuals,
-    RollingError,
-    overrun,
-    prediction_error,
-)
+from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
 from slo.request import ReplicaId
 from slo.tiers import Tier
 
@@ -47,13 +41,7 @@ FORGET_AFTER_S: Final = 60.0
 """Serve replaces a failed replica within a minute."""
 ALL_OBJECTIVES: Final = "all"
 """Stands for all objectives of a request together."""
-_MIN_CORRECTION_CHANGE: Final = 0.03
-"""Corrections that differ by less make no new version."""
 _DEMAND_HOLDS_S: Final = 5.0
-_ERRORS_HOLD_S: Final = 300.0
-"""How far a replica's predictions were off is forgotten when it has had no forward pass for so long."""
-_MIN_MARGIN_CHANGE: Final = 0.5
-_MARGIN_SAMPLES: Final = 32
 _FIRST_TOKENS: Final = 512
 """How many of the latest requests the error of predicted times to first token covers."""
 
@@ -100,6 +88,7 @@ class MonitorState:
 
     Attributes:
         reason: Why it is that one, by the last look.
+        corrections: By prefill replica, how many times as long as its own predictor says a prefill takes.
         error: How far predicted forward passes are off; None when none has been measured.
         ttft_error: The same of predicted times to first token.
         subscribers: How many report, by role.
@@ -110,6 +99,7 @@ class MonitorState:
     policy: ClusterPolicy
     reason: SteerReason
     tiers: Mapping[Tier, TierState]
+    corrections: Mapping[ReplicaId, float]
     error: PredictionError | None
     ttft_error: PredictionError | None
     subscribers: Mapping[Role, int]
@@ -145,8 +135,7 @@ class MonitorCore:
         self._changed_s = now_s
         self.heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
-        self._residuals: dict[ReplicaId, Residuals] = {}
-        self._measured_s: dict[ReplicaId, float] = {}
+        self._corrections = Corrections(settings.quantile)
         self._first_tokens = RollingError(_FIRST_TOKENS)
         self._at_risk: frozenset[Tier] = frozenset()
         self._ordered: dict[ReplicaId, int] = {}
@@ -162,10 +151,10 @@ class MonitorCore:
         self.dropped += report.dropped
         self.heard_s = now_s
         self.subscribers[report.reporter] = Subscriber(report.role, report.follows, now_s, report.seen)
-        directives = () if report.seen is None else self._take(report.seen, now_s)
+        answer = MonitorAnswer() if report.seen is None else self._take(report.seen, now_s)
         if self._is_wanted:
-            return MonitorAnswer(None, directives, wanted=report.follows == self.policy.version)
-        return MonitorAnswer(self.policy if self.policy.version > report.follows else None, directives)
+            return replace(answer, wanted=report.follows == self.policy.version)
+        return replace(answer, policy=self.policy if self.policy.version > report.follows else None)
 
     def look(self, now_s: float) -> SteerReason:
         """Revise the policy by what is known now; called about once a second."""
@@ -209,7 +198,8 @@ class MonitorCore:
                 )
                 for tier in settings.tiers.names
             },
-            error=prediction_error(*self._residuals.values()),
+            corrections=self._corrections.all,
+            error=self._corrections.error(),
             ttft_error=prediction_error(self._first_tokens),
             subscribers=roles,
             behind=sum(it.follows < self.policy.version for it in self.subscribers.values()),
@@ -236,11 +226,7 @@ class MonitorCore:
 
     def errors(self) -> dict[ReplicaId, PredictionError | None]:
         """How far the predictions of each prefill replica are off; None with too few of late."""
-        found = {replica: prediction_error(residuals) for replica, residuals in self._residuals.items()}
-        return {
-            replica: error if error is not None and error.samples >= MIN_SAMPLES else None
-            for replica, error in found.items()
-        }
+        return self._corrections.errors()
 
     def _learn(self, reporter: str, settings: MonitorSettings) -> None:
         """Take settings from the teacher who was first heard last; others may be of a version that drains."""
@@ -253,7 +239,7 @@ class MonitorCore:
         if settings.window_s != self.settings.window_s:
             self._attainment = RollingAttainment(settings.window_s)
         if settings.quantile != self.settings.quantile:
-            self._residuals.clear()
+            self._corrections.aim_at(settings.quantile)
         self.settings = settings
 
     def _adopt(self, report: MonitorReport, now_s: float) -> None:
@@ -276,7 +262,8 @@ class MonitorCore:
         ):
             self.policy = self.policy.raised_to(report.follows + 1)
 
-    def _take(self, seen: Seen, now_s: float) -> tuple[PreemptDirective, ...]:
+    def _take(self, seen: Seen, now_s: float) -> MonitorAnswer:
+        """What is for the one alone who has seen it."""
         match seen:
             case IngressSeen(ended):
                 for request in ended:
@@ -289,26 +276,22 @@ class MonitorCore:
                 self.refused.update(refused)
                 self._demand = demand, now_s
             case PrefillSeen():
-                self._measure(seen, now_s)
-                return self._directives(seen)
+                replica_id = seen.work.replica_id
+                self._corrections.reported(replica_id, seen.correction, seen.measured, now_s)
+                factor = self._corrections.of(replica_id)
+                correction = None if factor == seen.correction else factor
+                return MonitorAnswer(directives=self._directives(seen), correction=correction)
             case DecodeSeen():
                 pass
             case _:
                 assert_never(seen)
-        return ()
+        return MonitorAnswer()
 
     def _judge(self, ended: RequestEnded) -> None:
         for objective, met in ended.judged.items():
             self.judged[Judged(ended.model, ended.tier, objective, met)] += 1
         if (attained := ended.attained) is not None:
             self.judged[Judged(ended.model, ended.tier, ALL_OBJECTIVES, attained)] += 1
-
-    def _measure(self, seen: PrefillSeen, now_s: float) -> None:
-        replica_id = seen.work.replica_id
-        residuals = self._residuals.setdefault(replica_id, Residuals(self.settings.quantile))
-        for measured in seen.measured:
-            residuals.add(measured)
-            self._measured_s[replica_id] = now_s
 
     def _directives(self, seen: PrefillSeen) -> tuple[PreemptDirective, ...]:
         replica_id = seen.work.replica_id
@@ -341,43 +324,25 @@ class MonitorCore:
         self.policy = self.policy.revised(shed=shed)
 
     def _correct(self) -> None:
-        """Follow the measured passes: a factor for each replica, and a margin that covers what is left.
+        """Follow the measured passes, each replica's own and, with the margin, those of all.
 
         Without corrections what each replica has configured holds.
         """
-        if not self.settings.corrects:
-            self.policy = self.policy.revised(corrections={}, preemption=None, margin=None)
+        settings = self.settings
+        if not settings.corrects:
+            self._corrections.take_back()
+            self.policy = self.policy.revised(preemption=None, margin=None)
             return
-        corrections = {
-            replica: known for replica, known in self.policy.corrections.items() if replica in self._residuals
-        }
-        for replica, residuals in self._residuals.items():
-            factor, known = residuals.factor(), self.policy.correction(replica)
-            if factor is not None and abs(factor / known - 1.0) > _MIN_CORRECTION_CHANGE:
-                corrections[replica] = round(factor, 4)
-        self.policy = self.policy.revised(
-            corrections=corrections, preemption=self.settings.preemption, margin=self._margin()
-        )
-
-    def _margin(self) -> float:
-        """The configured margin, or more where predictions are farther off than it allows for."""
-        known, configured = self.policy.margin or self.settings.margin, self.settings.margin
-        samples, exceeded = overrun(*self._residuals.values())
-        if samples < _MARGIN_SAMPLES:
-            return configured
-        needed = round(min(max(configured, exceeded), 2.0 * configured), 2)
-        settled = needed > configured and abs(needed - known) < _MIN_MARGIN_CHANGE and known >= configured
-        return known if settled else needed
+        self._corrections.revise()
+        margin = self._corrections.margin(self.policy.margin or settings.margin, settings.margin)
+        self.policy = self.policy.revised(preemption=settings.preemption, margin=margin)
 
     def _forget(self, now_s: float) -> None:
-        for replica, measured_s in self._measured_s.items():
-            if now_s - measured_s > _ERRORS_HOLD_S and replica in self._residuals:
-                self._residuals[replica].forget_errors()
+        self._corrections.forget_old(now_s)
         for name, subscriber in list(self.subscribers.items()):
             if now_s - subscriber.heard_at_s > FORGET_AFTER_S:
                 del self.subscribers[name]
                 self._teachers = [each for each in self._teachers if each != name]
                 if isinstance(subscriber.seen, PrefillSeen):
-                    self._residuals.pop(subscriber.seen.work.replica_id, None)
-                    self._measured_s.pop(subscriber.seen.work.replica_id, None)
+                    self._corrections.forget(subscriber.seen.work.replica_id)
                     self._ordered.pop(subscriber.seen.work.replica_id, None)

@@ -15,7 +15,7 @@ from slo.monitor.directives import PreemptDirective, ReplicaSeen
 from slo.monitor.policy import ClusterPolicy
 from slo.monitor.settings import MonitorSettings
 from slo.outcomes import RequestEnded
-from slo.predict.prediction_error import PassMeasured
+from slo.predict.prediction_error import UNCORRECTED, PassMeasured
 from slo.protocol import Message
 from slo.request import ReplicaId
 from slo.tiers import Tier
@@ -60,11 +60,13 @@ class PrefillSeen:
         work: What runs and who waits.
         measured: Forward passes that ended since the last report.
         kv_usage: Fraction of its KV blocks in use.
+        correction: Of its predictions, which it follows.
     """
 
     work: ReplicaSeen
     measured: tuple[PassMeasured, ...] = ()
     kv_usage: float = 0.0
+    correction: float = UNCORRECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,11 @@ class MonitorAnswer(Message):
         directives: Orders for the reporter alone.
         wanted: Whether the next report shall bring the policy that the reporter follows: the monitor has been
             restarted and does not know it.
+        correction: For a prefill replica, how many times as long as its own predictor says a prefill takes
+            there; None when it follows that already.
     """
 
     policy: ClusterPolicy | None = None
     directives: tuple[PreemptDirective, ...] = field(default=())
     wanted: bool = False
+    correction: float | None = None

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from slo.predict.prediction_error import MAX_CORRECTION, MIN_CORRECTION
 from slo.preemption.types import PreemptionPolicy
-from slo.request import ReplicaId
 from slo.tiers import Tier
 
 MAX_VERSION: Final = 1 << 40
@@ -30,8 +28,6 @@ class ClusterPolicy:
         reserved: Fraction of the prefill tier's time to keep free for the top tier, 0 to 1.
         preemption: When a running prefill is preempted; None for each replica's configured policy.
         margin: The margin of that policy; None for each replica's configured one.
-        corrections: By prefill replica, how many times as long as its own predictor says a prefill takes; a
-            replica that is not there has 1.
 
     Raises:
         ValueError: when a value is out of its range.
@@ -42,7 +38,6 @@ class ClusterPolicy:
     reserved: float = 0.0
     preemption: PreemptionPolicy | None = None
     margin: float | None = None
-    corrections: Mapping[ReplicaId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if not 0 <= self.version <= MAX_VERSION:
@@ -51,16 +46,10 @@ class ClusterPolicy:
             raise ValueError("shed levels and the reservation are fractions from 0 to 1")
         if self.margin is not None and not 1.0 <= self.margin < math.inf:
             raise ValueError(f"a preemption margin is at least 1 and finite, not {self.margin}")
-        if not all(MIN_CORRECTION <= factor <= MAX_CORRECTION for factor in self.corrections.values()):
-            raise ValueError(f"corrections are factors from {MIN_CORRECTION} to {MAX_CORRECTION}")
 
     def shed_level(self, tier: Tier) -> float:
         """The fraction of a tier's requests to turn away."""
         return self.shed.get(tier, 0.0)
-
-    def correction(self, replica_id: ReplicaId) -> float:
-        """How many times as long as predicted a prefill takes there."""
-        return self.corrections.get(replica_id, 1.0)
 
     def revised(self, **changes: Any) -> ClusterPolicy:
         """The next version with `changes`; this very policy when they change nothing."""

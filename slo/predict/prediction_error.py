@@ -18,6 +18,7 @@ QUANTILE: Final = 0.75
 """Of measured over predicted time. Slack computed with the mean is too long every other time."""
 MIN_CORRECTION: Final = 0.2
 MAX_CORRECTION: Final = 5.0
+UNCORRECTED: Final = 1.0
 REMEMBERED: Final = 64
 """Latest passes that count, per replica."""
 MIN_SAMPLES: Final = 8
@@ -131,6 +132,11 @@ class Residuals:
         clipped = [min(max(ratio, middle - reach), middle + reach) for ratio in self._log_ratios]
         factor = math.exp(float(np.quantile(clipped, self._quantile)))
         return min(max(factor, MIN_CORRECTION), MAX_CORRECTION)
+
+
+def is_correction(factor: float) -> bool:
+    """Whether predictions may be corrected by it; not by NaN."""
+    return MIN_CORRECTION <= factor <= MAX_CORRECTION
 
 
 def prediction_error(*residuals: Residuals | RollingError) -> PredictionError | None:

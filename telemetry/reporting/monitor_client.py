@@ -26,6 +26,7 @@ from slo.monitor.directives import PreemptDirective
 from slo.monitor.messages import MonitorAnswer, MonitorReport, Role, Seen
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
 from slo.monitor.settings import MonitorSettings
+from slo.predict.prediction_error import UNCORRECTED, is_correction
 from telemetry import logs
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED, Metric
 from telemetry.instruments import Instruments
@@ -100,6 +101,7 @@ class Participant:
         seen: Makes what to report from the events noted since the last report.
         follow: Called with each new policy.
         direct: Called with each directive.
+        correct: Called with each new correction of its predictions; 1 is none.
         settings: What the monitor shall work with; from those that know the configuration.
         model: What it serves; one of several has a participant for each.
     """
@@ -109,6 +111,7 @@ class Participant:
     seen: Callable[[tuple[Any, ...]], Seen | None]
     follow: Callable[[ClusterPolicy], None] = lambda _: None
     direct: Callable[[PreemptDirective], None] = lambda _: None
+    correct: Callable[[float], None] = lambda _: None
     settings: MonitorSettings | None = None
     model: str = ""
 
@@ -128,6 +131,7 @@ class MonitorClient:
         interval_s: float = INTERVAL_S,
     ) -> None:
         self.policy = UNSTEERED
+        self._correction = UNCORRECTED
         self._participant = participant
         self._instruments = instruments
         self._search = Search(find)
@@ -207,6 +211,8 @@ class MonitorClient:
         newer = newer_of(self.policy, _checked(answer.policy))
         if newer is not self.policy:
             self._apply(newer)
+        if answer.correction is not None:
+            self._correct(answer.correction)
         self._guarded("direct", self._participant.direct, answer.directives)
         self._set(POLICY_APPLIED, self.policy.version)
 
@@ -214,6 +220,13 @@ class MonitorClient:
         self.policy = policy
         logs.event("policy_applied", version=policy.version, reserved=policy.reserved, shed=policy.shed)
         self._guarded("follow", self._participant.follow, [policy])
+
+    def _correct(self, factor: float) -> None:
+        if not is_correction(factor):
+            logs.event("correction_refused", level=logging.ERROR, factor=factor)
+        elif factor != self._correction:
+            self._correction = factor
+            self._guarded("correct", self._participant.correct, [factor])
 
     @staticmethod
     def _guarded(what: str, act: Callable[[Any], None], on: Iterable[Any]) -> None:
@@ -235,10 +248,12 @@ class MonitorClient:
             if not was_lost:
                 logs.event("monitor_lost", level=logging.WARNING, error=repr(error)[:300])
                 self._lost_since_s = now_s
-            if now_s - (self._lost_since_s or now_s) >= EXPIRES_AFTER_S and self.policy.version:
+            follows = self.policy.version or self._correction != UNCORRECTED
+            if now_s - (self._lost_since_s or now_s) >= EXPIRES_AFTER_S and follows:
                 logs.event("policy_expired", level=logging.WARNING, version=self.policy.version)
                 self._wanted = False
                 self._apply(UNSTEERED)
+                self._correct(UNCORRECTED)
                 self._set(POLICY_APPLIED, 0.0)
         self._set(MONITOR_LOST, float(error is not None))
 

@@ -47,12 +47,13 @@ class Instruments:
             self.lost = bool(value)
 
 
-def participants():
+def participants(corrections):
     yield Participant("ingress", Role.INGRESS, IngressSeen, settings=SETTINGS, model=MODEL)
     yield Participant(
         SLOW,
         Role.PREFILL,
         lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, kv_usage=0.5),
+        correct=corrections.append,
         model=MODEL,
     )
 
@@ -60,8 +61,10 @@ def participants():
 async def run(port):
     options = MonitorOptions({MODEL: SETTINGS}, port=port)
     handle = start_monitor(options, APPLICATION)
+    corrections = [1.0]
     clients = [
-        MonitorClient(it, Instruments(), partial(find_monitor, APPLICATION), 0.1) for it in participants()
+        MonitorClient(it, Instruments(), partial(find_monitor, APPLICATION), 0.1)
+        for it in participants(corrections)
     ]
     other = MonitorClient(
         Participant("other", Role.INGRESS, IngressSeen, settings=OTHER_SETTINGS, model=MODEL),
@@ -79,7 +82,7 @@ async def run(port):
         line = {
             "version": policy.version,
             "shed": policy.shed_level(BACKGROUND),
-            "correction": policy.correction(SLOW),
+            "correction": corrections[-1],
             "lost": clients[0]._instruments.lost,
             "uptime_s": await uptime_s(handle),
             "other_shed": other.policy.shed_level(BACKGROUND),

@@ -87,9 +87,7 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     before = state()
     assert before["tiers"]["premium"]["ttft"]["p50"] > 0
     assert before["policy"]["version"] >= 1
-    assert before["policy"]["corrections"].keys() <= {
-        replica["replica"] for replica in deployment.fleet()["prefill"]
-    }
+    assert before["corrections"].keys() <= {replica["replica"] for replica in deployment.fleet()["prefill"]}
     with urllib.request.urlopen(f"http://127.0.0.1:{before['metrics_port']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert 'slackserve_monitor_subscribers{model="tiny",role="prefill"} 1.0' in text

@@ -66,10 +66,12 @@ def monitor():
 
 @pytest.fixture
 def client(monitor):
-    followed, directed = [], []
-    participant = Participant("me", Role.INGRESS, IngressSeen, followed.append, directed.append)
+    followed, directed, corrected = [], [], []
+    participant = Participant(
+        "me", Role.INGRESS, IngressSeen, followed.append, directed.append, corrected.append
+    )
     client = MonitorClient(participant, Instruments(), monitor.find, 0.01)
-    client.followed, client.directed = followed, directed
+    client.followed, client.directed, client.corrected = followed, directed, corrected
     yield client
     client.stop()
 
@@ -262,8 +264,6 @@ def unchecked(policy, **lies):
         {"reserved": math.nan},
         {"margin": math.inf},
         {"margin": math.nan},
-        {"corrections": {ReplicaId("r"): math.nan}},
-        {"corrections": {ReplicaId("r"): math.inf}},
         {"shed": None},
     ],
     ids=str,
@@ -276,6 +276,43 @@ async def test_a_policy_that_breaks_its_own_rules_is_refused(client, monitor, li
     assert client.followed == []
     monitor.answer = MonitorAnswer(POLICY)
     await until(lambda: client.followed == [POLICY])
+
+
+async def test_a_correction_is_followed_apart_from_the_policy(client, monitor):
+    monitor.answer = MonitorAnswer(correction=2.0)
+    client.start()
+    await until(lambda: len(monitor.heard) > 3)
+    assert (client.corrected, client.followed) == ([2.0], [])
+    monitor.answer = MonitorAnswer()
+    heard = len(monitor.heard)
+    await until(lambda: len(monitor.heard) > heard + 2)
+    assert client.corrected == [2.0]
+    monitor.answer = MonitorAnswer(correction=1.0)
+    await until(lambda: client.corrected == [2.0, 1.0])
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0, -1.0, 6.0])
+async def test_a_correction_out_of_its_range_is_refused(client, monitor, factor):
+    monitor.answer = MonitorAnswer(correction=factor)
+    client.start()
+    await until(lambda: len(monitor.heard) > 3)
+    assert client.corrected == []
+    assert lost(client) == 0.0
+
+
+@pytest.mark.parametrize("policy", [POLICY, None])
+async def test_what_is_shed_and_corrected_expires_without_a_monitor(client, monitor, monkeypatch, policy):
+    monkeypatch.setattr(monitor_client, "EXPIRES_AFTER_S", 0.2)
+    monitor.answer = MonitorAnswer(policy, correction=2.0)
+    client.start()
+    await until(lambda: client.corrected == [2.0])
+    monitor.error = ConnectionError("gone")
+    await asyncio.sleep(0.1)
+    assert client.corrected == [2.0]
+    await until(lambda: client.corrected == [2.0, 1.0])
+    assert client.policy == UNSTEERED
+    monitor.error = None
+    await until(lambda: client.corrected == [2.0, 1.0, 2.0])
 
 
 async def test_what_is_shed_expires_without_a_monitor(client, monitor, monkeypatch):

@@ -195,34 +195,43 @@ def test_a_directive_that_makes_no_sense_any_more_does_nothing(watched, directiv
 # Policies
 
 
-def test_a_policy_corrects_the_predictor_and_changes_the_rules_but_neither_mode_nor_limits():
+def test_a_policy_changes_the_rules_but_neither_mode_nor_limits_nor_predictions():
     watched = governor(URGENT, mode=PreemptionMode.RECOMPUTE, max_preemptions=3)
     monitored = Monitored(R, watched, lambda: 0.0)
-    before_s = watched.waiting(view(), NOW_S)[0].remaining_s
-    policy = ClusterPolicy(1, preemption=PreemptionPolicy.RESCUE, margin=4.0, corrections={R: 2.0})
-    monitored.follow(policy)
+    monitored.correct(2.0)
+    monitored.follow(ClusterPolicy(1, preemption=PreemptionPolicy.RESCUE, margin=4.0))
     assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(2.0)
-    assert watched.ledger.predictor.handoff_s == LINE.handoff_s
-    assert watched.waiting(view(), NOW_S)[0].remaining_s == pytest.approx(2 * before_s)
     rules = watched.rules
     assert (rules.policy, rules.margin) == (PreemptionPolicy.RESCUE, 4.0)
     assert (rules.mode, rules.limits.max_preemptions) == (PreemptionMode.RECOMPUTE, 3)
 
 
+def test_a_correction_is_of_the_predictions_alone():
+    watched = governor(URGENT)
+    monitored = Monitored(R, watched, lambda: 0.0)
+    before_s = watched.waiting(view(), NOW_S)[0].remaining_s
+    monitored.follow(ClusterPolicy(1, margin=4.0))
+    monitored.correct(2.0)
+    assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(2.0)
+    assert watched.ledger.predictor.handoff_s == LINE.handoff_s
+    assert watched.waiting(view(), NOW_S)[0].remaining_s == pytest.approx(2 * before_s)
+    assert watched.rules.margin == 4.0
+
+
 def test_corrections_are_of_the_configured_predictor_and_do_not_multiply():
     watched = governor()
     monitored = Monitored(R, watched, lambda: 0.0)
-    monitored.follow(ClusterPolicy(1, corrections={R: 2.0}))
-    monitored.follow(ClusterPolicy(2, corrections={R: 3.0, ReplicaId("other"): 5.0}))
+    monitored.correct(2.0)
+    monitored.correct(3.0)
     assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(3.0)
-    monitored.follow(ClusterPolicy(3))
+    monitored.correct(1.0)
     assert watched.ledger.predictor == LINE
     assert watched.rules == PreemptionRules()
 
 
 def test_a_measured_pass_is_told_beside_both_predictions():
     monitored = Monitored(R, governor(), lambda: 0.0)
-    monitored.follow(ClusterPolicy(1, corrections={R: 2.0}))
+    monitored.correct(2.0)
     told = monitored.learn(Passed(500, 0.0, 1.2))
     assert (told.corrected_s, told.measured_s) == pytest.approx((1.0, 1.2))
     assert told.predicted_s == pytest.approx(1.2), "learned from it, and not corrected"

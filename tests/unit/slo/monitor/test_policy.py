@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
-from slo.request import ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS
-
-A = ReplicaId("a")
 
 policies = st.builds(
     ClusterPolicy,
@@ -16,14 +13,12 @@ policies = st.builds(
     shed=st.dictionaries(st.sampled_from(DEFAULT_TIERS.names), st.floats(0, 1)),
     reserved=st.floats(0, 1),
     margin=st.none() | st.floats(1, 10),
-    corrections=st.dictionaries(st.just(A), st.floats(0.2, 5)),
 )
 
 
 def test_what_is_not_said_is_as_configured():
     assert UNSTEERED.version == 0
     assert [UNSTEERED.shed_level(tier) for tier in DEFAULT_TIERS.names] == [0.0, 0.0, 0.0]
-    assert UNSTEERED.correction(A) == 1.0
     assert (UNSTEERED.preemption, UNSTEERED.margin, UNSTEERED.reserved) == (None, None, 0.0)
 
 
@@ -42,12 +37,10 @@ def test_a_change_makes_the_next_version_and_no_change_makes_none():
         {"reserved": -0.1},
         {"margin": 0.9},
         {"margin": float("nan")},
-        {"corrections": {A: 0.1}},
-        {"corrections": {A: 6.0}},
     ],
 )
 def test_values_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"at least|fractions|factors"):
+    with pytest.raises(ValueError, match=r"at least|fractions"):
         ClusterPolicy(**wrong)
 
 
@@ -69,4 +62,3 @@ def test_raising_a_policy_keeps_its_content(policy, version):
     raised = policy.raised_to(version)
     assert raised.version == max(version, policy.version)
     assert raised.shed == policy.shed
-    assert raised.corrections == policy.corrections

@@ -35,7 +35,7 @@ def replica(profile):
 def serve(requests, governor, core, *, seed=1):
     """Prefills one after the other; the relative errors of what the replica predicted for each."""
     monitored, drawn = Monitored(R, governor, lambda: 0.0), random.Random(seed)
-    now_s, follows, errors, measured = SETTLE_S, 0, [], []
+    now_s, follows, correction, errors, measured = SETTLE_S, 0, 1.0, [], []
     for _ in range(requests):
         tokens = drawn.randrange(64, 8192)
         seconds = TRUTH.prefill_s(tokens) * math.exp(drawn.gauss(0, NOISE))
@@ -44,12 +44,15 @@ def serve(requests, governor, core, *, seed=1):
         measured.append(monitored.learn(Passed(tokens, attention_pairs(tokens), seconds)))
         now_s += seconds
         core.look(now_s)
-        seen = PrefillSeen(ReplicaSeen(R, None, ()), tuple(measured))
+        seen = PrefillSeen(ReplicaSeen(R, None, ()), tuple(measured), correction=correction)
         answer = core.heard(MonitorReport(R, Role.PREFILL, follows, seen), now_s)
         measured.clear()
         if answer.policy is not None:
             follows = answer.policy.version
             monitored.follow(answer.policy)
+        if answer.correction is not None:
+            correction = answer.correction
+            monitored.correct(correction)
     return errors
 
 
@@ -77,4 +80,4 @@ def test_without_the_monitors_correction_a_replica_learns_by_itself():
     governor, core = replica(TRUTH.times(3.0)), MonitorCore(MonitorSettings(corrects=False), 0.0)
     errors = serve(100, governor, core)
     assert sum(errors[10:]) / 90 < 0.1
-    assert core.policy.corrections == {}
+    assert core.state(0.0).corrections == {R: 1.0}
