@@ -146,6 +146,7 @@ class RouterCore:
             requests,
             # Where even one request alone is too slow, more replicas would mend nothing.
             requests / most if most >= 1 else 0.0,
+            len(replicas),
         )
 
     # What it decides.

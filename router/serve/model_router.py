@@ -138,7 +138,7 @@ class ModelRouter:
             counts = placed if isinstance(decision, Placed) else refused
             counts[tier, decision.reason.value] += 1
         now_s = time.monotonic()
-        prefill = PrefillDemand(*self._admission.demand(now_s))
+        prefill = PrefillDemand(*self._admission.demand(now_s), capacity=self._admission.capacity)
         return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:

@@ -270,6 +270,11 @@ class AdmissionController:
         """
         self._capacity = replicas
 
+    @property
+    def capacity(self) -> float:
+        """What the fleet can do, seconds of prefill work in a second, when it was last looked at."""
+        return self._capacity
+
     def asked(self, now_s: float) -> None:
         """A request has come that the fleet could do nothing with."""
         self._asked_s = now_s

@@ -14,7 +14,11 @@ CATCH_UP_S: Final = 30.0
 """A backlog may take so long to be worked off, or as long as a replica takes to start, if that is longer."""
 _QUEUEING: Final = 0.35
 """Below this part of the fleet's time a missed objective is nothing that more replicas would mend."""
-
+_CROWDED: Final = 0.5
+"""Above this part of decode's memory or pace requests may wait for it: what has just begun may hold twice as
+much in the end."""
+_QUEUE_S: Final = 5.0
+"""Who waits behind so much work waits for others, however little arrives by now."""
 _WAVES: Final = 2.0
 """Standard deviations of the number that decode together, had all come independently of each other, for
 which there is room too."""
@@ -37,6 +41,17 @@ class ScaleReason(enum.StrEnum):
     """Nobody says what there is to do."""
 
 
+class FleetLoad(enum.Enum):
+    """Whether it can be for load that requests are late."""
+
+    LOADED = enum.auto()
+    """They may wait for each other."""
+    IDLE = enum.auto()
+    """None waits for another."""
+    UNKNOWN = enum.auto()
+    """Nobody says, or it is between the two."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillDemand:
     """What there is to prefill.
@@ -46,11 +61,13 @@ class PrefillDemand:
             but for what was refused for decode's memory alone.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
+        capacity: What the replicas can do, in the unit of `work`; 0 without any, or before the first request.
     """
 
     work: float
     backlog_s: float
     at_risk: bool = False
+    capacity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +79,13 @@ class DecodeDemand:
         requests: How many the replicas have, or will by then.
         pace: Of how many replicas they take all of the time per output token that the strictest objective
             leaves; 0 when nothing is promised, or more replicas would not mend it.
+        replicas: How many there are.
     """
 
     memory: float
     requests: int
     pace: float = 0.0
+    replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,19 @@ class FleetDemand:
 
     prefill: PrefillDemand
     decode: DecodeDemand
+
+    @property
+    def load(self) -> FleetLoad:
+        """Whether requests can be late for each other; what is refused is part of it."""
+        prefill, decode = self.prefill, self.decode
+        if prefill.capacity <= 0 or decode.replicas <= 0:
+            return FleetLoad.UNKNOWN
+        of_prefill = prefill.work / prefill.capacity
+        of_decode = max(decode.memory, decode.pace) / decode.replicas
+        queue_s = prefill.backlog_s / prefill.capacity
+        if of_prefill > _QUEUEING or of_decode > _CROWDED or queue_s > _QUEUE_S:
+            return FleetLoad.LOADED
+        return FleetLoad.IDLE if of_decode <= _QUEUEING else FleetLoad.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

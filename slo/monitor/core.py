@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, assert_never
 
-from slo.autoscaling.need import FleetDemand
+from slo.autoscaling.need import FleetDemand, FleetLoad
 from slo.monitor.attainment import Attainment, RollingAttainment, Series
 from slo.monitor.corrections import Corrections
 from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
@@ -170,7 +170,9 @@ class MonitorCore:
         self._forget_tiers()
         self._correct()
         if self.settings.steers:
-            steered = steer(self.policy, burns, now_s - self._changed_s, rules, self.settings.tiers)
+            demand = self._told_demand(now_s)
+            load = FleetLoad.UNKNOWN if demand is None else demand.load
+            steered = steer(self.policy, burns, load, now_s - self._changed_s, rules, self.settings.tiers)
             self.reason = steered.reason
             if steered.policy is not self.policy:
                 self.policy, self._changed_s = steered.policy, now_s
@@ -212,10 +214,13 @@ class MonitorCore:
 
     def demand(self, now_s: float) -> FleetDemand | None:
         """What there is to do, for whoever sizes the tiers of replicas; None when the router does not say."""
-        demand, heard_s = self._demand
-        if demand is None or now_s - heard_s > _DEMAND_HOLDS_S:
+        if (demand := self._told_demand(now_s)) is None:
             return None
         return replace(demand, prefill=replace(demand.prefill, at_risk=self._is_ttft_at_risk(now_s)))
+
+    def _told_demand(self, now_s: float) -> FleetDemand | None:
+        demand, heard_s = self._demand
+        return None if now_s - heard_s > _DEMAND_HOLDS_S else demand
 
     def judgements(self) -> dict[Judged, int]:
         """Requests that were judged since this monitor started; 0 for what has not occurred yet."""

@@ -6,7 +6,8 @@ does not turn anybody away.
 A tier is at risk when it burns through the misses that its target allows too fast, in a long and in a short
 window (Site Reliability Workbook, chapter 5, "Multiwindow, Multi-Burn-Rate Alerts"): the long one says that
 it matters, the short one that it goes on. It is calm when the short window's rate is down to what the target
-allows. Between the two nothing is changed.
+allows. Between the two nothing is changed. A tier may miss its target without any load, as by requests that
+fail: then nobody is shed for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slo.autoscaling.need import FleetLoad
 from slo.monitor.attainment import Burn
 from slo.monitor.policy import ClusterPolicy
 from slo.tiers import Tier, TierSet
@@ -39,6 +41,8 @@ class SteerReason(enum.StrEnum):
     """After the last change, whose effect does not show yet."""
     UNDECIDED = "undecided"
     """No tier is at risk, and not every tier is calm."""
+    NOT_FOR_LOAD = "not_for_load"
+    """A tier is at risk, and the fleet is not known to be loaded: to shed others might mend nothing."""
     EXHAUSTED = "exhausted"
     """A tier is at risk, and everything that the rules allow is done."""
 
@@ -102,6 +106,7 @@ class Steered:
 def steer(
     policy: ClusterPolicy,
     burns: Mapping[Tier, TierBurn],
+    load: FleetLoad,
     since_change_s: float,
     rules: SteeringRules,
     tiers: TierSet,
@@ -113,8 +118,11 @@ def steer(
     reserved, too. What was shed last is admitted first: a tier as soon as all above it are calm, the lowest
     one and the reservation last. The top tier is never shed, and nothing is shed for the lowest.
     `since_change_s` counts from the last change by these rules.
+
+    What is missed otherwise than for load, shedding would not mend: a step towards more is taken only while
+    the fleet is loaded, and while it is idle all tiers count as calm.
     """
-    changes, reason = _wanted(policy, burns, rules, tiers)
+    changes, reason = _wanted(policy, burns, load, rules, tiers)
     if not changes:
         return Steered(policy, reason)
     if since_change_s < (rules.tighten_every_s if reason in _TIGHTENS else rules.relax_every_s):
@@ -123,22 +131,32 @@ def steer(
 
 
 def _wanted(
-    policy: ClusterPolicy, burns: Mapping[Tier, TierBurn], rules: SteeringRules, tiers: TierSet
+    policy: ClusterPolicy,
+    burns: Mapping[Tier, TierBurn],
+    load: FleetLoad,
+    rules: SteeringRules,
+    tiers: TierSet,
 ) -> tuple[dict[str, Any], SteerReason]:
     """What to change in the policy, if time allows, and why; nothing is an empty mapping."""
-    are_calm = True
-    for tier in tiers.names[:-1] or tiers.names:
+    upper = tiers.names[:-1] or tiers.names
+    at_risk = [tier for tier in upper if burns[tier].at_risk(rules)]
+    is_idle, are_calm = load is FleetLoad.IDLE, True
+    for tier in upper:
         if are_calm and policy.shed_level(tier) > 0:
             return {"shed": _shifted(policy, tier, -rules.step)}, SteerReason.HIGHER_TIERS_CALM
-        if burns[tier].at_risk(rules):
+        if tier in at_risk and not is_idle:
+            if load is not FleetLoad.LOADED:
+                return {}, SteerReason.NOT_FOR_LOAD
             changes = _more_for(tier, policy, rules, tiers)
-            at_risk = SteerReason.TOP_TIER_AT_RISK if tier == tiers.top else SteerReason.LOWER_TIER_AT_RISK
-            return changes, at_risk if changes else SteerReason.EXHAUSTED
-        are_calm = are_calm and burns[tier].is_calm
+            of_top = tier == tiers.top
+            reason = SteerReason.TOP_TIER_AT_RISK if of_top else SteerReason.LOWER_TIER_AT_RISK
+            return changes, reason if changes else SteerReason.EXHAUSTED
+        are_calm = are_calm and (is_idle or burns[tier].is_calm)
     if not are_calm:
         return {}, SteerReason.UNDECIDED
-    changes = _less_of_all(policy, rules, tiers)
-    return changes, SteerReason.ALL_CALM if changes else SteerReason.NOTHING_TO_DO
+    if changes := _less_of_all(policy, rules, tiers):
+        return changes, SteerReason.ALL_CALM
+    return {}, SteerReason.NOT_FOR_LOAD if at_risk else SteerReason.NOTHING_TO_DO
 
 
 def _more_for(tier: Tier, policy: ClusterPolicy, rules: SteeringRules, tiers: TierSet) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A Ray of its own with an SLO monitor, an ingress that misses premium's objectives and a slow replica.
+"""A Ray of its own with an SLO monitor, an ingress that misses objectives, a busy router and a slow replica.
 
 Beside it another application with a monitor, in which all is well.
 
@@ -18,8 +18,9 @@ import ray
 
 from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions, start_monitor, stop_monitor
+from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 from slo.monitor.directives import ReplicaSeen
-from slo.monitor.messages import IngressSeen, PrefillSeen, Role
+from slo.monitor.messages import IngressSeen, PrefillSeen, Role, RouterSeen
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteeringRules
 from slo.outcomes import Outcome, RequestEnded
@@ -35,6 +36,7 @@ MODEL = "tiny"
 LATE = RequestEnded(MODEL, PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
 PASS = PassMeasured(predicted_s=0.1, corrected_s=0.1, measured_s=0.2)
 SETTINGS = MonitorSettings(rules=SteeringRules(tighten_every_s=1.0))
+BUSY = FleetDemand(PrefillDemand(0.9, 0.0, capacity=1.0), DecodeDemand(0.5, 3, replicas=1))
 OTHER_SETTINGS = MonitorSettings(window_s=60.0)
 
 
@@ -52,10 +54,11 @@ def participants(corrections):
     yield Participant(
         SLOW,
         Role.PREFILL,
-        lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, kv_usage=0.5),
+        lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, 0.5, corrections[-1]),
         correct=corrections.append,
         model=MODEL,
     )
+    yield Participant("router", Role.ROUTER, lambda _: RouterSeen({}, {}, BUSY), model=MODEL)
 
 
 async def run(port):

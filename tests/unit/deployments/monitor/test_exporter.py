@@ -11,6 +11,7 @@ from ports import free_port
 
 from deployments.monitor.actor import shown
 from deployments.monitor.exporter import Exporter, samples
+from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor.latency_sketch import LatencySketch
@@ -25,6 +26,7 @@ from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 from telemetry import catalogue
 
 R = ReplicaId("r")
+BUSY = FleetDemand(PrefillDemand(1.8, 0.0, capacity=2.0), DecodeDemand(0.5, 3, replicas=2))
 LATE = RequestEnded(
     "m",
     PREMIUM,
@@ -51,7 +53,7 @@ def core():
     measured = (PassMeasured(0.1, 0.1, 0.2),) * 20
     core.heard(MonitorReport(R, Role.PREFILL, 0, PrefillSeen(work, measured)), SETTLE_S)
     placed, refused = {(PREMIUM, "only_replica"): 3}, {(BACKGROUND, "shed_by_policy"): 2}
-    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen(placed, refused)), SETTLE_S)
+    core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen(placed, refused, BUSY)), SETTLE_S)
     core.look(SETTLE_S)
     return core
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from slo.autoscaling.need import (
     DecodeDemand,
+    FleetDemand,
+    FleetLoad,
     Need,
     PrefillDemand,
     ScaleReason,
@@ -155,3 +157,17 @@ def test_bounds_that_contradict_each_other_are_refused():
 )
 def test_decode_needs_what_its_memory_and_its_pace_need(seen, expected):
     assert decode_need(seen) == expected
+
+
+def fleet(work=0.1, backlog_s=0.0, memory=0.1, pace=0.1, *, capacity=2.0, replicas=2):
+    prefill = PrefillDemand(work, backlog_s, capacity=capacity)
+    return FleetDemand(prefill, DecodeDemand(memory, 3, pace, replicas)).load
+
+
+def test_a_fleet_is_loaded_when_requests_may_wait_for_each_other():
+    assert fleet() is FleetLoad.IDLE
+    assert fleet(work=0.69) is FleetLoad.IDLE
+    for loaded in ({"work": 0.71}, {"memory": 1.1}, {"pace": 1.1}, {"backlog_s": 11.0}):
+        assert fleet(**loaded) is FleetLoad.LOADED
+    assert fleet(memory=0.9) is FleetLoad.UNKNOWN, "what is shed must not look idle at once"
+    assert fleet(capacity=0.0) is fleet(replicas=0) is FleetLoad.UNKNOWN

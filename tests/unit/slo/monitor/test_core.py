@@ -45,6 +45,12 @@ def prefill(*measured, step=None, waiting=(), follows=0, replica=R, correction=1
     return MonitorReport(replica, Role.PREFILL, follows, seen)
 
 
+def router(work=1.8, *, capacity=2.0):
+    """By default its fleet is busy."""
+    demand = FleetDemand(PrefillDemand(work, 0.0, capacity=capacity), DecodeDemand(0.2, 3, replicas=2))
+    return MonitorReport("router", Role.ROUTER, 0, RouterSeen({}, {}, demand))
+
+
 def slow(times, *, passes=1, corrected=1.0):
     return [PassMeasured(0.1, 0.1 * corrected, 0.1 * times)] * passes
 
@@ -69,6 +75,7 @@ def test_the_configured_preemption_goes_with_the_policy(core):
 
 
 def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
+    core.heard(router(), 100.0)
     core.heard(ingress(*[OK] * 50, *[LATE] * 10), 100.0)
     assert core.look(101.0) is SteerReason.TOP_TIER_AT_RISK
     assert core.policy.shed_level(BACKGROUND) == 0.25
@@ -81,8 +88,26 @@ def test_premium_that_misses_has_background_shed_and_is_relieved_later(core):
     assert core.policy.reserved == 0.0
 
 
+@pytest.mark.parametrize(
+    "said", [router(0.02), router(0.02, capacity=0.0), None], ids=["idle", "none", "no word"]
+)
+def test_misses_that_are_not_for_load_shed_nobody(core, said):
+    """One client that promises itself a first token in a millisecond, every eight seconds."""
+    hopeless = replace(OK, ttft_s=0.1, ttft_budget_s=0.001)
+    for second in range(600):
+        if said is not None:
+            core.heard(said, float(second))
+        if second % 8 == 0:
+            core.heard(ingress(hopeless), float(second))
+        core.look(float(second))
+    assert core.state(600.0).tiers[PREMIUM].burn.long.rate > 2, "operators see them"
+    assert not any(core.policy.shed.values())
+    assert core.policy.reserved == 0.0
+
+
 def test_a_monitor_that_does_not_steer_sheds_nothing():
     core = MonitorCore(replace(SETTINGS, steers=False), 0.0)
+    core.heard(router(), 100.0)
     core.heard(ingress(*[LATE] * 50), 100.0)
     core.look(101.0)
     assert not any(core.policy.shed.values())
@@ -90,6 +115,7 @@ def test_a_monitor_that_does_not_steer_sheds_nothing():
 
 
 def test_a_monitor_that_is_told_to_steer_no_more_takes_back_what_it_shed(core):
+    core.heard(router(), 100.0)
     core.heard(ingress(*[LATE] * 50), 100.0)
     core.look(101.0)
     version = core.policy.version
@@ -336,6 +362,7 @@ def test_through_any_restarts_versions_grow_and_one_version_has_one_content(even
                 for reporter in reporters.values():  # all that live report within the time to settle
                     reporter.report(core, now_s)
             case "+":
+                core.heard(router(), now_s)
                 core.heard(ingress(*[LATE] * 20, reporter="load"), now_s)
             case "-":
                 core.look(now_s)
@@ -367,6 +394,7 @@ def ended(tier, request=OK, times=1):
 
 def test_a_monitor_of_other_tiers_measures_and_sheds_those():
     core = MonitorCore(replace(SETTINGS, tiers=FOUR), 0.0)
+    core.heard(router(), 100.0)
     core.heard(ingress(*ended(TEXT, LATE, 20), *ended(FILE, OK, 5)), 100.0)
     assert core.look(101.0) is SteerReason.TOP_TIER_AT_RISK
     assert core.policy.shed == {FILE: 0.25}
@@ -388,6 +416,7 @@ def test_directives_follow_the_ranks_of_the_set():
 
 def test_a_deployment_that_changes_its_tiers_leaves_nothing_of_the_old_ones():
     core = MonitorCore(SETTINGS, 0.0)
+    core.heard(router(), 100.0)
     core.heard(ingress(*[LATE] * 20), 100.0)
     core.look(101.0)
     assert core.policy.shed == {BACKGROUND: 0.25}

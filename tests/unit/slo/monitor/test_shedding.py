@@ -5,11 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, ONE, SEARCH, SEVEN
 
+from slo.autoscaling.need import FleetLoad
 from slo.monitor.attainment import Burn
 from slo.monitor.policy import UNSTEERED, ClusterPolicy
 from slo.monitor.shedding import SteeringRules, SteerReason, TierBurn, steer
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
+LOADED, IDLE, UNKNOWN = FleetLoad
 RULES = SteeringRules()
 LONG_AGO_S = 1000.0
 CALM = TierBurn(Burn(0.5, 1, 200), Burn(0.5, 1, 200))
@@ -54,10 +56,31 @@ TABLE = {
 def test_one_step(before, how, after, reason):
     background, standard, reserved = before
     policy = ClusterPolicy(7, {BACKGROUND: background, STANDARD: standard}, reserved)
-    steered = steer(policy, how, LONG_AGO_S, RULES, DEFAULT_TIERS)
+    steered = steer(policy, how, LOADED, LONG_AGO_S, RULES, DEFAULT_TIERS)
     assert levels(steered.policy) == pytest.approx(after)
     assert steered.reason is reason
     assert steered.policy.version == (7 if before == after else 8)
+
+
+@pytest.mark.parametrize("load", [IDLE, UNKNOWN])
+@pytest.mark.parametrize("how", [burns(AT_RISK), burns(CALM, AT_RISK), burns(AT_RISK, AT_RISK)])
+def test_nobody_is_shed_for_what_load_does_not_cause(load, how):
+    steered = steer(UNSTEERED, how, load, LONG_AGO_S, RULES, DEFAULT_TIERS)
+    assert (steered.policy, steered.reason) == (UNSTEERED, SteerReason.NOT_FOR_LOAD)
+
+
+def test_what_was_shed_for_load_comes_back_once_the_fleet_is_idle_and_stays_while_nobody_knows():
+    before = ClusterPolicy(7, {BACKGROUND: 1.0, STANDARD: 0.5}, 0.3)
+    failing = burns(AT_RISK, AT_RISK)
+    steered = steer(before, failing, UNKNOWN, LONG_AGO_S, RULES, DEFAULT_TIERS)
+    assert (steered.policy, steered.reason) == (before, SteerReason.NOT_FOR_LOAD)
+    policy = before
+    for _ in range(20):
+        policy = steer(policy, failing, IDLE, LONG_AGO_S, RULES, DEFAULT_TIERS).policy
+    assert levels(policy) == (0.0, 0.0, 0.0)
+    assert steer(before, burns(), UNKNOWN, LONG_AGO_S, RULES, DEFAULT_TIERS).policy.version == 8, (
+        "calm is calm"
+    )
 
 
 ALERTS = {
@@ -76,7 +99,7 @@ def test_a_tier_is_at_risk_when_both_windows_say_so(long, short, at_risk):
 
 def test_tightening_waits_for_its_effect_and_relaxing_waits_longer():
     def reason(how, since_s, policy=UNSTEERED):
-        return steer(policy, how, since_s, RULES, DEFAULT_TIERS).reason
+        return steer(policy, how, LOADED, since_s, RULES, DEFAULT_TIERS).reason
 
     shed = UNSTEERED.revised(shed={BACKGROUND: 0.5})
     assert reason(burns(AT_RISK), RULES.tighten_every_s - 1) is SteerReason.TOO_SOON
@@ -88,27 +111,28 @@ def test_tightening_waits_for_its_effect_and_relaxing_waits_longer():
 def test_what_was_shed_comes_back_altogether():
     policy = UNSTEERED
     for _ in range(20):
-        policy = steer(policy, burns(AT_RISK), LONG_AGO_S, RULES, DEFAULT_TIERS).policy
+        policy = steer(policy, burns(AT_RISK), LOADED, LONG_AGO_S, RULES, DEFAULT_TIERS).policy
     assert levels(policy) == (1.0, RULES.max_shed, RULES.max_reserved)
     for _ in range(20):
-        policy = steer(policy, burns(), LONG_AGO_S, RULES, DEFAULT_TIERS).policy
+        policy = steer(policy, burns(), LOADED, LONG_AGO_S, RULES, DEFAULT_TIERS).policy
     assert levels(policy) == (0.0, 0.0, 0.0)
 
 
 rates = st.sampled_from([CALM, BETWEEN, AT_RISK])
+loads = st.sampled_from(FleetLoad)
 
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(rates, rates, st.floats(0, 60)), max_size=60),
+    st.lists(st.tuples(rates, rates, st.floats(0, 60), loads), max_size=60),
     st.sampled_from([RULES, SteeringRules(step=0.3, reserve_step=0.07, max_shed=0.5)]),
 )
 def test_whatever_happens_premium_is_served_and_standard_is_shed_only_behind_background(happens, rules):
     policy, since_s = UNSTEERED, LONG_AGO_S
-    for premium, standard, passed_s in happens:
+    for premium, standard, passed_s, load in happens:
         since_s += passed_s
         before, how = policy, burns(premium, standard)
-        steered = steer(policy, how, since_s, rules, DEFAULT_TIERS)
+        steered = steer(policy, how, load, since_s, rules, DEFAULT_TIERS)
         policy = steered.policy
         background_level, standard_level, reserved = levels(policy)
         assert policy.shed_level(PREMIUM) == 0.0
@@ -171,7 +195,7 @@ FOUR_TABLE = {
 @pytest.mark.parametrize(("before", "how", "after", "reason"), FOUR_TABLE.values(), ids=FOUR_TABLE)
 def test_one_step_with_four_tiers(before, how, after, reason):
     policy = ClusterPolicy(7, before, RULES.max_reserved if before else 0.0)
-    steered = steer(policy, of(FOUR, **how), LONG_AGO_S, RULES, FOUR)
+    steered = steer(policy, of(FOUR, **how), LOADED, LONG_AGO_S, RULES, FOUR)
     assert shed(FOUR, steered.policy) == after
     assert steered.reason is reason
 
@@ -179,7 +203,7 @@ def test_one_step_with_four_tiers(before, how, after, reason):
 def test_a_tier_that_may_not_be_shed_is_passed_over():
     policy = UNSTEERED
     for _ in range(40):
-        policy = steer(policy, of(SEVEN, class_1=AT_RISK), LONG_AGO_S, RULES, SEVEN).policy
+        policy = steer(policy, of(SEVEN, class_1=AT_RISK), LOADED, LONG_AGO_S, RULES, SEVEN).policy
     levels_of_all = {tier: policy.shed_level(tier) for tier in SEVEN.names}
     assert levels_of_all == {
         "class-1": 0.0,
@@ -188,29 +212,31 @@ def test_a_tier_that_may_not_be_shed_is_passed_over():
         "class-7": 1.0,
     }
     for _ in range(40):
-        policy = steer(policy, of(SEVEN), LONG_AGO_S, RULES, SEVEN).policy
+        policy = steer(policy, of(SEVEN), LOADED, LONG_AGO_S, RULES, SEVEN).policy
     assert not any(policy.shed.values())
     assert policy.reserved == 0.0
 
 
 def test_a_set_of_one_tier_sheds_nothing():
-    steered = steer(UNSTEERED, of(ONE, text=AT_RISK), LONG_AGO_S, RULES, ONE)
+    steered = steer(UNSTEERED, of(ONE, text=AT_RISK), LOADED, LONG_AGO_S, RULES, ONE)
     assert not any(steered.policy.shed.values())
     at_limit = ClusterPolicy(1, {}, RULES.max_reserved)
-    assert steer(at_limit, of(ONE, text=AT_RISK), LONG_AGO_S, RULES, ONE).reason is SteerReason.EXHAUSTED
+    assert (
+        steer(at_limit, of(ONE, text=AT_RISK), LOADED, LONG_AGO_S, RULES, ONE).reason is SteerReason.EXHAUSTED
+    )
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from([FOUR, SEVEN]),
-    st.lists(st.tuples(st.lists(rates, min_size=7, max_size=7), st.floats(0, 60)), max_size=60),
+    st.lists(st.tuples(st.lists(rates, min_size=7, max_size=7), st.floats(0, 60), loads), max_size=60),
 )
 def test_whatever_happens_tiers_are_shed_from_the_lowest_up(tiers, happens):
     policy, since_s = UNSTEERED, LONG_AGO_S
-    for burning, passed_s in happens:
+    for burning, passed_s, load in happens:
         since_s += passed_s
         how = dict(zip(tiers.names, burning, strict=False))
-        before, policy = policy, steer(policy, how, since_s, RULES, tiers).policy
+        before, policy = policy, steer(policy, how, load, since_s, RULES, tiers).policy
         since_s = since_s if policy is before else 0.0
         found = [policy.shed_level(tier) for tier in tiers.sheddable]
         assert set(shed(tiers, policy)) <= set(tiers.sheddable)
