@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from router.admission import Gate
@@ -30,11 +30,13 @@ from slo.autoscaling.need import DecodeDemand
 from slo.decode.headroom import HOLD_S
 from slo.decode.output_length import FIRST_GUESS, OutputLengths
 from slo.errors import Rejected, RejectionReason
+from slo.objectives import Alone
 from slo.predict.path_time import PathTime
+from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import SYSTEM, Tier, TierPolicy
+from slo.tiers import SYSTEM, ObjectiveName, Tier, TierPolicy
 
 _LOCAL_RETRY_S: Final = 5.0
 """Who is not taken while decode computes prompts itself is told to come back after this."""
@@ -49,6 +51,7 @@ class _Terms:
         promised_s: What it was promised for that; None for nothing.
         deadline_s: When its prefill must end, infinite for never.
         latest_s: When its prefill must end lest it be rejected; infinite when it never is.
+        unattainable: See `Placed`.
     """
 
     arrived_s: float
@@ -56,6 +59,7 @@ class _Terms:
     promised_s: float | None
     deadline_s: float
     latest_s: float
+    unattainable: tuple[ObjectiveName, ...]
 
 
 class RouterCore:
@@ -174,10 +178,10 @@ class RouterCore:
             if rejected is None and (rejected := self._decode_full(request, memory_s)) is not None:
                 self._gate.withdrawn(request.job_id, now_s, lacked_decode=True)
             if rejected is not None:
-                return rejected
+                return self._refused(rejected, request, tokens, cached, replicas, decode)
         if not replicas:
             return self._leave_to_decode(request, newcomer, decode, now_s)
-        terms = self._terms(request, tokens, replicas, decode, memory_s, now_s)
+        terms = self._terms(request, tokens, cached, replicas, decode, memory_s, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
         choice = self._placement.choose(prefill, replicas, now_s)
@@ -190,7 +194,8 @@ class RouterCore:
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
                 self._gate.withdrawn(request.job_id, now_s, lacked_decode=choice.end_s <= terms.latest_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
-            return Rejected(RejectionReason.DEADLINE_INFEASIBLE, late_s, best_s, terms.budget_s)
+            reason, unattainable = RejectionReason.DEADLINE_INFEASIBLE, terms.unattainable
+            return Rejected(reason, late_s, best_s, terms.budget_s, unattainable=unattainable)
         placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)
         decode.placed(tokens, newcomer, now_s)
         return placed
@@ -206,6 +211,21 @@ class RouterCore:
         if not self._policies[request.objective.tier].sheddable or memory_s <= HOLD_S:
             return None
         return Rejected(RejectionReason.DECODE_FULL, memory_s, None, request.objective.ttft_s)
+
+    def _refused(
+        self,
+        rejected: Rejected,
+        request: PlacementRequested,
+        tokens: int,
+        cached: Mapping[ReplicaId, int],
+        replicas: Sequence[PrefillView],
+        decode: DecodeView,
+    ) -> Rejected:
+        """A refusal by the gate, which does not know what of the request's objectives could be kept."""
+        if not replicas:
+            return rejected
+        _, unattainable = self._idle(request, tokens, cached, replicas, decode)
+        return replace(rejected, unattainable=unattainable)
 
     def _may_do_without(self, now_s: float) -> bool:
         """Whether decode may compute prompts for want of a prefill replica."""
@@ -288,6 +308,7 @@ class RouterCore:
             handoff_s=0.0,
             reason=PlacementReason.CHEAPER_ON_DECODE,
             promised_ttft_s=terms.promised_s,
+            unattainable=terms.unattainable,
         )
 
     def _choose_decode(
@@ -310,12 +331,13 @@ class RouterCore:
         self,
         request: PlacementRequested,
         tokens: int,
+        cached: Mapping[ReplicaId, int],
         replicas: Sequence[PrefillView],
         decode: DecodeView,
         memory_s: float,
         now_s: float,
     ) -> _Terms:
-        idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
+        idle, unattainable = self._idle(request, tokens, cached, replicas, decode)
         alone_s = idle.prefill_s(tokens)
         path_s = self._path_of(request).seconds(idle.handoff_s)
         promised_s = request.objective.promised_ttft_s(alone_s)
@@ -324,14 +346,33 @@ class RouterCore:
         budget_s = request.objective.ttft_budget_s(alone_s, self._rest_s(request, decode, wait_s))
         arrived_s = now_s - request.elapsed_s
         if budget_s is None:
-            return _Terms(arrived_s, None, None, NO_DEADLINE, NO_DEADLINE)
+            return _Terms(arrived_s, None, None, NO_DEADLINE, NO_DEADLINE, unattainable)
         deadline_s = latest_s = arrived_s + budget_s - path_s
         if request.however_late or not self._policies[request.objective.tier].sheddable:
             latest_s = NO_DEADLINE
         elif not request.explicit_deadline:
             allowed_s = self._limits.stretch * (alone_s + path_s)
             latest_s = arrived_s + max(budget_s, allowed_s) - path_s
-        return _Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s)
+        return _Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s, unattainable)
+
+    def _idle(
+        self,
+        request: PlacementRequested,
+        tokens: int,
+        cached: Mapping[ReplicaId, int],
+        replicas: Sequence[PrefillView],
+        decode: DecodeView,
+    ) -> tuple[PrefillPredictor, tuple[ObjectiveName, ...]]:
+        """The fastest predictor, and which objectives a request misses that has the fleet to itself."""
+        idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
+        first_s = prefill_s = idle.prefill_s(tokens)
+        for one in replicas if cached else ():
+            if (there := cached.get(one.replica_id, 0)) > 0:
+                first_s = min(first_s, one.predictor.prefill_s(tokens - there, there))
+        ttft_s = first_s + self._path_of(request).least_s(idle.handoff_s)
+        tpot_s = decode.pace.alone_s
+        e2e_s = ttft_s + tpot_s * max(0, self._answer_tokens(request) - 1)
+        return idle, request.objective.out_of_reach(Alone(prefill_s, ttft_s, tpot_s, e2e_s))
 
     def _path_of(self, request: PlacementRequested) -> PathTime:
         return self._path_by_decode if request.decode_samples_first else self._path
@@ -394,6 +435,7 @@ class RouterCore:
             cached_tokens=cached_tokens,
             promised_ttft_s=terms.promised_s,
             decode_wait_s=wait_s,
+            unattainable=terms.unattainable,
         )
 
 

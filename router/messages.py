@@ -16,7 +16,7 @@ from slo.objectives import Objective
 from slo.protocol import Message
 from slo.replacement import FailureCause, ReplacementRequested
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import ObjectiveName, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ class Placed(Message):
         handoff_s: Part of the prediction that follows the end of prefill.
         cached_tokens: Of its tokens, those that the prefill replica's prefix cache is expected to hold.
         decode_wait_s: Part of the prediction in which the KV cache is there and decode has no memory for it.
+        unattainable: Its objectives that not even an idle fleet would keep, as predicted.
     """
 
     prefill_replica: ReplicaId | None
@@ -167,6 +168,7 @@ class Placed(Message):
     cached_tokens: int = 0
     promised_ttft_s: float | None = None
     decode_wait_s: float = 0.0
+    unattainable: tuple[ObjectiveName, ...] = ()
 
 
 PlacementDecision: TypeAlias = Placed | Rejected

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slo.protocol import Message
+from slo.tiers import ObjectiveName
 
 _LONGEST_NAME: Final = 200
 
@@ -75,6 +76,7 @@ class Rejected(Message):
             request is refused whatever they could do.
         ttft_budget_s: The budget that could not be met.
         key_name: Of the key whose own limit it is; None when it is its tenant's, or the fleet's.
+        unattainable: As of `router.messages.Placed`.
     """
 
     reason: RejectionReason
@@ -82,6 +84,7 @@ class Rejected(Message):
     predicted_ttft_s: float | None = None
     ttft_budget_s: float | None = None
     key_name: str | None = None
+    unattainable: tuple[ObjectiveName, ...] = ()
 
 
 class EvictionReason(enum.StrEnum):

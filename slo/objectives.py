@@ -10,10 +10,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from slo.errors import FieldError
-from slo.tiers import DEFAULT_ALIASES, Tier, TierSet
+from slo.tiers import DEFAULT_ALIASES, ObjectiveName, Tier, TierSet
 
 MAX_OBJECTIVE_MS: Final = 3_600_000.0
 MIN_OBJECTIVE_MS: Final = 0.001
@@ -37,6 +37,22 @@ _AUTO: Final = DEFAULT_ALIASES[0]
 _FIRST_OF_E2E: Final = 0.1
 """The least part of the budget for an answer that its first token may take."""
 _DECIMAL: Final = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+class Alone(NamedTuple):
+    """What a request is predicted to take that has the fleet to itself, seconds; 0 for what nobody knows.
+
+    Attributes:
+        prefill_s: Of all its prompt.
+        ttft_s: From arrival, with what is cached of the prompt.
+        tpot_s: Per output token after the first.
+        e2e_s: From arrival to its end.
+    """
+
+    prefill_s: float
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +125,15 @@ class Objective:
         if self.e2e_s is None:
             return promised_s
         return _smaller(promised_s, max(_FIRST_OF_E2E * self.e2e_s, self.e2e_s - predicted_rest_s))
+
+    def out_of_reach(self, alone: Alone) -> tuple[ObjectiveName, ...]:
+        """Which of them a request would miss that takes as long as `alone`."""
+        takes_s = (
+            (ObjectiveName.TTFT, self.promised_ttft_s(alone.prefill_s), alone.ttft_s),
+            (ObjectiveName.TPOT, self.tpot_s, alone.tpot_s),
+            (ObjectiveName.E2E, self.e2e_s, alone.e2e_s),
+        )
+        return tuple(name for name, budget_s, took_s in takes_s if budget_s is not None and budget_s < took_s)
 
     def budget_header(self, budget_s: float) -> str:
         """The header that would lengthen a budget for the first token of `budget_s`.

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from slo.errors import RejectionReason
-from slo.tiers import Tier
+from slo.tiers import ObjectiveName, Tier
 
 
 class Outcome(enum.StrEnum):
@@ -32,14 +33,6 @@ class Outcome(enum.StrEnum):
 
 _LOST: Final = frozenset({Outcome.SHED, Outcome.FAILED, Outcome.EVICTED})
 """What was promised to such a request was not kept."""
-
-
-class ObjectiveName(enum.StrEnum):
-    """What a request may be promised; the values label metrics."""
-
-    TTFT = "ttft"
-    TPOT = "tpot"
-    E2E = "e2e"
 
 
 def outcome_of(reason: RejectionReason) -> Outcome:
@@ -83,6 +76,8 @@ class RequestEnded:
         tpot_budget_s: The TPOT that it was promised; None for none.
         e2e_budget_s: The time from arrival to its end that it was promised; None for none.
         lacked_decode: Whether it was refused because decode had no memory for it.
+        unattainable: What it was promised that not even an idle fleet would have kept, by the router's
+            predictions.
     """
 
     model: str
@@ -98,6 +93,7 @@ class RequestEnded:
     tpot_budget_s: float | None = None
     e2e_budget_s: float | None = None
     lacked_decode: bool = False
+    unattainable: tuple[ObjectiveName, ...] = ()
 
     @property
     def judged(self) -> dict[ObjectiveName, bool]:
@@ -133,20 +129,33 @@ class RequestEnded:
         that was shed, evicted, or failed has not, whatever could be timed. Otherwise those that stream no
         tokens would count only when they fail.
         """
-        if not self._promised:
+        return self._attained(self._promised.keys())
+
+    @property
+    def attained_in_reach(self) -> bool | None:
+        """Whether it met what an idle fleet would have kept of what it was promised; None as of `attained`.
+
+        By this the fleet is steered: nothing that is done for a request makes it meet the rest.
+        """
+        return self._attained(self._promised.keys() - set(self.unattainable))
+
+    def _attained(self, promised: AbstractSet[ObjectiveName]) -> bool | None:
+        if not promised:
             return None
         if self.outcome in _LOST:
             return False
-        judged = self.judged
-        return all(judged.values()) if judged or self.outcome is Outcome.FINISHED else None
+        judged = [is_met for name, is_met in self.judged.items() if name in promised]
+        return all(judged) if judged or self.outcome is Outcome.FINISHED else None
 
     @property
     def prefilled_in_time(self) -> bool | None:
         """Whether its first token was in time as far as prefill can help it; None where it is not judged.
 
-        What a request failed of after its first token, and what decode had no memory for, more prefill
-        replicas would not have changed.
+        What a request failed of after its first token, what decode had no memory for, and what an idle fleet
+        would not have kept, more prefill replicas would not have changed.
         """
+        if ObjectiveName.TTFT in self.unattainable:
+            return None
         is_missing = self.ttft_s is None and not self.lacked_decode
         if self.outcome not in _LOST or not self.streamed or is_missing:
             return self.judged.get(ObjectiveName.TTFT)

@@ -7,6 +7,7 @@ set for ranks, for the top tier and for policies. Does not resolve a request's o
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,14 @@ RESERVED_NAMES: Final = frozenset({SYSTEM, "none"})
 DEFAULT_ALIASES: Final = ("auto", "default")
 """Values of OpenAI's `service_tier` that mean the default tier in every set."""
 _ROUNDING: Final = 1e-9
+
+
+class ObjectiveName(enum.StrEnum):
+    """What a request may be promised; the values label metrics."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    E2E = "e2e"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from router.messages import Answered, JobEnded
 from slo.objectives import Objective
 from slo.outcomes import Outcome, RequestEnded
 from slo.request import JobId
+from slo.tiers import ObjectiveName
 from telemetry import logs
 from telemetry.catalogue import (
     CONTINUATIONS,
@@ -87,6 +88,7 @@ class RequestRecord:
         self.ttft_budget_s: float | None = None
         self._promised_ttft_s: float | None = None
         self._decode_wait_s = 0.0
+        self._unattainable: tuple[ObjectiveName, ...] = ()
         self.predicted_ttft_s: float | None = None
         self.local_prefill = ""
         self.meter: TokenMeter | None = None
@@ -107,16 +109,18 @@ class RequestRecord:
         predicted_ttft_s: float | None,
         promised_ttft_s: float | None,
         decode_wait_s: float = 0.0,
+        unattainable: tuple[ObjectiveName, ...] = (),
     ) -> None:
         """Take the first token's budget, its prediction if there is one, and the promise that is judged.
 
         The promise is that of `Objective.judged_ttft_s`. `decode_wait_s` is the part of the prediction in
-        which decode has no memory for it.
+        which decode has no memory for it; `unattainable` are its objectives that an idle fleet would miss.
         """
         self.ttft_budget_s = ttft_budget_s
         self.predicted_ttft_s = predicted_ttft_s
         self._decode_wait_s = decode_wait_s
         self._promised_ttft_s = promised_ttft_s
+        self._unattainable = unattainable
 
     def answered(self, usage: Any) -> None:
         """Take the usage of an answer that came as a whole; None of one that was refused or never began."""
@@ -218,6 +222,7 @@ class RequestRecord:
             tpot_s=tpot_s,
             tpot_budget_s=self._objective.tpot_s,
             e2e_budget_s=self._objective.e2e_s,
+            unattainable=self._unattainable,
         )
 
     def _answer(self, outcome: Outcome) -> Answered | None:

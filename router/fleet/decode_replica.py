@@ -110,15 +110,35 @@ class PaceModel:
         """
         if self._weight == 0:
             return math.inf
-        mean_running, mean_s, spread, common = self._moments()
-        doubt = max(_NO_SPREAD, (_TELLING * mean_running) ** 2)
-        slope = (common + doubt * self._guess(mean_running, mean_s)) / (spread + doubt)
+        mean_running, mean_s, spread, _ = moments = self._moments()
+        doubt, slope = self._doubted(*moments)
         if slope <= 0:
             return math.inf if mean_s <= tpot_s else 0.0
         found = max(0.0, mean_running + (tpot_s - mean_s) / slope)
         if spread < doubt and mean_running > 1 and mean_s > tpot_s:  # a guess does not say that none may
             return max(found, mean_running * tpot_s / mean_s)
         return found
+
+    @property
+    def alone_s(self) -> float:
+        """The least time per output token that one request alone may have; 0 when nobody knows.
+
+        `most` is below one for whatever is shorter. Where those seen differ little in number, all of the time
+        may be theirs.
+        """
+        if self._weight == 0:
+            return 0.0
+        mean_running, mean_s, spread, _ = moments = self._moments()
+        doubt, slope = self._doubted(*moments)
+        found = max(0.0, mean_s - max(0.0, slope) * (mean_running - 1))
+        return min(found, mean_s / mean_running) if spread < doubt and mean_running > 1 else found
+
+    def _doubted(
+        self, mean_running: float, mean_s: float, spread: float, common: float
+    ) -> tuple[float, float]:
+        """Up to which variance of the number of requests what is seen is doubted, and the slope with that."""
+        doubt = max(_NO_SPREAD, (_TELLING * mean_running) ** 2)
+        return doubt, (common + doubt * self._guess(mean_running, mean_s)) / (spread + doubt)
 
     def _moments(self) -> tuple[float, float, float, float]:
         """The means of requests and time, the variance of the one, and the covariance of both."""

@@ -131,12 +131,14 @@ class _Fleet:
         if not self._can_ever_hold(arrival):
             self._refuse(passage, TOO_LONG, Outcome.REJECTED)
             return
-        match decision := self._dispatch.place(
+        decision = self._dispatch.place(
             JobId(str(arrival.number)),
             arrival,
             passage.prompt_bytes,
             explicit_deadline=self._setup.explicit_deadlines,
-        ):
+        )
+        passage.unattainable = decision.unattainable
+        match decision:
             case Rejected():
                 self._refuse(passage, decision.reason.value, Outcome.SHED)
             case Placed():

@@ -14,7 +14,7 @@ from simulator.workload.arrivals import Arrival
 from slo.errors import RejectionReason
 from slo.outcomes import Outcome
 from slo.request import ReplicaId
-from slo.tiers import Tier, TierPolicy
+from slo.tiers import ObjectiveName, Tier, TierPolicy
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,7 @@ class Passage:
         prefill_replica: Where it was prefilled last.
         predicted_ttft_s: What the router last predicted.
         tpot_s: Seconds per token after the first; None without.
+        unattainable: As the router last said.
     """
 
     arrival: Arrival
@@ -40,6 +41,7 @@ class Passage:
     decode_replica: ReplicaId | None = None
     predicted_ttft_s: float = math.nan
     tpot_s: float | None = None
+    unattainable: tuple[ObjectiveName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from simulator.fleet.outcome import Passage
 from slo.autoscaling.need import DecodeDemand
-from slo.monitor.attainment import RollingAttainment
+from slo.monitor.attainment import Counted, RollingAttainment
 from slo.monitor.shedding import SteeringRules, TierBurn
 from slo.outcomes import Outcome, RequestEnded
 from slo.request import ReplicaId
@@ -111,6 +111,7 @@ class Payroll:
             now_s - arrival.at_s,
             ttft_s=job.first_token_s - arrival.at_s if is_finished and job is not None else None,
             ttft_budget_s=arrival.ttft_s,
+            unattainable=passage.unattainable,
         )
         self._attainment.add(ended, now_s)
 
@@ -119,8 +120,8 @@ class Payroll:
         windows = self._attainment
         return any(
             TierBurn(
-                windows.burn(tier, policy.target, windows.long_s, now_s),
-                windows.burn(tier, policy.target, windows.short_s, now_s),
+                windows.burn(tier, policy.target, windows.long_s, now_s, Counted.IN_REACH),
+                windows.burn(tier, policy.target, windows.short_s, now_s, Counted.IN_REACH),
             ).at_risk(_RULES)
             for tier, policy in self.tiers.clients.items()
         )

@@ -6,11 +6,12 @@ Owns the windows. Which request counts as met is `slo.outcomes`'; nothing is dec
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from slo.monitor.latency_sketch import LatencySketch, Spread
 from slo.outcomes import Outcome, RequestEnded
@@ -66,6 +67,17 @@ class Burn(NamedTuple):
     judged: int
 
 
+class Counted(enum.Enum):
+    """Which promises a burn rate counts."""
+
+    ALL = enum.auto()
+    """What people see, and alerts go by."""
+    IN_REACH = enum.auto()
+    """Those that an idle fleet would keep: the fleet is steered by them."""
+    PREFILL = enum.auto()
+    """Of them those of a first token that prefill could have had in time."""
+
+
 class Series(NamedTuple):
     """The key by which requests are counted together."""
 
@@ -82,18 +94,22 @@ class _Tally:
     judged: int = 0
     met: int = 0
     good: int = 0
-    ttft_judged: int = 0
-    ttft_met: int = 0
+    in_reach: int = 0
+    in_reach_met: int = 0
+    prefilled: int = 0
+    prefilled_met: int = 0
     ttft: LatencySketch = field(default_factory=LatencySketch)
     tpot: LatencySketch = field(default_factory=LatencySketch)
     e2e: LatencySketch = field(default_factory=LatencySketch)
     budget_used: LatencySketch = field(default_factory=LatencySketch)
 
     def add(self, ended: RequestEnded) -> None:
-        attained, in_time = ended.attained, ended.prefilled_in_time
+        attained, in_reach, in_time = ended.attained, ended.attained_in_reach, ended.prefilled_in_time
         self.requests += 1
-        self.ttft_judged += in_time is not None
-        self.ttft_met += in_time is True
+        self.in_reach += in_reach is not None
+        self.in_reach_met += in_reach is True
+        self.prefilled += in_time is not None
+        self.prefilled_met += in_time is True
         self.judged += attained is not None
         self.met += attained is True
         self.good += ended.outcome is Outcome.FINISHED and attained is not False
@@ -102,6 +118,18 @@ class _Tally:
         self.budget_used.add(ended.budget_used)
         if ended.outcome is Outcome.FINISHED:
             self.e2e.add(ended.e2e_s)
+
+    def judgements(self, counted: Counted) -> tuple[int, int]:
+        """How many were judged, and how many of them missed."""
+        match counted:
+            case Counted.ALL:
+                return self.judged, self.judged - self.met
+            case Counted.IN_REACH:
+                return self.in_reach, self.in_reach - self.in_reach_met
+            case Counted.PREFILL:
+                return self.prefilled, self.prefilled - self.prefilled_met
+            case _:
+                assert_never(counted)
 
 
 @dataclass(slots=True)
@@ -155,16 +183,14 @@ class RollingAttainment:
         }
 
     def burn(
-        self, tier: Tier, target: float, window_s: float, now_s: float, *, of_ttft: bool = False
+        self, tier: Tier, target: float, window_s: float, now_s: float, counted: Counted = Counted.ALL
     ) -> Burn:
-        """How fast a tier uses up the misses that `target`, a fraction below 1, allows.
-
-        With `of_ttft` the TTFT is all that counts, of the requests that were promised one and whose first
-        token prefill could have had in time.
-        """
-        tallies = [tally for series, tally in self._window(window_s, now_s) if series.tier == tier]
-        judged = sum(tally.ttft_judged if of_ttft else tally.judged for tally in tallies)
-        missed = judged - sum(tally.ttft_met if of_ttft else tally.met for tally in tallies)
+        """How fast a tier uses up the misses that `target`, a fraction below 1, allows."""
+        judged = missed = 0
+        for series, tally in self._window(window_s, now_s):
+            if series.tier == tier:
+                of_slice, missed_in_slice = tally.judgements(counted)
+                judged, missed = judged + of_slice, missed + missed_in_slice
         return Burn(missed / judged / (1.0 - target) if judged else 0.0, missed, judged)
 
     def over(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, assert_never
 
 from slo.autoscaling.need import FleetDemand, FleetLoad
-from slo.monitor.attainment import Attainment, RollingAttainment, Series
+from slo.monitor.attainment import Attainment, Counted, RollingAttainment, Series
 from slo.monitor.corrections import Corrections
 from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
 from slo.monitor.messages import (
@@ -30,10 +30,10 @@ from slo.monitor.messages import (
 from slo.monitor.policy import UNSTEERED, ClusterPolicy
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason, TierBurn, steer
-from slo.outcomes import ObjectiveName, RequestEnded
+from slo.outcomes import RequestEnded
 from slo.predict.prediction_error import PredictionError, RollingError, prediction_error
 from slo.request import ReplicaId
-from slo.tiers import Tier
+from slo.tiers import ObjectiveName, Tier
 
 SETTLE_S: Final = 3.0
 """For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
@@ -73,7 +73,12 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """One tier's attainment and burn rates."""
+    """One tier's attainment and burn rates.
+
+    Attributes:
+        burn: Of all promises.
+        at_risk: Whether others are shed for it, under load: by the promises that an idle fleet would keep.
+    """
 
     target: float
     burn: TierBurn
@@ -159,7 +164,7 @@ class MonitorCore:
     def look(self, now_s: float) -> SteerReason:
         """Revise the policy by what is known now; called about once a second."""
         self._forget(now_s)
-        burns = self._burns(now_s)
+        burns = self._burns(now_s, Counted.IN_REACH)
         rules = self.settings.rules
         self._at_risk = frozenset(tier for tier, burn in burns.items() if burn.at_risk(rules))
         if now_s < self._settled_at_s:
@@ -185,7 +190,7 @@ class MonitorCore:
     def state(self, now_s: float) -> MonitorState:
         """What there is to show."""
         settings, targets, windows = self.settings, self.settings.targets, self._attainment
-        burns = self._burns(now_s)
+        burns, steering = (self._burns(now_s, counted) for counted in (Counted.ALL, Counted.IN_REACH))
         roles = Counter(subscriber.role for subscriber in self.subscribers.values())
         return MonitorState(
             policy=self.policy,
@@ -196,7 +201,7 @@ class MonitorCore:
                     burn=burns[tier],
                     long=windows.over(windows.long_s, now_s, targets[tier], tier=tier),
                     short=windows.over(windows.short_s, now_s, targets[tier], tier=tier),
-                    at_risk=burns[tier].at_risk(settings.rules),
+                    at_risk=steering[tier].at_risk(settings.rules),
                 )
                 for tier in settings.tiers.names
             },
@@ -307,19 +312,19 @@ class MonitorCore:
         self.directed[directive.reason] += 1
         return (directive,)
 
-    def _burns(self, now_s: float, *, of_ttft: bool = False) -> dict[Tier, TierBurn]:
+    def _burns(self, now_s: float, counted: Counted) -> dict[Tier, TierBurn]:
         windows = self._attainment
         return {
             tier: TierBurn(
-                windows.burn(tier, target, windows.long_s, now_s, of_ttft=of_ttft),
-                windows.burn(tier, target, windows.short_s, now_s, of_ttft=of_ttft),
+                windows.burn(tier, target, windows.long_s, now_s, counted),
+                windows.burn(tier, target, windows.short_s, now_s, counted),
             )
             for tier, target in self.settings.targets.items()
         }
 
     def _is_ttft_at_risk(self, now_s: float) -> bool:
         """Whether a tier misses its target by its first tokens alone: more prefill replicas help no other."""
-        burns = self._burns(now_s, of_ttft=True)
+        burns = self._burns(now_s, Counted.PREFILL)
         return any(burn.at_risk(self.settings.rules) for burn in burns.values())
 
     def _forget_tiers(self) -> None:

@@ -43,3 +43,9 @@ class PathTime:
         if len(self._samples) >= MIN_SAMPLES:
             return statistics.median(self._samples)
         return statistics.median([*self._samples, configured_s])
+
+    def least_s(self, configured_s: float) -> float:
+        """What it took when it was shortest; a decode tier that is busy makes the median longer."""
+        if len(self._samples) >= MIN_SAMPLES:
+            return min(self._samples)
+        return min([*self._samples, configured_s])

@@ -70,6 +70,7 @@ async def admit(
             decision.predicted_ttft_s,
             objective.judged_ttft_s(decision.promised_ttft_s),
             decision.decode_wait_s,
+            decision.unattainable,
         )
     record.local_prefill = context.local_prefill
     return context.after(time.monotonic() - asked.arrived_s)
@@ -96,7 +97,9 @@ def response_headers(objective: Objective, record: RequestRecord) -> dict[str, s
 def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) -> HTTPError:
     """What a request is answered with that the router refuses; its record knows of it from then on."""
     promised_s = objective.judged_ttft_s(decision.ttft_budget_s)
-    record.placed(decision.ttft_budget_s, decision.predicted_ttft_s, promised_s)
+    record.placed(
+        decision.ttft_budget_s, decision.predicted_ttft_s, promised_s, unattainable=decision.unattainable
+    )
     record.refused(outcome_of(decision.reason), lacked_decode=decision.reason is RejectionReason.DECODE_FULL)
     refused = http_errors.rejected(decision, response_headers(objective, record), objective)
     return record.traced(refused)

@@ -21,7 +21,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, ReplacementRequested
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName, Tier, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -396,7 +396,11 @@ def test_when_somebody_must_be_late_the_least_valuable_lateness_is_chosen():
 def test_a_deadline_that_cannot_be_met_even_alone_is_refused_behind_the_backlog():
     router = core(prefill=1)
     assert router.place(request(1, 100, ttft_s=0.15, explicit=True), 0.0) == Rejected(
-        RejectionReason.DEADLINE_INFEASIBLE, pytest.approx(0.05), pytest.approx(0.2), 0.15
+        RejectionReason.DEADLINE_INFEASIBLE,
+        pytest.approx(0.05),
+        pytest.approx(0.2),
+        0.15,
+        unattainable=(ObjectiveName.TTFT,),
     )
     router.place(request(2, 1000, ttft_s=10.0), 0.0)
     behind = router.place(request(3, 100, ttft_s=0.15, explicit=True), 0.0)

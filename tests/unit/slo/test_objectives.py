@@ -12,6 +12,7 @@ from slo.objectives import (
     MIN_OBJECTIVE_MS,
     OBJECTIVE_HEADERS,
     VALID_OBJECTIVE,
+    Alone,
     Objective,
     parse_objective_ms,
     resolve,
@@ -236,3 +237,27 @@ def test_nobody_is_served_above_their_cap(asked, highest):
 )
 def test_what_a_first_token_is_judged_by(objective, budget_s, missed_s):
     assert objective.judged_ttft_s(budget_s) == missed_s
+
+
+ALONE = Alone(prefill_s=0.1, ttft_s=0.15, tpot_s=0.02, e2e_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "out_of_reach"),
+    {
+        "nothing is promised": (Objective(STANDARD, None, None), ()),
+        "all of it can be kept": (Objective(STANDARD, 0.15, 0.02, e2e_s=2.0), ()),
+        "the first token cannot": (Objective(STANDARD, 0.001, 0.02), ("ttft",)),
+        "nor its multiple": (Objective(STANDARD, None, None, ttft_scale=1.4), ("ttft",)),
+        "a longer one can": (Objective(STANDARD, None, None, ttft_scale=1.6), ()),
+        "the pace cannot": (Objective(STANDARD, 0.2, 0.01), ("tpot",)),
+        "the end cannot": (Objective(STANDARD, 0.2, None, e2e_s=1.9), ("e2e",)),
+        "nothing can": (Objective(STANDARD, 0.001, 0.001, e2e_s=0.001), ("ttft", "tpot", "e2e")),
+    }.values(),
+)
+def test_what_would_be_missed_with_the_fleet_to_oneself(objective, out_of_reach):
+    assert objective.out_of_reach(ALONE) == out_of_reach
+
+
+def test_what_nobody_knows_puts_nothing_out_of_reach():
+    assert Objective(STANDARD, 0.001, 0.001, e2e_s=0.001).out_of_reach(Alone(0.0, 0.0, 0.0, 0.0)) == ()

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from slo.outcomes import ObjectiveName, Outcome, RequestEnded
-from slo.tiers import PREMIUM
+from slo.outcomes import Outcome, RequestEnded
+from slo.tiers import PREMIUM, ObjectiveName
 
 OK = RequestEnded(
     model="m",
@@ -104,6 +104,29 @@ def test_which_objectives_are_judged(ended, judged):
     assert ended.judged == judged
 
 
+REFUSED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None)
+
+
+@pytest.mark.parametrize(
+    ("ended", "out_of_reach", "attained"),
+    {
+        "nothing is out of reach": (LATE, (), False),
+        "what was missed is": (LATE, (TTFT,), True),
+        "all that was promised is": (replace(LATE, tpot_budget_s=None), (TTFT,), None),
+        "what was met is": (LATE, (TPOT,), False),
+        "refused, with something in reach": (REFUSED, (TPOT,), False),
+        "refused, with nothing in reach": (REFUSED, (TTFT, TPOT), None),
+        "left when that was missed": (replace(LEFT, ttft_s=0.3), (TTFT,), None),
+        "answered as a whole": (WHOLE, (TTFT,), True),
+        "malformed": (replace(OK, outcome=Outcome.REJECTED), (TTFT,), None),
+    }.values(),
+)
+def test_what_the_fleet_is_steered_by(ended, out_of_reach, attained):
+    told = replace(ended, unattainable=out_of_reach)
+    assert told.attained_in_reach is attained
+    assert told.attained is ended.attained, "what people see counts all"
+
+
 LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, lacked_decode=True)
 
 
@@ -120,6 +143,8 @@ LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, lacked_deco
         "refused for want of memory on decode": (LACKED, None),
         "failed instead of an answer as a whole": (replace(WHOLE, outcome=Outcome.FAILED), None),
         "malformed": (replace(LACKED, outcome=Outcome.REJECTED, lacked_decode=False), None),
+        "late, as it would be alone": (replace(LATE, unattainable=(TTFT,)), None),
+        "late, and too slow in any case": (replace(LATE, unattainable=(TPOT,)), False),
     }.values(),
 )
 def test_what_counts_against_prefill(ended, in_time):

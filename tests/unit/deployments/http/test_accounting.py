@@ -15,9 +15,9 @@ from deployments.http.token_meter import TokenMeter
 from router.messages import Answered
 from slo.admission.tenant_limits import Usage
 from slo.objectives import Objective
-from slo.outcomes import ObjectiveName, Outcome, RequestEnded
+from slo.outcomes import Outcome, RequestEnded
 from slo.request import JobId
-from slo.tiers import PREMIUM
+from slo.tiers import PREMIUM, ObjectiveName
 from telemetry.tracing import TRACER, continued, trace_id_of
 
 

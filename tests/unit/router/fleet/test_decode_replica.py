@@ -1,6 +1,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
 from slo.decode.headroom import DecodeLoad
@@ -133,6 +135,25 @@ def test_replicas_that_are_all_too_slow_alike_may_decode_fewer_not_none():
     for running, tpot_s in ((120, 0.059), (150, 0.070)) * 20:
         pace.observe(running, tpot_s)
     assert 50 <= pace.most(0.030) < 120
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0.001, 0.2)), min_size=1, max_size=30),
+    st.floats(0.001, 0.3),
+)
+def test_a_pace_at_which_one_may_decode_is_never_out_of_reach(seen, tpot_s):
+    pace = PaceModel()
+    for running, took_s in seen:
+        pace.observe(running, took_s)
+    assert pace.most(tpot_s) < 1 or pace.alone_s < tpot_s + 1e-6
+
+
+def test_a_replica_that_is_always_busy_does_not_say_that_one_alone_is_slow():
+    pace = PaceModel()
+    assert pace.alone_s == 0.0, "nobody knows"
+    for _ in range(40):
+        pace.observe(32, 0.06)
+    assert pace.alone_s < 0.03
 
 
 def test_a_replica_that_decodes_nothing_says_nothing_of_the_pace():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.monitor.attainment import MAX_SERIES, OTHER_TENANTS, RollingAttainment, Series
+from slo.monitor.attainment import MAX_SERIES, OTHER_TENANTS, Counted, RollingAttainment, Series
 from slo.outcomes import Outcome, RequestEnded
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
 
 OK = RequestEnded(
     model="m",
@@ -50,7 +50,19 @@ def test_answers_whose_tokens_cannot_be_timed_count_whether_they_finish_or_fail(
     burn = windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0)
     assert (burn.missed, burn.judged) == (3, 300)
     assert burn.rate == pytest.approx(1.0)
-    assert windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0, of_ttft=True).judged == 0
+    assert windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0, Counted.PREFILL).judged == 0
+
+
+def test_what_is_out_of_reach_burns_for_people_and_not_for_steering():
+    hopeless = replace(LATE, tpot_budget_s=None, unattainable=(ObjectiveName.TTFT,))
+    windows = filled(*[OK] * 99, LATE, *[hopeless] * 100)
+
+    def burn(counted):
+        return windows.burn(PREMIUM, 0.99, windows.short_s, 1000.0, counted)[1:]
+
+    assert burn(Counted.ALL) == (101, 200)
+    assert burn(Counted.IN_REACH) == burn(Counted.PREFILL) == (1, 100)
+    assert windows.over(300.0, 1000.0, 0.99).met == 99
 
 
 def test_the_short_window_forgets_before_the_long_one_does():

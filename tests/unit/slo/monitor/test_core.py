@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, SEARCH, TEXT
 
 from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
-from slo.monitor.core import FORGET_AFTER_S, SETTLE_S, MonitorCore
+from slo.monitor.core import ALL_OBJECTIVES, FORGET_AFTER_S, SETTLE_S, Judged, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
 from slo.monitor.messages import (
     DecodeSeen,
@@ -27,7 +27,7 @@ from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import MIN_SAMPLES, PassMeasured
 from slo.preemption.types import KeepReason, PreemptionPolicy
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
 
 R = ReplicaId("r")
 OK = RequestEnded("m", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.1, ttft_budget_s=0.2)
@@ -103,6 +103,22 @@ def test_misses_that_are_not_for_load_shed_nobody(core, said):
     assert core.state(600.0).tiers[PREMIUM].burn.long.rate > 2, "operators see them"
     assert not any(core.policy.shed.values())
     assert core.policy.reserved == 0.0
+
+
+def test_a_loaded_fleet_is_not_steered_by_what_nothing_would_keep(core):
+    hopeless = replace(LATE, ttft_budget_s=0.001, unattainable=(ObjectiveName.TTFT,))
+    for second in range(100, 160):
+        core.heard(router(), float(second))
+        core.heard(ingress(OK, hopeless, hopeless), float(second))
+        assert core.look(float(second)) is SteerReason.NOTHING_TO_DO
+    state = core.state(160.0).tiers[PREMIUM]
+    assert (state.long.ratio, state.at_risk) == (pytest.approx(1 / 3), False)
+    assert state.burn.long.rate > 50, "people see all"
+    assert core.judgements()[Judged("m", PREMIUM, ALL_OBJECTIVES, met=False)] == 120
+    assert not core.demand(160.0).prefill.at_risk
+    core.heard(ingress(*[LATE] * 10), 160.0)
+    assert core.look(160.0) is SteerReason.TOP_TIER_AT_RISK
+    assert core.demand(160.0).prefill.at_risk
 
 
 def test_a_monitor_that_does_not_steer_sheds_nothing():

@@ -24,6 +24,13 @@ def test_a_request_that_was_held_up_does_not_count():
     assert learned(0.02, 0.02, 5.0, 0.02, 0.02).seconds(0.1) == pytest.approx(0.02)
 
 
+def test_the_shortest_way_is_that_of_an_idle_fleet():
+    assert learned().least_s(0.1) == 0.1
+    assert learned(0.5).least_s(0.1) == 0.1
+    busy = learned(0.02, *[0.5] * MIN_SAMPLES)
+    assert (busy.least_s(0.1), busy.seconds(0.1)) == (pytest.approx(0.02), pytest.approx(0.5))
+
+
 def test_the_latest_count():
     assert learned(*[0.5] * 100, *[0.02] * REMEMBERED).seconds(0.1) == pytest.approx(0.02)
 

@@ -1,6 +1,7 @@
 """What follows from the router's answer: for the request's account, its client and its other processes."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
@@ -19,9 +20,9 @@ from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usag
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import TTFT_HEADER, Objective
-from slo.outcomes import ObjectiveName, Outcome
+from slo.outcomes import Outcome
 from slo.request import JobId, ReplicaId
-from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD
+from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
 
 P, D = ReplicaId("p"), ReplicaId("d")
 OBJECTIVE = Objective(STANDARD, 3.0, 0.05, clamped_from=PREMIUM)
@@ -162,6 +163,15 @@ async def test_the_monitor_hears_whether_it_was_decode_that_had_no_memory(reason
     with pytest.raises(HTTPError):
         await admission.context()
     assert admission.told[0].lacked_decode is lacked
+
+
+@pytest.mark.parametrize("decision", [HERE, LATE])
+async def test_the_monitor_hears_what_not_even_an_idle_fleet_would_keep(decision):
+    admission = Admission(replace(decision, unattainable=(ObjectiveName.TPOT,)))
+    with contextlib.suppress(HTTPError):
+        await admission.context()
+    admission.record.end(Outcome.FINISHED)
+    assert admission.told[0].unattainable == (ObjectiveName.TPOT,)
 
 
 SCALED = Objective(STANDARD, None, None, ttft_scale=4.0)
