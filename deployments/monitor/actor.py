@@ -101,12 +101,18 @@ class SloMonitor:
                 self._look()
             except Exception:
                 _LOGGER.exception("look_failed")
-            heard_s = max(core.heard_s for core in self._cores.values())
-            if time.monotonic() - heard_s > ABANDONED_AFTER_S:
-                _LOGGER.info("abandoned")
-                ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
-                return
+            try:
+                if self._is_abandoned():
+                    _LOGGER.info("abandoned")
+                    ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
+                    return
+            except Exception:
+                _LOGGER.exception("end_failed")
             await asyncio.sleep(LOOK_S)
+
+    def _is_abandoned(self) -> bool:
+        heard_s = max(core.heard_s for core in self._cores.values())
+        return time.monotonic() - heard_s > ABANDONED_AFTER_S
 
     def _look(self) -> None:
         now_s = time.monotonic()

@@ -54,12 +54,14 @@ class Subscriber:
         follows: The version of the policy in its last report.
         heard_at_s: When that came.
         seen: What it said.
+        dropped: How much it has had to leave out, as it said then.
     """
 
     role: Role
     follows: int
     heard_at_s: float
     seen: Seen | None = None
+    dropped: int = 0
 
 
 class Judged(NamedTuple):
@@ -153,9 +155,11 @@ class MonitorCore:
         if report.settings is not None:
             self._learn(report.reporter, report.settings)
         self._adopt(report, now_s)
-        self.dropped += report.dropped
+        self._count_dropped(report)
         self.heard_s = now_s
-        self.subscribers[report.reporter] = Subscriber(report.role, report.follows, now_s, report.seen)
+        self.subscribers[report.reporter] = Subscriber(
+            report.role, report.follows, now_s, report.seen, report.dropped
+        )
         answer = MonitorAnswer() if report.seen is None else self._take(report.seen, now_s)
         if self._is_wanted:
             return replace(answer, wanted=report.follows == self.policy.version)
@@ -271,6 +275,12 @@ class MonitorCore:
             and not self._is_wanted
         ):
             self.policy = self.policy.raised_to(report.follows + 1)
+
+    def _count_dropped(self, report: MonitorReport) -> None:
+        """Count what is new: a report may have been heard, and its reporter not know."""
+        known = self.subscribers.get(report.reporter)
+        counted = report.acknowledged if known is None else known.dropped
+        self.dropped += max(0, report.dropped - counted)
 
     def _take(self, seen: Seen, now_s: float) -> MonitorAnswer:
         """What is for the one alone who has seen it."""

@@ -91,7 +91,8 @@ class MonitorReport(Message):
         seen: What it has seen; None when it has nothing to say.
         policy: The policy that it follows, when the monitor has asked for it.
         settings: What the monitor shall work with; from those that know the configuration.
-        dropped: How much it had to leave out since its last report.
+        dropped: How much it has had to leave out since it began.
+        acknowledged: How much of that a monitor has answered to.
         model: The model that it is about; each has replicas, attainment and a policy of its own.
     """
 
@@ -102,6 +103,7 @@ class MonitorReport(Message):
     policy: ClusterPolicy | None = None
     settings: MonitorSettings | None = None
     dropped: int = 0
+    acknowledged: int = 0
     model: str = ""
 
 

@@ -137,7 +137,7 @@ class MonitorClient:
         self._search = Search(find)
         self._interval_s = interval_s
         self._events: deque[Any] = deque(maxlen=MOST_EVENTS)
-        self._dropped = 0
+        self._dropped = self._acknowledged = 0
         self._monitor: Any = None
         self._wanted = False
         self._lost_since_s: float | None = None
@@ -185,7 +185,7 @@ class MonitorClient:
             self._put_back(events)
             self._tell(error)
         else:
-            self._dropped -= dropped
+            self._acknowledged = dropped
             self._tell(None)
             self._take(answer)
 
@@ -198,6 +198,7 @@ class MonitorClient:
             policy=self.policy if self._wanted else None,
             settings=self._participant.settings,
             dropped=self._dropped,
+            acknowledged=self._acknowledged,
             model=self._participant.model,
         )
 

@@ -46,8 +46,8 @@ def core():
     """A monitor of which every part has something to show."""
     core = MonitorCore(MonitorSettings(rules=SteeringRules(tighten_every_s=1.0), models=("m",)), 0.0)
     ended = (LATE,) * 10, (replace(LATE, tier=STANDARD, ttft_s=0.1, predicted_ttft_s=0.05),) * 10
-    for requests in ended:
-        core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=1), SETTLE_S)
+    for dropped, requests in enumerate(ended, 1):
+        core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(requests), dropped=dropped), SETTLE_S)
     step = StepSeen(7, (BACKGROUND,), 2.0, 0.1, KeepReason.WAITERS_IN_TIME)
     work = ReplicaSeen(R, step, (WaiterSeen(JobId("urgent"), PREMIUM, 1.0),))
     measured = (PassMeasured(0.1, 0.1, 0.2),) * 20
