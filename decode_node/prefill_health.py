@@ -142,7 +142,10 @@ class PrefillWatch:
                 cause = await answer_within(self._ask(replica), self._silent_after_s)
             except TimeoutError:
                 return FailureCause.SILENT
-            except Exception as error:  # noqa: BLE001 - the edge of a task that many wait for
+            except (Exception, asyncio.CancelledError) as error:
+                # Serve raises a cancelled call's end as if whoever waits for it had been cancelled.
+                if (watch := asyncio.current_task()) is None or watch.cancelling():
+                    raise
                 logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
                 if time.monotonic() - answered_s >= self._silent_after_s:
                     return FailureCause.SILENT

@@ -16,6 +16,8 @@ from slo.replacement import FailureCause
 from slo.request import ReplicaId
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ray.serve.handle import DeploymentHandle
 
 
@@ -48,8 +50,7 @@ class TierCalls:
         try:
             while calls:
                 done, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-                answers = [call.result() for call in done if call.exception() is None]
-                if any(answer is not None for answer in answers):
+                if _answers(done):
                     return True
         finally:
             for call in calls:
@@ -68,8 +69,7 @@ class TierCalls:
         done, late = await asyncio.wait(calls, timeout=within_s) if calls else (set(), set())
         for call in late:
             call.cancel()
-        answers = [call.result() for call in done if call.exception() is None]
-        return [answer for answer in answers if answer is not None]
+        return _answers(done)
 
     async def sent(self, method: str, *args: Any) -> list[Any]:
         """The calls of a method of all replicas that Serve knows of."""
@@ -79,3 +79,9 @@ class TierCalls:
             return list(await response._fetch_replica_results_async())  # noqa: SLF001 - see above
         except DeploymentUnavailableError:
             return []
+
+
+def _answers(calls: Iterable[asyncio.Future[Any]]) -> list[Any]:
+    """What calls that are done have returned; nothing of those that have failed or were cancelled."""
+    answers = [call.result() for call in calls if not call.cancelled() and call.exception() is None]
+    return [answer for answer in answers if answer is not None]

@@ -155,9 +155,11 @@ class StreamWatch:
         while (left_s := heard_s + self._silent_after_s - time.monotonic()) > 0:
             if not (await asyncio.wait([answer], timeout=left_s))[0]:
                 heard_s = max(heard_s, *(one.heard_s for one in self._waiting[replica]))
-            elif (error := answer.exception()) is None:
+            elif not answer.cancelled() and answer.exception() is None:
                 return answer.result()
             else:
-                logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
+                # Serve raises a cancelled call's end as if whoever waits for it had been cancelled.
+                error = "cancelled" if answer.cancelled() else repr(answer.exception())[:300]
+                logs.event("ask_failed", level=logging.WARNING, replica=replica, error=error)
                 return None
         return FailureCause.SILENT

@@ -170,13 +170,14 @@ async def test_nobody_is_asked_when_the_last_one_left_as_the_answer_came(turns):
     assert len(asked) == 1
 
 
-async def test_an_ask_that_fails_fails_nobody_who_waits():
+@pytest.mark.parametrize("error", [RuntimeError("a bug, or Serve's"), asyncio.CancelledError()])
+async def test_an_ask_that_fails_fails_nobody_who_waits(error):
     tries = []
 
     async def fail_at_first(_):
         tries.append(1)
         if len(tries) < 3:
-            raise RuntimeError("a bug, or Serve's")
+            raise error
 
     watched = PrefillWatch(fail_at_first, PERIOD_S, silent_after_s=5.0)
     waits = [watched.result(after(6 * PERIOD_S, "kv"), A) for _ in range(5)]

@@ -81,7 +81,7 @@ class Fleet:
 
         async def answered(after_s, answer):
             await asyncio.sleep(after_s)
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
 
@@ -98,8 +98,9 @@ class Fleet:
         ([(0, RayActorError()), (0, None)], FailureCause.NO_REPLICA),
         ([(0, RayActorError()), (60, REPLICA), (0, REPLICA)], None),
         ([(0, RayActorError()), (1.2, REPLICA)], None),
+        ([(0, asyncio.CancelledError()), (0.1, REPLICA)], None),
     ],
-    ids=["none", "all failed", "one is up", "one is late"],
+    ids=["none", "all failed", "one is up", "one is late", "one was cancelled"],
 )
 async def test_whether_there_is_any_replica(answers, cause):
     assert await asyncio.wait_for(TierCalls(Fleet(*answers)).ask(None), 2.0) is cause

@@ -73,6 +73,22 @@ async def test_an_ask_that_fails_says_nothing():
     assert await read(StreamWatch(broken, 0.01, 0.05), 0, 0.1) == ([0, 1], None)
 
 
+async def test_a_question_that_is_cancelled_from_below_says_nothing_and_is_asked_again():
+    """As Serve does with a call that its replica cancels."""
+    asked = []
+
+    async def cancelled_at_first(replica):
+        asked.append(replica)
+        if len(asked) == 1:
+            raise asyncio.CancelledError
+        return FailureCause.ENGINE_DIED
+
+    assert await asyncio.wait_for(read(StreamWatch(cancelled_at_first, 0.01, NEVER), 0, NEVER), 2.0) == (
+        [0],
+        FailureCause.ENGINE_DIED,
+    )
+
+
 async def test_not_all_leave_a_replica_that_was_silent_for_once():
     asked = []
 
