@@ -7,13 +7,15 @@ request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ray.serve.llm.openai_api_models import CompletionRequest
+from vllm.exceptions import VLLMServerError
 
+from decode_node.answers import error_in
 from decode_node.prefill_tier import PrefillTier
 from slo.request import HANDSHAKE_DUE_S
 from telemetry import logs
@@ -23,6 +25,18 @@ FIRST_S: Final = 600.0
 OTHERS_S: Final = 20.0
 WITHOUT_PREFILL_S: Final = 30.0
 _RETRY_S: Final = 1.0
+
+
+class NothingPulledError(RuntimeError):
+    """No prefill replica's KV cache could be pulled; `said` is what the engine says."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            f"the KV cache of no prefill replica could be pulled (the engine says {said!r}); the log of this "
+            "replica's engine has the reason at 'NIXL transfer failure': where that is a compatibility hash, "
+            "or sizes that do not match, both tiers need the same engine_kwargs for what shapes the KV "
+            "cache, such as attention_config or a speculative_config that is more than ngram"
+        )
 
 
 class Handshakes:
@@ -52,6 +66,9 @@ class Handshakes:
         Args:
             expected: How many there are to be.
             needed: Whether nobody is answered without a prefill replica.
+
+        Raises:
+            NothingPulledError: when replicas are up, and the KV cache of none comes.
         """
         self._task = asyncio.create_task(self._meet(expected))
         done, _ = await asyncio.wait([self._task], timeout=None if needed else WITHOUT_PREFILL_S)
@@ -66,14 +83,39 @@ class Handshakes:
             handovers = await self._tier.broadcast("prewarm_prefill", self._prefill, within_s=HANDSHAKE_DUE_S)
             if handovers:
                 until_s = min(until_s, time.monotonic() + OTHERS_S)
-            for params in handovers:
-                request = self._request.model_copy(deep=True)
-                request.kv_transfer_params = params
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(HANDSHAKE_DUE_S):
-                        async for _ in self._engine.completions(request, None):
-                            pass
-            if len(handovers) >= expected or time.monotonic() > until_s:
-                logs.event("handshakes_done", replicas=len(handovers), expected=expected)
+            failures = [failure for params in handovers if (failure := await self._pull(params)) is not None]
+            met = len(handovers) - len(failures)
+            if met >= expected or time.monotonic() > until_s:
+                logs.event("handshakes_done", replicas=met, expected=expected)
+                if failures and not met:
+                    raise NothingPulledError(failures[0])
                 return
             await asyncio.sleep(_RETRY_S)
+
+    async def _pull(self, params: Mapping[str, Any]) -> str | None:
+        """Decode a token after a prefill elsewhere; what the engine said when its KV cache did not come.
+
+        One that is late says nothing against what is configured.
+        """
+        request = self._request.model_copy(deep=True)
+        request.kv_transfer_params = dict(params)
+        failure = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_DUE_S):
+                async for piece in self._engine.completions(request, None):
+                    if (refused := error_in(piece)) is not None:
+                        failure = refused.message
+        except TimeoutError:
+            return None
+        except VLLMServerError as error:
+            failure = str(error)
+        if failure is not None:
+            logs.event(
+                "handshake_failed",
+                level=logging.ERROR,
+                engine=params.get("remote_engine_id"),
+                host=params.get("remote_host"),
+                port=params.get("remote_port"),
+                error=failure[:300],
+            )
+        return failure

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm.config import StructuredOutputsConfig
@@ -54,13 +55,45 @@ _OF_SAMPLING: Final = (
     "override_generation_config",
 )
 """Arguments that shape sampling: what is given to one tier holds for both."""
+_OF_THE_MODEL: Final = (
+    "attention_backend",
+    "block_size",
+    "code_revision",
+    "config_format",
+    "disable_hybrid_kv_cache_manager",
+    "disable_sliding_window",
+    "hf_config_path",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers",
+    "lora_dtype",
+    "lora_target_modules",
+    "mamba_block_size",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "model_class_overrides",
+    "model_weights",
+    "quantization",
+    "quantization_config",
+    "revision",
+    "tokenizer_mode",
+    "tokenizer_revision",
+)
+"""Arguments that shape weights, positions, tokens, or how KV blocks lie: likewise.
+
+NIXL's handshake compares dtypes, backends and sizes, and every pull fails where they differ; of the others it
+knows nothing, and decode would go on from another model's KV cache.
+"""
+_MADE_UP: Final = "dummy"
+"""The one `load_format` that gives other weights than are there."""
 
 
 def check_engine_kwargs(config: SlackServeConfig) -> None:
     """Refuse what a configuration must not add.
 
     Raises:
-        ConfigError: vLLM has no such argument, or not for this tier, or both tiers would sample otherwise.
+        ConfigError: vLLM has no such argument, or not for this tier, or both tiers would sample otherwise, or
+            would not have the same model and KV cache.
     """
     known = [*(field.name for field in dataclasses.fields(AsyncEngineArgs)), *_OF_ANSWERS]
     for section in ("prefill", "decode"):
@@ -73,14 +106,28 @@ def check_engine_kwargs(config: SlackServeConfig) -> None:
                 hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
                 msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
                 raise ConfigError(msg)
-    prefill, decode = config.prefill.engine_kwargs, config.decode.engine_kwargs
-    for key in _OF_SAMPLING:
-        if key in prefill and key in decode and prefill[key] != decode[key]:
-            msg = (
-                f"prefill.engine_kwargs and decode.engine_kwargs differ in {key!r}, {prefill[key]} and "
-                f"{decode[key]}; both sample tokens of each answer, so give it once"
-            )
-            raise ConfigError(msg)
+    _refuse_differences(config.prefill.engine_kwargs, config.decode.engine_kwargs)
+
+
+def _refuse_differences(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> None:
+    for keys, why in (
+        (_OF_SAMPLING, "both sample tokens of each answer"),
+        (_OF_THE_MODEL, "decode goes on from the KV cache that prefill computes"),
+    ):
+        for key in keys:
+            if key in prefill and key in decode and prefill[key] != decode[key]:
+                msg = (
+                    f"prefill.engine_kwargs and decode.engine_kwargs differ in {key!r}, {prefill[key]} and "
+                    f"{decode[key]}; {why}, so give it once, for both"
+                )
+                raise ConfigError(msg)
+    formats = [each.get("load_format", "auto") for each in (prefill, decode)]
+    if formats.count(_MADE_UP) == 1:
+        msg = (
+            f"prefill.engine_kwargs and decode.engine_kwargs: load_format is {formats[0]!r} and "
+            f"{formats[1]!r}; {_MADE_UP!r} makes weights up, so give it to both or to none"
+        )
+        raise ConfigError(msg)
 
 
 def engine_kwargs(
@@ -109,7 +156,7 @@ def engine_kwargs(
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     kwargs |= _decode_kwargs(config, pool) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
-    kwargs |= _sampling(config) | pool.engine_kwargs | _generation(config)
+    kwargs |= _of_both(config, _OF_SAMPLING + _OF_THE_MODEL) | pool.engine_kwargs | _generation(config)
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
         if config.pressure.enabled:
@@ -177,15 +224,15 @@ def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, 
     return kwargs
 
 
-def _sampling(config: SlackServeConfig) -> dict[str, Any]:
-    """What either tier is given of how tokens are sampled: prefill samples the first, decode the others."""
+def _of_both(config: SlackServeConfig, keys: tuple[str, ...]) -> dict[str, Any]:
+    """What either tier is given of arguments that hold for both."""
     given = config.prefill.engine_kwargs | config.decode.engine_kwargs
-    return {key: given[key] for key in _OF_SAMPLING if key in given}
+    return {key: given[key] for key in keys if key in given}
 
 
 def _generation(config: SlackServeConfig) -> dict[str, Any]:
     """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
     if (most := config.limits.max_output_tokens) is None:
         return {}
-    given = _sampling(config).get("override_generation_config", {})
+    given = _of_both(config, _OF_SAMPLING).get("override_generation_config", {})
     return {"override_generation_config": {**given, "max_new_tokens": most}}

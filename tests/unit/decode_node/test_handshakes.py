@@ -5,9 +5,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from vllm.exceptions import GenerationError
 
 from decode_node import handshakes
-from decode_node.handshakes import Handshakes
+from decode_node.handshakes import Handshakes, NothingPulledError
 
 
 class Tier:
@@ -22,13 +23,17 @@ class Tier:
 
 
 class Engine:
-    """Remembers from whom it has pulled."""
+    """Remembers from whom it has pulled; what comes from `broken` does not come."""
 
-    def __init__(self):
+    def __init__(self, broken=()):
         self.pulled = []
+        self.broken = broken
 
     async def completions(self, request, info):
-        self.pulled.append(request.kv_transfer_params["remote_port"])
+        port = request.kv_transfer_params["remote_port"]
+        if port in self.broken:
+            raise GenerationError
+        self.pulled.append(port)
         yield "token"
 
 
@@ -39,9 +44,9 @@ def soon(monkeypatch):
         monkeypatch.setattr(handshakes, name, limit_s)
 
 
-async def began(up, *, needed):
+async def began(up, *, needed, broken=()):
     """The tier, the engine and how long a replica of two prefill replicas' has waited."""
-    tier, engine = Tier(up), Engine()
+    tier, engine = Tier(up), Engine(broken)
     backend = SimpleNamespace(prepare_prefill_request=lambda request, peer: request)
     started_s = time.monotonic()
     shaking = Handshakes(engine, tier, "tiny", backend)
@@ -74,3 +79,19 @@ async def test_one_replica_that_is_down_is_not_waited_for_long():
     _, engine, _, took_s = await began(1, needed=True)
     assert set(engine.pulled) == {0}
     assert 0.4 <= took_s < 0.9
+
+
+async def test_one_replica_whose_kv_cache_does_not_come_keeps_nobody_from_starting(monkeypatch):
+    """It may be an old one, which ends soon, or one that has just died."""
+    told = []
+    monkeypatch.setattr(handshakes.logs, "event", lambda name, **what: told.append((name, what)))
+    _, engine, _, took_s = await began(2, needed=True, broken={1})
+    assert set(engine.pulled) == {0}
+    assert took_s >= 0.4
+    assert "handshake_failed" in {name for name, _ in told}
+    assert told[-1] == ("handshakes_done", {"replicas": 1, "expected": 2})
+
+
+async def test_one_that_can_pull_from_nobody_does_not_start_and_says_what_to_look_at():
+    with pytest.raises(NothingPulledError, match="both tiers need the same engine_kwargs"):
+        await began(2, needed=True, broken={0, 1})

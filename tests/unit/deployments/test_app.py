@@ -57,6 +57,24 @@ def build():
             },
             "prefill.engine_kwargs and decode.engine_kwargs differ in 'max_logprobs', 20 and 100; both",
         ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"hf_overrides": {"rope_theta": 1e6}}},
+                "decode": {"engine_kwargs": {"hf_overrides": {"rope_theta": 1e4}}},
+            },
+            "differ in 'hf_overrides', {'rope_theta': 1000000.0} and {'rope_theta': 10000.0}; decode goes",
+        ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"kv_cache_dtype": "fp8"}},
+                "decode": {"engine_kwargs": {"kv_cache_dtype": "auto"}},
+            },
+            "prefill.engine_kwargs and decode.engine_kwargs differ in 'kv_cache_dtype', fp8 and auto; decode",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"load_format": "dummy"}}},
+            "load_format is 'auto' and 'dummy'; 'dummy' makes weights up",
+        ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"model_name": "tiny:8b"}, "'tiny:8b' is the name of a model or adapter and has ':'"),
         ({"model_name": "tiny--8b"}, "has '--', with which it would not be found; give it another"),
@@ -263,6 +281,27 @@ def test_both_tiers_sample_alike(options, tiny, section):
         given = found[tier][0].engine_kwargs
         assert {name: given[name] for name in sampling} == sampling
         assert (given.get("max_num_seqs") == 7) == (tier == section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["prefill", "decode"])
+def test_both_tiers_have_the_same_model_and_kv_cache(options, tiny, section):
+    """What NIXL's handshake does not compare would make answers of two models."""
+    of_the_model = {
+        "revision": "0123abc",
+        "code_revision": "0123abc",
+        "tokenizer_revision": "0123abc",
+        "hf_overrides": {"rope_theta": 1e6},
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "block_size": 32,
+    }
+    own = {"load_format": "safetensors", "language_model_only": True}
+    found = options({"model": tiny, section: {"engine_kwargs": {**of_the_model, **own}}})
+    for tier in ("prefill", "decode"):
+        given = found[tier][0].engine_kwargs
+        assert {name: given.get(name) for name in of_the_model} == of_the_model
+        assert all((name in given) == (tier == section) for name in own)
 
 
 @pytest.mark.slow
