@@ -13,10 +13,10 @@ first token is carried is `decode_node.carrying`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -50,6 +50,9 @@ from slo.tiers import Tier
 from telemetry import logs
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED
 from telemetry.instruments import Instruments
+
+if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ErrorResponse
 
 _NOT_REPLACED: Final = {
     ReplacementOutcome.LIMIT: (
@@ -98,7 +101,7 @@ class Orchestrator:
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     _runs: dict[JobId, Underway] = field(default_factory=dict)
-    _here: dict[JobId, Call] = field(default_factory=dict)
+    _here: dict[JobId, Underway] = field(default_factory=dict)
 
     def stand_before(self, client: Any) -> None:
         """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill."""
@@ -147,10 +150,18 @@ class Orchestrator:
 
         An image that is rendered twice is lost: vLLM gives its data away once, and its hash from then on.
         """
-        given = request.vllm_xargs or {}
-        run, here = self._runs.get(given.get(JOB_XARG, "")), self._here.get(given.get(_HERE_XARG, ""))
-        call = here if run is None else run.call
-        return None if call is None else call.prompt
+        run = self._underway(request.vllm_xargs)
+        return None if run is None else run.call.prompt
+
+    def refuse(self, params: SamplingParams, response: ErrorResponse) -> Exception:
+        """Answer the request of `run` or `run_here` that has these parameters so; what to raise for vLLM."""
+        run = self._underway(params.extra_args)
+        return RefusedError(response.error.message) if run is None else run.refuse(response)
+
+    def _underway(self, xargs: Mapping[str, Any] | None) -> Underway | None:
+        given = xargs or {}
+        run = self._runs.get(given.get(JOB_XARG, ""))
+        return self._here.get(given.get(_HERE_XARG, "")) if run is None else run
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
@@ -184,13 +195,13 @@ class Orchestrator:
         if (due_s := _first_due_s(context)) is not None:
             given[FIRST_DUE_XARG] = due_s
         request = call.request.model_copy(update={"vllm_xargs": given})
-        self._here[context.job_id] = call
+        self._here[context.job_id] = run
         try:
             async with aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
-            if self._here.get(context.job_id) is call:
+            if self._here.get(context.job_id) is run:
                 del self._here[context.job_id]
 
     async def _generate(

@@ -19,7 +19,7 @@ from ray.serve.llm.deployment import PDDecodeServer
 
 from decode_node import rendering
 from decode_node.answers import error_response
-from decode_node.grammar_check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
+from decode_node.grammars.check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
 from decode_node.handshakes import Handshakes
 from decode_node.local_prefills import LocalPrefills
@@ -165,7 +165,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars = GrammarCheck(
             node.grammars, client.get_tokenizer(), client.model_config.get_vocab_size()
         )
-        self._grammars.stand_before(client)
+        self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
         self._places = asyncio.Semaphore(node.max_ongoing_requests)
         self._handshakes = Handshakes(

@@ -26,7 +26,7 @@ from slo.queue.batching import STEP_TOKENS
 _GPU_MEMORY: Final = 0.9
 """Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
 _GRAMMARS: Final = "xgrammar"
-"""What vLLM chooses for nearly all, and what `decode_node.grammar_check` compiles with."""
+"""What vLLM chooses for nearly all, and what `decode_node.grammars.check` compiles with."""
 _PREFILL_WORKERS: Final = {
     "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
     "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.schema import LoggingConfig
 
-from decode_node.grammar_check import GrammarLimits
+from decode_node.grammars.check import GrammarLimits
 from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
 from deployments.config.replicas import PoolConfig

@@ -12,6 +12,8 @@ from typing import Final
 from slo.protocol import Message
 from slo.tiers import ObjectiveName
 
+TOO_MANY_GRAMMARS: Final = "grammars"
+"""Type of the error for a request whose tenant has too many grammars that wait to be checked."""
 _LONGEST_NAME: Final = 200
 
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse
 
-from slo.errors import AuthenticationError, EvictionReason, FieldError, Rejected, RejectionReason
+from slo.errors import (
+    TOO_MANY_GRAMMARS,
+    AuthenticationError,
+    EvictionReason,
+    FieldError,
+    Rejected,
+    RejectionReason,
+)
 from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
 from slo.protocol import OTHER_PROTOCOL
@@ -200,6 +207,7 @@ _RETRY_AFTER_S: Final = {
     EvictionReason.DROPPED.value: 10,
     "no_replica": 10,
     OTHER_PROTOCOL: 1,
+    TOO_MANY_GRAMMARS: 1,
 }
 """Errors that our own replicas answer with, by their type."""
 
@@ -208,10 +216,11 @@ def engine_error(error: EngineError) -> HTTPError:
     """What an engine refused, with its own status; what its replica gave up, with the reason as code."""
     status = error.code
     if (tardy := error.type) in _RETRY_AFTER_S:
+        kind = "service_unavailable" if status >= 500 else "overloaded_error"  # noqa: PLR2004 - as below
         return HTTPError(
             status,
             error.message,
-            kind="service_unavailable" if status >= 500 else "overloaded_error",  # noqa: PLR2004 - as below
+            kind="rate_limit_error" if tardy == TOO_MANY_GRAMMARS else kind,
             code=tardy,
             headers={"retry-after": str(_RETRY_AFTER_S[tardy])},
         )

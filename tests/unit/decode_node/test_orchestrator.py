@@ -14,7 +14,7 @@ from vllm import SamplingParams
 from vllm.exceptions import GenerationError
 from vllm.sampling_params import RequestOutputKind
 
-from decode_node.answers import REQUEST_FAILED, Piece
+from decode_node.answers import REQUEST_FAILED, Piece, error_response
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
@@ -229,9 +229,7 @@ def context(**given):
     return RequestContext(JobId("job"), "request", **values)
 
 
-async def serve(  # noqa: PLR0913 - most have a default
-    steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, *, droppable=(), **given
-):
+def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False, *, droppable=()):
     async def nothing_wrong(_):
         return None
 
@@ -244,9 +242,23 @@ async def serve(  # noqa: PLR0913 - most have a default
     layer = OpenAILayer(D, steps)
     served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
-    call = Call(request or Request(), None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
-    async with aclosing(served.run(call, context(**given))) as pieces:
-        answer = [piece.text if isinstance(piece, Piece) else piece async for piece in pieces]
+    return served
+
+
+def call_of(request):
+    return Call(request, None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
+
+
+async def read(answer):
+    async with aclosing(answer) as pieces:
+        return [piece.text if isinstance(piece, Piece) else piece async for piece in pieces]
+
+
+async def serve(  # noqa: PLR0913 - most have a default
+    steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, *, droppable=(), **given
+):
+    served = orchestrator(steps, counts, limit, ask, local, leaves, droppable=droppable)
+    answer = await read(served.run(call_of(request or Request()), context(**given)))
     assert not served._runs
     return answer
 
@@ -704,3 +716,22 @@ async def test_the_engine_is_told_who_may_be_dropped():
         steps = Play({A: ANSWER})
         assert await serve(steps, **given) == STREAMED
         assert bool(steps.given[0].get(MAY_DROP_XARG)) is expected, given
+
+
+@pytest.mark.parametrize("request_", [Request(), WHOLE], ids=str)
+@pytest.mark.parametrize("is_here", [False, True])
+async def test_what_stands_before_the_engine_can_answer_a_request_itself(request_, is_here):
+    steps = Play({A: ANSWER})
+    served = orchestrator(steps)
+
+    async def refused(prompt, params, request_id, **options):
+        assert params.extra_args[TENANT_XARG] == "acme"
+        raise served.refuse(params, error_response(429, "grammars", "too many"))
+        yield
+
+    steps._engine_client.generate = refused
+    call, asked = call_of(request_), context(tenant="acme")
+    answer = served.run_here(call, asked, "several_prompts") if is_here else served.run(call, asked)
+    (piece,) = await read(answer)
+    assert (piece.error.code, piece.error.type) == (429, "grammars")
+    assert steps.prompts == []

@@ -12,6 +12,7 @@ OURS = {
     "deadline_passed": (429, "overloaded_error", Outcome.EVICTED),
     "dropped": (429, "overloaded_error", Outcome.EVICTED),
     "prefill_failed": (503, "service_unavailable", Outcome.FAILED),
+    "grammars": (429, "rate_limit_error", Outcome.REJECTED),
     "no_replica": (503, "service_unavailable", Outcome.FAILED),
 }
 

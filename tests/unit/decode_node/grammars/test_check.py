@@ -10,12 +10,19 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
-from vllm.exceptions import VLLMServerError, VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from decode_node import grammar_check
-from decode_node.grammar_check import GrammarCheck, GrammarLimits, GrammarNotCheckedError
+from decode_node.grammars import check as grammar_check
+from decode_node.grammars import child_process
+from decode_node.grammars.check import (
+    GrammarCheck,
+    GrammarLimits,
+    GrammarNotCheckedError,
+    TooManyGrammarsError,
+)
+from slo.request import TENANT_XARG
 
 GOOD = [
     StructuredOutputsParams(regex="[a-z]{3,5}"),
@@ -61,13 +68,13 @@ async def check(tokenizer):
 
 @pytest.mark.slow
 async def test_a_child_that_dies_while_it_starts_is_started_again(check, tmp_path, monkeypatch):
-    once, real = tmp_path / "once.py", grammar_check._CHILD
+    once, real = tmp_path / "once.py", child_process._PROGRAM
     once.write_text(
         f"import os, pathlib, runpy\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
         f"os._exit(1) if not seen.exists() and not seen.touch() else "
         f"runpy.run_path({str(real)!r}, run_name='__main__')\n"
     )
-    monkeypatch.setattr(grammar_check, "_CHILD", once)
+    monkeypatch.setattr(child_process, "_PROGRAM", once)
     await check.check(GOOD[0])
     assert (tmp_path / "seen").exists()
 
@@ -75,7 +82,7 @@ async def test_a_child_that_dies_while_it_starts_is_started_again(check, tmp_pat
 async def test_a_child_that_does_not_start_is_told_with_what_it_said(check, tmp_path, monkeypatch):
     broken = tmp_path / "broken.py"
     broken.write_text("import sys\nsys.exit('no such module')\n")
-    monkeypatch.setattr(grammar_check, "_CHILD", broken)
+    monkeypatch.setattr(child_process, "_PROGRAM", broken)
     told = []
     monkeypatch.setattr(grammar_check.logs, "event", lambda name, **what: told.append((name, what)))
     with pytest.raises(RuntimeError, match="does not start"):
@@ -91,7 +98,7 @@ def test_nobodys_fork_handlers_run_in_the_child(tmp_path):
         import uvloop
         from transformers import PreTrainedTokenizerFast
         from vllm.sampling_params import StructuredOutputsParams
-        from decode_node.grammar_check import GrammarCheck, GrammarLimits
+        from decode_node.grammars.check import GrammarCheck, GrammarLimits
 
         async def checked():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
@@ -142,30 +149,101 @@ async def test_a_client_that_leaves_changes_no_others_verdict(check):
         await check.check(SLOW[0])
 
 
-async def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(check):
-    asked, go = [], asyncio.Event()
+class Slow:
+    """A child that answers when it is told to go on."""
 
-    class Child:
-        has_ended = False
+    has_ended = False
 
-        async def ask(self, key, within_s):
-            asked.append(key[1])
-            await go.wait()
-            return "ok"
+    def __init__(self):
+        self.asked = []
+        self.go = asyncio.Event()
 
-        async def end(self):
-            pass
+    async def ask(self, key, within_s):
+        self.asked.append(key[1])
+        await self.go.wait()
+        return "ok"
 
-    check._child = Child()
-    texts = [StructuredOutputsParams(regex=letter) for letter in "abc"]
-    first, gone, last = [asyncio.create_task(check.check(text)) for text in texts]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    async def end(self):
+        pass
+
+
+@pytest.fixture
+def child(check):
+    check._child = Slow()
+    return check._child
+
+
+async def asking(check, letters, tenant=""):
+    """Requests that have asked, each for a grammar of its own."""
+    tasks = [
+        asyncio.create_task(check.check(StructuredOutputsParams(regex=letter), tenant)) for letter in letters
+    ]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(check, child):
+    first, gone, last = await asking(check, "abc")
     gone.cancel()
-    go.set()
+    child.go.set()
     await asyncio.gather(first, last)
-    assert asked == ["a", "c"]
-    assert not check._wanted
+    assert child.asked == ["a", "c"]
+    assert not check._pending
+
+
+async def test_who_asks_for_the_same_waits_for_one_verdict_and_one_who_leaves_changes_nothing(check, child):
+    gone, *others = await asking(check, "aaaa")
+    gone.cancel()
+    child.go.set()
+    await asyncio.gather(*others)
+    assert child.asked == ["a"]
+
+
+async def test_another_tenants_grammar_waits_for_one_of_each_other_tenant(check, child):
+    many = await asking(check, "abcdef", "many")
+    few = await asking(check, "xy", "few")
+    child.go.set()
+    await asyncio.gather(*many, *few)
+    assert child.asked == list("axbycdef")
+
+
+async def test_the_same_grammar_does_not_wait_in_another_tenants_queue(check, child):
+    """Who knows what another will ask for could put it behind all of its own."""
+    many = await asking(check, "abcdef", "many")
+    few = await asking(check, "f", "few")
+    child.go.set()
+    await asyncio.gather(*few, *many)
+    assert child.asked == list("afbcde"), "its verdict is known then"
+
+
+async def test_a_tenant_has_only_so_many_grammars_that_wait(check, child, monkeypatch):
+    monkeypatch.setattr(grammar_check, "_MOST_PENDING", 3)
+    many = await asking(check, "abc", "many")
+    with pytest.raises(TooManyGrammarsError, match="3 new grammars"):
+        await check.check(StructuredOutputsParams(regex="d"), "many")
+    same = await asking(check, "c", "many")
+    other = await asking(check, "d", "other")
+    many[1].cancel()
+    await asyncio.wait(many[1:2])
+    again = await asking(check, "e", "many")
+    child.go.set()
+    await asyncio.gather(many[0], many[2], *same, *other, *again)
+    await check.check(StructuredOutputsParams(regex="c"), "many")
+    assert not check._pending
+
+
+@pytest.mark.slow
+async def test_one_tenants_slow_grammars_do_not_keep_another_waiting(check):
+    await check.check(GOOD[0])
+    slow = [
+        asyncio.create_task(check.check(StructuredOutputsParams(grammar=f'{text}\nextra{n} ::= "x"'), "many"))
+        for n, text in enumerate([SLOW[0].grammar] * 6)
+    ]
+    await asyncio.sleep(0.05)
+    await check.check(StructuredOutputsParams(regex="yes|no"), "few")
+    assert sum(task.done() for task in slow) <= 1
+    await asyncio.gather(*slow, return_exceptions=True)
 
 
 @pytest.mark.slow
@@ -234,11 +312,33 @@ async def test_an_answer_makes_up_for_silences_before(check, monkeypatch):
     assert not check._silences
 
 
-async def test_a_request_without_a_grammar_costs_nothing(check):
-    async def generate(prompt, params, request_id, **_):
-        yield prompt, request_id
+async def generated(params):
+    yield "token"
 
-    client = SimpleNamespace(generate=generate)
-    check.stand_before(client)
-    assert [out async for out in client.generate("hi", SamplingParams(), "r")] == [("hi", "r")]
+
+async def test_a_request_without_a_grammar_costs_nothing(check):
+    client = SimpleNamespace(generate=lambda prompt, params, request_id: generated(params))
+    check.stand_before(client, pytest.fail)
+    assert [out async for out in client.generate("hi", SamplingParams(), "r")] == ["token"]
     assert check._child is None
+
+
+async def test_one_too_many_is_answered_with_a_429_of_the_request(check, child, monkeypatch):
+    monkeypatch.setattr(grammar_check, "_MOST_PENDING", 1)
+    answered = []
+
+    def refuse(params, response):
+        answered.append((params, response.error.code, response.error.type))
+        return GenerationError("refused")
+
+    client = SimpleNamespace(generate=lambda prompt, params, request_id: generated(params))
+    check.stand_before(client, refuse)
+    (waiting,) = await asking(check, "a", "acme")
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(regex="b"), extra_args={TENANT_XARG: "acme"}
+    )
+    with pytest.raises(GenerationError, match="refused"):
+        await anext(client.generate("hi", params, "r"))
+    assert answered == [(params, 429, "grammars")]
+    child.go.set()
+    await waiting

@@ -1,4 +1,4 @@
-"""Compiles grammars in processes that may die of them; see `decode_node.grammar_check`.
+"""Compiles grammars in processes that may die of them; see `decode_node.grammars.check`.
 
 Reads the tokenizer and then one grammar after the other from stdin, a JSON value a line, and answers each
 with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long. Imports

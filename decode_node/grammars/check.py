@@ -1,28 +1,21 @@
 """Holds what an answer must conform to against limits of time and memory, before it reaches an engine.
 
 A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
-meanwhile, or dies. So it is compiled first in a fork of a child process. The child starts with the first
-request that has a grammar; verdicts are kept. What is wrong with a grammar is vLLM's to say.
-
-The child is started by `subprocess`, which calls nobody's fork handlers: uvloop's way to start one does, and
-gRPC's handlers start threads in the child that now and then crash before it runs its program.
+meanwhile, or dies. So it is compiled first in a fork of a child process, one at a time, for tenants in turn.
+The child starts with the first request that has a grammar; verdicts are kept. What is wrong with a grammar is
+vLLM's to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import xgrammar
@@ -34,21 +27,25 @@ from vllm.v1.structured_output.utils import (
     grammar_is_likely_lark,
 )
 
+from decode_node.answers import error_response
+from decode_node.grammars.child_process import Child
+from decode_node.grammars.turns import TurnsOfTenants
+from slo.errors import TOO_MANY_GRAMMARS
+from slo.request import TENANT_XARG
 from telemetry import logs
 
 if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ErrorResponse
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 _Value = TypeVar("_Value")
-_CHILD: Final = Path(__file__).with_name("grammar_child.py")
 _START_S: Final = 60.0
 _STARTS: Final = 3
-_SAID_BYTES: Final = 2000
-"""Of what a child that does not start has written about it."""
-_END_S: Final = 5.0
 _WALL: Final = 20.0
 """A child that computes for its limit may take so many times as long on a busy machine."""
 _MAX_VERDICTS: Final = 4096
+_MOST_PENDING: Final = 32
+"""Grammars of one tenant that wait for a verdict; at the default limit they take 16 s of computing."""
 _MAX_SILENCES: Final = 3
 """A grammar that so many children in a row say nothing of is refused: it may be what ends them."""
 
@@ -68,6 +65,31 @@ class GrammarNotCheckedError(VLLMServerError):  # type: ignore[misc] # vLLM ship
     """The child has died or said nothing; the request may be good, and is another replica's."""
 
 
+class TooManyGrammarsError(Exception):
+    """A tenant has as many grammars waiting for a verdict as it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"this tenant has {_MOST_PENDING} new grammars that wait to be checked, as many as it may; "
+            "send it again"
+        )
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A grammar of a tenant that has no verdict yet.
+
+    Attributes:
+        verdict: The task that finds it.
+        waiting: How many requests wait for it.
+        has_begun: Whether the child has it, or had.
+    """
+
+    verdict: asyncio.Task[bool]
+    waiting: int = 0
+    has_begun: bool = False
+
+
 class GrammarCheck:
     """Refuses what takes too much to compile.
 
@@ -83,47 +105,55 @@ class GrammarCheck:
         self._vocab_size = vocab_size
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
         self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
-        self._wanted: Counter[bytes] = Counter()  # how many wait for a verdict, by digest
-        self._child: _Child | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._pending: dict[tuple[str, bytes], _Pending] = {}  # by tenant and digest
+        self._child: Child | None = None
+        self._turns = TurnsOfTenants()
 
-    def stand_before(self, client: Any) -> None:
-        """Check what the engine is asked to generate by."""
+    def stand_before(self, client: Any, refuse: Callable[[SamplingParams, ErrorResponse], Exception]) -> None:
+        """Check what the engine is asked to generate by.
+
+        Args:
+            client: vLLM's, of the engine.
+            refuse: Gives what is raised to have the request with these parameters answered so.
+        """
         generate = client.generate
 
         async def checked(
             prompt: Any, params: SamplingParams, *rest: Any, **options: Any
         ) -> AsyncGenerator[Any, None]:
             if params.structured_outputs is not None:
-                await self.check(params.structured_outputs)
+                tenant = (params.extra_args or {}).get(TENANT_XARG, "")
+                try:
+                    await self.check(params.structured_outputs, tenant)
+                except TooManyGrammarsError as error:
+                    raise refuse(params, error_response(429, TOO_MANY_GRAMMARS, str(error))) from None
             async with contextlib.aclosing(generate(prompt, params, *rest, **options)) as outputs:
                 async for output in outputs:
                     yield output
 
         client.generate = checked
 
-    async def check(self, params: StructuredOutputsParams) -> None:
+    async def check(self, params: StructuredOutputsParams, tenant: str = "") -> None:
         """Compile a grammar within the limits.
+
+        Args:
+            params: What has the grammar.
+            tenant: Whose request it is; empty for the server's own.
 
         Raises:
             VLLMValidationError: when that takes too much.
             GrammarNotCheckedError: when nobody knows.
+            TooManyGrammarsError: when the tenant has too many others that wait.
         """
         key = _key(params)
         if key is None:
             return
         known = _digest(key)
-        if known not in self._verdicts:
-            self._wanted[known] += 1
-            try:  # a client that leaves does not stop the child in its work
-                is_good = await asyncio.shield(self._judge(key))
-            finally:
-                self._wanted[known] -= 1
-                if not self._wanted[known]:
-                    del self._wanted[known]
-        else:
+        if known in self._verdicts:
             is_good = self._verdicts[known]
             self._verdicts.move_to_end(known)
+        else:
+            is_good = await self._verdict(key, tenant)
         if not is_good:
             limits = self._limits
             message = (
@@ -133,18 +163,52 @@ class GrammarCheck:
             )
             raise VLLMValidationError(message, parameter="structured_outputs")
 
-    async def _judge(self, key: tuple[str, str]) -> bool:
+    async def _verdict(self, key: tuple[str, str], tenant: str) -> bool:
+        """Whether a grammar compiles within the limits, found out once for all of a tenant who ask.
+
+        Raises:
+            GrammarNotCheckedError: when nobody knows.
+            TooManyGrammarsError: when the tenant has too many others that wait.
+        """
+        place = tenant, _digest(key)
+        one = self._pending.get(place) or self._asked(key, place)
+        one.waiting += 1
+        try:  # a client that leaves does not stop the child in its work
+            return await asyncio.shield(one.verdict)
+        finally:
+            one.waiting -= 1
+            if not one.waiting and not one.has_begun:
+                one.verdict.cancel()
+                self._pending.pop(place, None)
+
+    def _asked(self, key: tuple[str, str], place: tuple[str, bytes]) -> _Pending:
+        tenant, _ = place
+        if sum(whose == tenant for whose, _ in self._pending) >= _MOST_PENDING:
+            raise TooManyGrammarsError
+        # Not in the context of the request that happens to be first: others may wait for it.
+        task = asyncio.get_running_loop().create_task(self._judge(key, place), context=contextvars.Context())
+        one = self._pending[place] = _Pending(task)
+
+        def over(task: asyncio.Task[bool]) -> None:
+            if self._pending.get(place) is one:
+                del self._pending[place]
+            if not task.cancelled():
+                task.exception()  # seen, so that nobody complains when all who asked have left
+
+        task.add_done_callback(over)
+        return one
+
+    async def _judge(self, key: tuple[str, str], place: tuple[str, bytes]) -> bool:
         """Whether a grammar compiles within the limits, or not when children keep dying of it.
 
         Raises:
             GrammarNotCheckedError: when the child has died, or says nothing.
         """
-        known = _digest(key)
-        async with self._one_at_a_time:
+        tenant, known = place
+        async with self._turns.turn(tenant):
+            self._pending[place].has_begun = True
             if known in self._verdicts:
                 return self._verdicts[known]
-            if known not in self._wanted:
-                return False  # all who asked have left meanwhile
             if self._child is not None and self._child.has_ended:
                 await self.close()
             child = self._child or await self._start()
@@ -167,7 +231,7 @@ class GrammarCheck:
         if child is not None:
             await child.end()
 
-    async def _start(self) -> _Child:
+    async def _start(self) -> Child:
         """A child that is ready; one that ends before that is started again."""
         start = {
             "tokenizer": await asyncio.to_thread(_tokenizer_info, self._tokenizer, self._vocab_size),
@@ -175,7 +239,7 @@ class GrammarCheck:
             "max_bytes": self._limits.max_mib << 20,
         }
         for _ in range(_STARTS):
-            self._child = child = await _Child.started()
+            self._child = child = await Child.started()
             if await child.ask(start, _START_S) == "ready":
                 return child
             await self.close()
@@ -183,59 +247,6 @@ class GrammarCheck:
                 "grammar_child_not_started", returncode=child.process.returncode, said=await child.said()
             )
         raise RuntimeError("the process that checks grammars does not start")
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """The process that compiles, and both ends of what is said between it and this one."""
-
-    process: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    @classmethod
-    async def started(cls) -> _Child:
-        ours, its = socket.socketpair()
-        with its:
-            process = subprocess.Popen(  # noqa: ASYNC220, S603 - returns once our own program runs
-                [sys.executable, "-P", str(_CHILD)],
-                stdin=its.fileno(),
-                stdout=its.fileno(),
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        return cls(process, *await asyncio.open_unix_connection(sock=ours))
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None or self.writer.is_closing()
-
-    async def ask(self, value: Any, timeout_s: float) -> str:
-        """Its answer to a value; nothing when it has ended, or does not answer in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                self.writer.write(json.dumps(value).encode() + b"\n")
-                await self.writer.drain()
-                return (await self.reader.readline()).decode().strip()
-        except (TimeoutError, ConnectionError, RuntimeError):  # the last is uvloop's for a closed end
-            return ""
-
-    async def said(self) -> str:
-        """What it has written to its standard error."""
-        assert self.process.stderr is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
-                told = await asyncio.to_thread(self.process.stderr.read, _SAID_BYTES)
-            return told.decode(errors="replace")
-        return ""
-
-    async def end(self) -> None:
-        """Kill it, and what it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.writer.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self.process.wait, _END_S)
 
 
 def _keep(kept: OrderedDict[bytes, _Value], known: bytes, value: _Value) -> _Value:
