@@ -179,7 +179,7 @@ class GrammarCheck:
             one.waiting -= 1
             if not one.waiting and not one.has_begun:
                 one.verdict.cancel()
-                self._pending.pop(place, None)
+                self._forget(place, one)
 
     def _asked(self, key: tuple[str, str], place: tuple[str, bytes]) -> _Pending:
         tenant, _ = place
@@ -190,13 +190,16 @@ class GrammarCheck:
         one = self._pending[place] = _Pending(task)
 
         def over(task: asyncio.Task[bool]) -> None:
-            if self._pending.get(place) is one:
-                del self._pending[place]
+            self._forget(place, one)
             if not task.cancelled():
                 task.exception()  # seen, so that nobody complains when all who asked have left
 
         task.add_done_callback(over)
         return one
+
+    def _forget(self, place: tuple[str, bytes], one: _Pending) -> None:
+        if self._pending.get(place) is one:
+            del self._pending[place]
 
     async def _judge(self, key: tuple[str, str], place: tuple[str, bytes]) -> bool:
         """Whether a grammar compiles within the limits, or not when children keep dying of it.
