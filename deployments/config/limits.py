@@ -22,7 +22,8 @@ class LimitsConfig(Section):
         30.0, description="How long a request body may take to arrive. A slower one is answered with 408."
     )
     max_bytes_in_flight: Annotated[int, Field(ge=1024)] = Field(
-        128 * 1024 * 1024, description="Bytes of all bodies that a node's proxy has and has not yet answered."
+        128 * 1024 * 1024,
+        description="Bytes of all bodies that a node's proxy has and that no ingress has taken yet.",
     )
     header_timeout_s: Positive = Field(
         10.0, description="How long the headers of a request may take to arrive, from the connection on."

@@ -120,7 +120,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def responses(self, request: Request) -> Response:
         """Answer a request of the responses API, by a chat completion; nothing is kept of it."""
         arrived_s = time.monotonic()
-        asked, body = responses.read(await request.body(), self._limits, request.state.tenant)
+        asked, body = responses.read(await _taken(request), self._limits, request.state.tenant)
         longest = self._models.named_by(body).config.max_model_len
         wording = ResponseWording(asked, f"resp_{request.state.request_id}", longest)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
@@ -144,7 +144,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def _convert(self, request: Request, model: type, method: str) -> Response:
         """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
-        body = request_body.parse(await request.body(), model, self._limits)
+        body = request_body.parse(await _taken(request), model, self._limits)
         self._models.named_by(body)
         tokenizer = getattr(self._get_configured_serve_handle(body.model), method)
         info = RawRequestInfo({REQUEST_ID_HEADER: request.state.request_id})
@@ -154,7 +154,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
-        body = request_body.read(await request.body(), model, self._limits, request.state.tenant)
+        body = request_body.read(await _taken(request), model, self._limits, request.state.tenant)
         return await self._serve_body(request, body, method, arrived_s)
 
     async def _serve_body(
@@ -221,6 +221,11 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         """Call the decode tier of the model or adapter that a request names."""
         handle = self._get_configured_serve_handle(body.model)
         return getattr(handle, method).remote(body, _internal_info(context))
+
+
+async def _taken(request: Request) -> bytes:
+    """The body of a request, which would keep it until it is answered if asked for that."""
+    return b"".join([piece async for piece in request.stream()])
 
 
 def _internal_info(context: RequestContext) -> RawRequestInfo:

@@ -18,6 +18,7 @@ import struct
 import termios
 import time
 import uuid
+import weakref
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,7 +100,7 @@ class ConnectionLimits:
                 if await exchange.arrived():
                     await self._app(_without_choice(scope), exchange.receive, exchange.send)
             finally:
-                exchange.answered()
+                exchange.drop()
         if exchange.refusal is not None and not exchange.started:
             await self._refuse(exchange.refusal, scope, receive, exchange.written)
 
@@ -160,6 +161,8 @@ class _Exchange:
         self._send = send
         self._pieces: list[Message] = []
         self._size = 0
+        """Of what has not been handed on."""
+        self._handed_on: list[weakref.finalize[[int], _Piece]] = []
         self._until: asyncio.Timeout | None = None
         self.started = False
         self.refusal: HTTPError | None = None
@@ -185,8 +188,9 @@ class _Exchange:
         finally:
             self._all.is_whole(self)
         if self.refusal is not None:
-            self._pieces.clear()
-            self.answered()
+            self.drop()
+        elif self._size:  # Serve's proxy keeps the last piece for as long as it waits for another
+            self._pieces = [*({**piece, "more_body": True} for piece in self._pieces), _end_of_body()]
         return self.refusal is None
 
     def _take(self, size: int) -> None:
@@ -200,19 +204,23 @@ class _Exchange:
         """Refuse a request that is not whole; its bytes are held no more, and its task goes on soon."""
         if self._size and self.refusal is None:
             self.refusal = why
-            self._pieces.clear()
-            self.answered()
+            self.drop()
             assert self._until is not None
             self._until.reschedule(asyncio.get_running_loop().time())
 
     async def receive(self) -> Message:
         """The pieces of the body, and then whatever else the client does."""
-        return self._pieces.pop(0) if self._pieces else await self._receive()
+        if not self._pieces:
+            return await self._receive()
+        piece = _Piece(self._pieces.pop(0))
+        size = len(piece.get("body", b""))
+        self._size -= size
+        self._handed_on.append(weakref.finalize(piece, self._all.gives_back, size))
+        return piece
 
     async def send(self, message: Message) -> None:
         """Pass a piece of the answer on, unless the request has been refused here."""
         if self.refusal is None:
-            self.answered()
             self.started = True
             await self.written(message)
 
@@ -236,10 +244,27 @@ class _Exchange:
         since_s = transport.get_protocol()._slackserve_since_s  # noqa: SLF001 - ours
         return bool(time.monotonic() - since_s > self._all.limits.connection_age_s)
 
-    def answered(self) -> None:
-        """The request's bytes are held no more."""
+    def drop(self) -> None:
+        """Nothing of the body is held any more."""
+        self._pieces.clear()
         self._all.gives_back(self._size)
         self._size = 0
+        for give_back in self._handed_on:
+            give_back()  # once, if nobody has before
+
+
+class _Piece(dict[str, Any]):
+    """A piece of a body that was handed on, and counts for as long as anybody in this process has it.
+
+    Serve's proxy has it until the ingress has fetched it, as a plain message, which may never be.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _end_of_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -22,6 +22,7 @@ from deployments.http import errors as http_errors
 from deployments.http import request_fields
 from deployments.http.allowed_fields import fields_of, refuse_media, refuse_unknown_fields
 from deployments.http.body_shape import json_shape
+from deployments.http.hints import refuse_large_hints
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from telemetry import logs
@@ -99,6 +100,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
         FieldError: for a field that is not served, or more than the limits allow.
     """
     refuse_unknown_fields(values, fields_of(model.model_fields))
+    refuse_large_hints(values)
     request_fields.refuse_large_grammars(values, limits)
     refuse_media(values.get("messages"), limits.media_domains)
     values = {**values, **request_fields.allowed_default(values, model, limits)}
