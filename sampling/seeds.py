@@ -2,14 +2,36 @@
 
 vLLM draws once for each token from a request's own generator. It draws for a prompt's chunks too, whose
 tokens it throws away, and takes those draws back by moving the generator's offset, which PyTorch's generators
-on CPU do not have.
+on CPU do not have. There a draw takes a millisecond and more, so that thousands of them, which another engine
+has made, would stall the step: the generator is brought forward without drawing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
+
+from sampling.mersenne_twister import WORDS, ahead
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DRAWN: Final = 32
+"""So many draws are made, which takes no longer than doing without them."""
+_STATE: Final = np.dtype(
+    [
+        ("seed", "<u8"),
+        ("left", "<i4"),
+        ("is_seeded", "<i4"),
+        ("next", "<u8"),
+        ("words", "<u8", WORDS),
+        ("normals", "V40"),
+    ]
+)
+"""Of a generator on CPU, as PyTorch gives it (`CPUGeneratorImplState`)."""
 
 
 class RewindableGenerator(torch.Generator):  # type: ignore[misc] # mypy does not follow PyTorch
@@ -49,7 +71,48 @@ def take_up(state: Any, carried: int, vocabulary: int, device: torch.device) -> 
     if device.type == "cpu" and not isinstance(state.generator, RewindableGenerator):
         state.generator = RewindableGenerator(device)
         state.generator.manual_seed(state.sampling_params.seed)
-    for _ in range(carried):
-        torch.empty(vocabulary, dtype=torch.float32, device=device).exponential_(generator=state.generator)
+    if carried <= _DRAWN or device.type != "cpu" or not _skip(state.generator, carried, vocabulary):
+        for _ in range(carried):
+            _draw(state.generator, vocabulary, device)
     if isinstance(state.generator, RewindableGenerator):
         state.generator.keep()
+
+
+def _draw(generator: torch.Generator, vocabulary: int, device: torch.device) -> None:
+    """Draw as vLLM's sampler does for a token."""
+    torch.empty(vocabulary, dtype=torch.float32, device=device).exponential_(generator=generator)
+
+
+def _skip(generator: torch.Generator, draws: int, vocabulary: int) -> bool:
+    """Bring a generator on CPU to where so many draws would; False, and nothing, where nobody knows how."""
+    outputs = _outputs_of_a_draw(vocabulary)
+    if outputs is None:
+        return False
+    generator.set_state(torch.from_numpy(_later(generator.get_state().numpy(), draws * outputs)))
+    return True
+
+
+@lru_cache(maxsize=8)
+def _outputs_of_a_draw(vocabulary: int) -> int | None:
+    """How many outputs of 32 bits a draw takes from a generator on CPU, by trying; None for another number.
+
+    PyTorch's own kernel takes 64 bits for each entry; its kernels for one maker's CPUs take other numbers.
+    """
+    generator = torch.Generator("cpu").manual_seed(1)
+    before = generator.get_state().numpy()
+    if before.nbytes != _STATE.itemsize:
+        return None
+    _draw(generator, vocabulary, torch.device("cpu"))
+    after = generator.get_state().numpy()
+    tried = (2 * vocabulary, vocabulary, 1)
+    return next((outputs for outputs in tried if np.array_equal(_later(before, outputs), after)), None)
+
+
+def _later(state: NDArray[np.uint8], outputs: int) -> NDArray[np.uint8]:
+    """The state of a generator on CPU after so many outputs of 32 bits, one at least."""
+    later = state.copy()
+    (fields,) = later.view(_STATE)
+    used = int(fields["next"]) or WORDS  # one that has just been seeded makes new words first
+    words, used = ahead(fields["words"].astype(np.uint32), used, outputs)
+    fields["words"], fields["next"], fields["left"] = words, used, 1 + WORDS - used
+    return later

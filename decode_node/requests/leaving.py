@@ -35,7 +35,7 @@ def may_leave(config: VllmConfig, params: SamplingParams) -> bool:
     """Whether a request can leave: all that its engine knows of it can be carried.
 
     Text that a stop string might begin in is held back by the engine's process, and is not. With a seed,
-    vLLM's first model runner draws once for each carried token, which others would wait for.
+    others would wait while the generator of vLLM's first model runner is brought to where it was.
     """
     return (
         config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER

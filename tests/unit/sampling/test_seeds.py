@@ -1,27 +1,33 @@
 """A draw can be taken back, and tokens that others have drawn are not drawn again."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sampling import seeds
 from sampling.seeds import take_up
 
 CPU = torch.device("cpu")
 VOCABULARY = 1000
+EMBEDDED = 49_152
+"""Of the embedded model."""
 
 
-def stock_generator():
-    return torch.Generator(CPU).manual_seed(7)
+def stock_generator(seed=7):
+    return torch.Generator(CPU).manual_seed(seed)
 
 
-def draw(generator):
-    return torch.empty(VOCABULARY).exponential_(generator=generator)
+def draw(generator, vocabulary=VOCABULARY):
+    return torch.empty(vocabulary).exponential_(generator=generator)
 
 
-def seeded(carried=0):
-    state = SimpleNamespace(generator=stock_generator(), sampling_params=SimpleNamespace(seed=7))
-    take_up(state, carried, VOCABULARY, CPU)
+def seeded(carried=0, vocabulary=VOCABULARY, seed=7):
+    state = SimpleNamespace(generator=stock_generator(seed), sampling_params=SimpleNamespace(seed=seed))
+    take_up(state, carried, vocabulary, CPU)
     return state
 
 
@@ -55,7 +61,7 @@ def test_draws_are_taken_back_to_where_the_request_was_taken_in_again():
     assert torch.equal(draw(state.generator), draw(stock))
 
 
-@pytest.mark.parametrize("carried", [1, 5])
+@pytest.mark.parametrize("carried", [1, 5, 32, 33, 1000])
 def test_carried_tokens_are_skipped(carried):
     stock, state = stock_generator(), seeded(carried)
     for _ in range(carried):
@@ -63,6 +69,70 @@ def test_carried_tokens_are_skipped(carried):
     draw(state.generator)
     take_back(state.generator)
     assert torch.equal(draw(state.generator), draw(stock))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 156, 312, 1000, 32_000, EMBEDDED, 151_936])
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
+def test_what_is_skipped_is_what_would_have_been_drawn(vocabulary, seed):
+    """To the bit, whatever came before: states as they are, not only the numbers that come next."""
+    stock, carried = stock_generator(seed), 40
+    for _ in range(carried):
+        draw(stock, vocabulary)
+    state = seeded(carried, vocabulary, seed)
+    assert torch.equal(state.generator.get_state(), stock.get_state())
+    take_up(state, carried, vocabulary, CPU)
+    for _ in range(carried):
+        draw(stock, vocabulary)
+    assert torch.equal(draw(state.generator, vocabulary), draw(stock, vocabulary))
+
+
+@pytest.mark.slow
+def test_vllms_sampler_goes_on_as_after_its_own_draws():
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    sampler, carried = TopKTopPSampler(), 40
+    logits = torch.randn(2, EMBEDDED, generator=stock_generator(1))
+
+    def sampled(generator):
+        tokens, _ = sampler.forward_cpu(logits.clone(), {1: generator}, None, None)
+        return int(tokens[1])
+
+    stock = stock_generator()
+    whole = [sampled(stock) for _ in range(carried + 5)]
+    assert len(set(whole)) > carried // 2
+    state = seeded(carried, EMBEDDED)
+    assert [sampled(state.generator) for _ in range(5)] == whole[carried:]
+
+
+@given(st.integers(1, 3000), st.integers(33, 400), st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_any_number_of_draws_of_any_width_can_be_skipped(vocabulary, carried, seed):
+    stock = stock_generator(seed)
+    for _ in range(carried):
+        draw(stock, vocabulary)
+    assert torch.equal(seeded(carried, vocabulary, seed).generator.get_state(), stock.get_state())
+
+
+def test_a_draw_takes_as_many_outputs_on_this_machine_as_on_others():
+    """Otherwise each is made: long streams that go on then stall the step."""
+    assert seeds._outputs_of_a_draw(EMBEDDED) == 2 * EMBEDDED
+
+
+def test_long_streams_do_not_stall_the_step():
+    """An engine that makes no progress for five seconds is killed, and eight may come at once."""
+    seeded(33, EMBEDDED)
+    started_s = time.process_time()
+    for number in range(8):
+        seeded(5500 + number, EMBEDDED)
+    assert time.process_time() - started_s < 2.5
+
+
+def test_where_nobody_knows_what_a_draw_takes_each_is_made(monkeypatch):
+    stock = stock_generator()
+    for _ in range(50):
+        draw(stock)
+    monkeypatch.setattr(seeds, "_outputs_of_a_draw", lambda vocabulary: None)
+    assert torch.equal(seeded(50).generator.get_state(), stock.get_state())
 
 
 def test_without_a_seed_nothing_happens():
