@@ -65,7 +65,11 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
     if profile is not None and profile.predictor.handoff_s > 0:
         handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
-    rules, fairness, tiers = preemption.rules(), config.fairness.rules(), config.tiers.tier_set()
+    rules, fairness, tiers = (
+        preemption.rules(config.accelerator),
+        config.fairness.rules(),
+        config.tiers.tier_set(),
+    )
     setup = EngineSetup(
         mode=preemption.mode.value,
         order=preemption.order.value,

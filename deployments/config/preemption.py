@@ -12,6 +12,7 @@ from slo.files.strict_yaml import Positive, Section
 from slo.preemption.types import (
     CPU_STOP_WITHIN_S,
     LAUNCH_AHEAD_S,
+    PATIENCE,
     STOP_WITHIN_S,
     Limits,
     PreemptionMode,
@@ -54,6 +55,11 @@ class PreemptionConfig(Section):
     margin: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         _RULES.margin,
         description="How much more urgent a waiter must be, or how far predictions are trusted.",
+    )
+    patience: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Within which part of its objective a first token has to come that a prefill is stopped for: "
+        f"0 for at once, 1 for just in time; by default {PATIENCE} on cuda and 0 on cpu.",
     )
     order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
     aim: Aim = Field(
@@ -99,7 +105,7 @@ class PreemptionConfig(Section):
         """What the queue aims at, by tier; empty when all requests are alike."""
         return dict(tiers.targets) if self.aim is Aim.TARGETS else {}
 
-    def rules(self) -> PreemptionRules:
+    def rules(self, accelerator: str) -> PreemptionRules:
         """The same in the vocabulary of the decision rules."""
         given = self.limits
         limits = dataclasses.replace(
@@ -108,4 +114,7 @@ class PreemptionConfig(Section):
         )
         if given.max_preemptions is not None:
             limits = dataclasses.replace(limits, max_preemptions=given.max_preemptions)
-        return PreemptionRules(self.mode, self.policy, self.margin, limits)
+        patience = self.patience
+        if patience is None:
+            patience = 0.0 if accelerator == "cpu" else PATIENCE
+        return PreemptionRules(self.mode, self.policy, self.margin, limits, patience=patience)

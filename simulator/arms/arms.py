@@ -27,6 +27,7 @@ from simulator.replica.replica import ReplicaRules, VirtualReplica
 from slo.preemption.types import (
     CPU_STOP_WITHIN_S,
     LAUNCH_AHEAD_S,
+    PATIENCE,
     STOP_WITHIN_S,
     Limits,
     PreemptionMode,
@@ -102,7 +103,8 @@ class Scheduling:
         targets = ClassTargets(hardware.tiers.targets) if self.aims else None
         choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound, targets)
         engine = VirtualEngine(cost, choice, limits)
-        rules = ReplicaRules(self.preemption, self.order, predictor, hardware.weights)
+        preemption = replace(self.preemption, patience=0.0) if hardware.on_host else self.preemption
+        rules = ReplicaRules(preemption, self.order, predictor, hardware.weights)
         return VirtualReplica(loop, engine, rules, profile, prefilled)
 
     def profile(self, hardware: Hardware) -> ForwardProfile:
@@ -149,8 +151,8 @@ ABORT: Final = PreemptionRules(
     margin=1.0,
     limits=replace(NO_LIMITS, stubborn_after=0.9),
 )
-OURS: Final = PreemptionRules()
-"""The defaults of the servers."""
+OURS: Final = PreemptionRules(patience=PATIENCE)
+"""The defaults of the servers; on a CPU nothing is put off."""
 OFF: Final = PreemptionRules(PreemptionMode.OFF)
 
 PAPER_ARMS: Final = (

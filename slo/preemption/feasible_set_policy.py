@@ -30,6 +30,8 @@ from slo.queue.prefill import Prefill, ends_s, together_s
 
 _NOTHING_S: Final = 1e-9
 """Less work than this is the rounding of sums."""
+_SOON_S: Final = 1e-3
+"""A stop that can wait no longer than this is not put off."""
 
 
 def decide_by_feasible_set(
@@ -51,7 +53,8 @@ def decide_by_feasible_set(
     them. Those that were preempted for the step itself are left out. The rules' margin is how many times its
     predicted time the step is assumed to take; with `targets`, only so much of it as a waiter's class is
     insured (`slo.queue.class_targets`). Then, in an overload, a step that is late anyway stops for whoever is
-    not.
+    not. With patience a stop waits while all that it is for would have their first token within that part of
+    their objectives: the step may end first, and who comes meanwhile shares the stop, and a pass.
     """
     limit_s = rules.limits.max_suspended_s
     members = {member.job_id for member in step.members}
@@ -77,6 +80,9 @@ def decide_by_feasible_set(
         at_s = now_s + spare_s + stop_s
         reason = _why_not(stopped, pool, now_s, in_set=in_set)
         return Keep(reason, at_s if at_s > now_s else math.inf)
+    left_s = _patience_left_s(before, now_s + stop_s + overdue_s, rules.patience)
+    if left_s > _SOON_S:
+        return Keep(KeepReason.PATIENCE, now_s + left_s)
     value_if_ended = _value_if_ended(step, runner, pool, ended_s, forecast, prices, rules.mode)
     if value_if_ended >= _sum_of_values(stopped.feasible, prices):
         return Keep(KeepReason.WOULD_HARM)
@@ -153,6 +159,18 @@ def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
     """The smallest slack of any of them when they run in this order from `start_s` on."""
     ends = zip(prefills, ends_s(prefills, start_s), strict=True)
     return min([prefill.deadline_s - end_s for prefill, end_s in ends], default=math.inf)
+
+
+def _patience_left_s(prefills: Sequence[Prefill], start_s: float, patience: float) -> float:
+    """How long a stop for any of them can wait, which run in this order from `start_s` on; 0 for not at all."""
+    if patience == 0.0:
+        return 0.0
+    left_s = math.inf
+    for prefill, end_s in zip(prefills, ends_s(prefills, start_s), strict=True):
+        if prefill.deadline_s < math.inf:
+            due_s = prefill.arrived_s + patience * (prefill.deadline_s - prefill.arrived_s)
+            left_s = min(left_s, due_s - end_s)
+    return 0.0 if left_s == math.inf else left_s
 
 
 def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, in_set: bool) -> KeepReason:

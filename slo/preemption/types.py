@@ -71,6 +71,8 @@ class KeepReason(enum.StrEnum):
     STUBBORN = "stubborn"
     """It would be recomputed, and most of it is done."""
     WAITERS_IN_TIME = "waiters_in_time"
+    PATIENCE = "patience"
+    """Who needs the stop still has time for it; the step may end first, and others may come for the same stop."""
     WAITERS_INFEASIBLE = "waiters_infeasible"
     MARGIN = "margin"
     """The step is not due later than the waiter by the margin."""
@@ -89,6 +91,9 @@ STOP_WITHIN_S: Final = 0.010
 """How long a stop takes at most on an accelerator, by default; chunks are cut to that."""
 CPU_STOP_WITHIN_S: Final = 0.050
 """The same on CPU, where one operator of a long prompt can take half a second."""
+PATIENCE: Final = 0.5
+"""Within which part of its objective a first token is still to come that a step is stopped for, on an
+accelerator and by default; on a CPU none, so that steps are stopped at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +169,11 @@ class PreemptionRules:
             predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
             many times as far away as the waiter's.
         stop_latency_s: From the decision to the stop, the way to the next boundary not included.
+        patience: From 0 to 1. `FEASIBLE_SET` stops a step only when a waiter's first token would otherwise not
+            come within this part of its objective; 0 for at once, 1 for the last moment.
 
     Raises:
-        ValueError: if the margin is less than 1.
+        ValueError: if the margin is less than 1, or the patience no fraction.
     """
 
     mode: PreemptionMode = PreemptionMode.RESUME
@@ -174,10 +181,13 @@ class PreemptionRules:
     margin: float = 3.0
     limits: Limits = field(default_factory=Limits)
     stop_latency_s: float = 0.0
+    patience: float = 0.0
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if not self.margin >= 1.0:
             raise ValueError(f"a preemption margin is at least 1, not {self.margin}")
+        if not 0.0 <= self.patience <= 1.0:
+            raise ValueError(f"a patience is from 0 to 1, not {self.patience}")
 
 
 class Preempt(msgspec.Struct, frozen=True):

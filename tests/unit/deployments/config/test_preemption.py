@@ -17,7 +17,7 @@ def preemption(**values):
 
 
 def test_it_is_on_unless_told_otherwise():
-    rules = SlackServeConfig().preemption.rules()
+    rules = SlackServeConfig().preemption.rules("cuda")
     limits = Limits(64, 600.0, 32, 2 << 30)
     assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.FEASIBLE_SET, 3.0, limits)
     assert SlackServeConfig().preemption.order is QueueOrder.FEASIBLE_SET
@@ -36,7 +36,7 @@ def test_it_is_on_unless_told_otherwise():
     ],
 )
 def test_how_often_a_request_is_stopped_depends_on_what_a_stop_costs(mode, given, expected):
-    limits = preemption(mode=mode, limits=given).rules().limits
+    limits = preemption(mode=mode, limits=given).rules("cpu").limits
     assert limits.max_preemptions == expected
 
 
@@ -47,7 +47,7 @@ def test_every_setting_reaches_the_rules():
         margin=2,
         limits={"max_preemptions": 5, "max_suspended_mib": 64},
     )
-    rules = config.rules()
+    rules = config.rules("cpu")
     assert rules.mode is PreemptionMode.RECOMPUTE
     assert rules.policy is PreemptionPolicy.AGGRESSIVE
     assert rules.margin == 2
@@ -58,12 +58,12 @@ def test_every_setting_reaches_the_rules():
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("policy", PreemptionPolicy)
 def test_every_mode_and_policy_has_rules(mode, policy):
-    rules = preemption(mode=mode.value, policy=policy.value).rules()
+    rules = preemption(mode=mode.value, policy=policy.value).rules("cpu")
     assert (rules.mode, rules.policy) == (mode, policy)
 
 
 def test_the_defaults_are_those_of_the_decision_rules():
-    assert PreemptionConfig().rules() == PreemptionRules()
+    assert PreemptionConfig().rules("cpu") == PreemptionRules()
 
 
 def documented_defaults():
@@ -91,13 +91,13 @@ def test_the_documented_defaults_are_the_real_ones():
 
 @pytest.mark.parametrize("mode", PreemptionMode)
 def test_the_default_limits_are_those_of_the_mode(mode):
-    assert preemption(mode=mode.value).rules().limits == Limits.default_for(mode)
+    assert preemption(mode=mode.value).rules("cpu").limits == Limits.default_for(mode)
 
 
 def test_the_engine_starts_from_the_same_defaults():
     setup = EngineSetup()
     assert setup.order == PreemptionConfig().order
-    assert setup.limits == PreemptionConfig().rules().limits
+    assert setup.limits == PreemptionConfig().rules("cpu").limits
 
 
 @pytest.mark.parametrize(
