@@ -58,8 +58,8 @@ class PreemptionConfig(Section):
     )
     patience: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="Within which part of its objective a first token has to come that a prefill is stopped for: "
-        f"0 for at once, 1 for just in time; by default {PATIENCE} on cuda and 0 on cpu.",
+        description="A stop waits while the first token that it is for still comes within this part of its "
+        f"objective; 0 for at once, 1 for the last moment; by default {PATIENCE} on cuda and 0 on cpu.",
     )
     order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
     aim: Aim = Field(

@@ -162,7 +162,7 @@ def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
 
 
 def _patience_left_s(prefills: Sequence[Prefill], start_s: float, patience: float) -> float:
-    """How long a stop for any of them can wait, which run in this order from `start_s` on; 0 for not at all."""
+    """How long a stop can wait for those that run in this order from `start_s` on; 0 for not at all."""
     if patience == 0.0:
         return 0.0
     left_s = math.inf

@@ -72,7 +72,7 @@ class KeepReason(enum.StrEnum):
     """It would be recomputed, and most of it is done."""
     WAITERS_IN_TIME = "waiters_in_time"
     PATIENCE = "patience"
-    """Who needs the stop still has time for it; the step may end first, and others may come for the same stop."""
+    """Who needs the stop still has time for it; the step may end first, and others may share the stop."""
     WAITERS_INFEASIBLE = "waiters_infeasible"
     MARGIN = "margin"
     """The step is not due later than the waiter by the margin."""
@@ -169,8 +169,8 @@ class PreemptionRules:
             predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
             many times as far away as the waiter's.
         stop_latency_s: From the decision to the stop, the way to the next boundary not included.
-        patience: From 0 to 1. `FEASIBLE_SET` stops a step only when a waiter's first token would otherwise not
-            come within this part of its objective; 0 for at once, 1 for the last moment.
+        patience: From 0 to 1. `FEASIBLE_SET` stops a step only when a waiter's first token would otherwise
+            not come within this part of its objective; 0 for at once, 1 for the last moment.
 
     Raises:
         ValueError: if the margin is less than 1, or the patience no fraction.

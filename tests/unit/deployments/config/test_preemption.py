@@ -1,5 +1,6 @@
 """The section `preemption` of a deployment's configuration, and the rules that it becomes."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ def preemption(**values):
 def test_it_is_on_unless_told_otherwise():
     rules = SlackServeConfig().preemption.rules("cuda")
     limits = Limits(64, 600.0, 32, 2 << 30)
-    assert rules == PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.FEASIBLE_SET, 3.0, limits)
+    expected = PreemptionRules(PreemptionMode.RESUME, PreemptionPolicy.FEASIBLE_SET, 3.0, limits)
+    assert rules == dataclasses.replace(expected, patience=0.5)
     assert SlackServeConfig().preemption.order is QueueOrder.FEASIBLE_SET
 
 
@@ -38,6 +40,14 @@ def test_it_is_on_unless_told_otherwise():
 def test_how_often_a_request_is_stopped_depends_on_what_a_stop_costs(mode, given, expected):
     limits = preemption(mode=mode, limits=given).rules("cpu").limits
     assert limits.max_preemptions == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "accelerator", "expected"),
+    [({}, "cpu", 0.0), ({}, "cuda", 0.5), ({"patience": 0.2}, "cpu", 0.2)],
+)
+def test_a_stop_is_put_off_on_accelerators_unless_told_otherwise(given, accelerator, expected):
+    assert preemption(**given).rules(accelerator).patience == expected
 
 
 def test_every_setting_reaches_the_rules():
@@ -84,6 +94,8 @@ def test_the_documented_defaults_are_the_real_ones():
     real["limits.max_preemptions"] = f"{most[0]}, or {most[1]} with `recompute"
     on_cuda, on_cpu = (f"{config.stop_within_s(where) * 1e3:g}" for where in ("cuda", "cpu"))
     real["stop_within_ms"] = f"{on_cuda} on `cuda`, {on_cpu} on `cpu"
+    patience = {where: config.rules(where).patience for where in ("cuda", "cpu")}
+    real["patience"] = f"{patience['cuda']:g} on `cuda`, {patience['cpu']:g} on `cpu"
     real["compiled"] = str(config.compiled).lower()
     shown = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in real.items()}
     assert documented_defaults() == shown

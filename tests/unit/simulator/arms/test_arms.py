@@ -125,7 +125,7 @@ def test_the_replica_runs_the_code_that_serves():
     assert isinstance(replica.governor, Governor)
     assert isinstance(replica.engine._queues, QueueView)
     configured = PreemptionConfig()
-    assert replica.governor.rules == configured.rules()
+    assert replica.governor.rules == configured.rules("cuda")
     assert replica.governor.queue_order is configured.order
     assert replica.governor.profile.ahead_s == configured.launch_ahead_ms / 1000
     assert replica.governor.profile.within_s == configured.stop_within_s("cuda")
@@ -139,6 +139,12 @@ def test_chunks_are_cut_as_the_servers_cut_them_there(on_host, accelerator):
     replica = ARMS["slackserve"].build(EventLoop(), hardware, {}, lambda _: None)
     assert replica.governor.profile.within_s == PreemptionConfig().stop_within_s(accelerator)
     assert replica.engine._stepper.rules.stop == replica.governor.profile.bound is not None
+
+
+@pytest.mark.parametrize(("on_host", "accelerator"), [(False, "cuda"), (True, "cpu")])
+def test_stops_are_put_off_as_the_servers_put_them_off_there(on_host, accelerator):
+    replica = ARMS["slackserve"].build(EventLoop(), replace(HARDWARE, on_host=on_host), {}, lambda _: None)
+    assert replica.governor.rules == PreemptionConfig().rules(accelerator)
 
 
 def test_peers_have_no_bound_on_a_cpu_either():

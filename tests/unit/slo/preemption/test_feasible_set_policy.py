@@ -83,6 +83,49 @@ def test_two_short_waiters_beat_one_long_runner_that_was_on_time():
     assert stops(long, short, other) == ("short", PreemptReason.RUNNER_TARDY)
 
 
+@pytest.mark.parametrize(
+    ("patience", "now_s", "recheck_at_s"),
+    [(0.5, 0.0, 1.0), (0.5, 0.4, 1.0), (0.75, 0.0, 2.0), (1.0, 0.0, 3.0)],
+)
+def test_a_stop_waits_while_the_first_token_comes_within_its_part_of_the_objective(
+    patience, now_s, recheck_at_s
+):
+    """One second of work is due after four, and the step has ten left."""
+    long, urgent = step(job("long"), remaining_s=10.0), job("urgent", 4.0)
+    kept = asked(long, urgent, now_s=now_s, patience=patience)
+    assert kept == Keep(KeepReason.PATIENCE, pytest.approx(recheck_at_s))
+    assert stops(long, urgent, now_s=recheck_at_s, patience=patience) == ("urgent", PreemptReason.RESCUE)
+
+
+def test_of_several_the_one_with_the_least_time_says_how_long_a_stop_waits():
+    long, first, second = step(job("long"), remaining_s=30.0), job("first", 8.0), job("second", 9.0, 3.0)
+    assert asked(long, first, patience=0.5) == Keep(KeepReason.PATIENCE, 3.0)
+    assert asked(long, first, second, patience=0.5) == Keep(KeepReason.PATIENCE, 0.5)
+    assert stops(long, first, second, now_s=0.5, patience=0.5) == ("first", PreemptReason.RESCUE)
+
+
+def test_the_way_to_the_next_boundary_is_part_of_what_a_stop_takes():
+    long = step(job("long"), remaining_s=10.0, boundary_s=0.2)
+    decision = asked(long, job("urgent", 4.0), patience=0.5, stop_latency_s=0.1)
+    assert decision == Keep(KeepReason.PATIENCE, pytest.approx(0.7))
+
+
+def test_without_patience_a_step_is_stopped_at_once():
+    assert stops(step(job("long"), remaining_s=10.0), job("urgent", 4.0)) == ("urgent", PreemptReason.RESCUE)
+
+
+def test_a_stop_that_helps_nobody_any_more_is_not_waited_for():
+    """With patience or without, who waits for an end within its objective stops nobody."""
+    decision = asked(step(job("long"), remaining_s=2.0), job("urgent", 4.0), patience=0.5)
+    assert decision.reason is KeepReason.WAITERS_IN_TIME
+
+
+@pytest.mark.parametrize("patience", [-0.1, 1.1])
+def test_a_patience_is_a_part_of_an_objective(patience):
+    with pytest.raises(ValueError, match="a patience is from 0 to 1"):
+        rules(patience=patience)
+
+
 def chunk(member, remaining_s, behind_s):
     """One chunk of a prompt runs, most of it is done, and more of the prompt is behind it."""
     return RunningStep(7, (replace(member, remaining_s=remaining_s + behind_s),), remaining_s, 2.0)
