@@ -46,8 +46,9 @@ class RouterLimits:
         max_local_prefills: How many prompts one decode replica may have to compute itself when there is no
             prefill replica; 0 for none.
         local_below_tokens: Longest prompt that decode computes itself where that is cheaper; 0 for none.
-        longest: What the model takes, tokens. A prompt that seems to be longer counts as that: it will be
-            refused once its tokens are known, and is no work for anybody. None where it is not known.
+        longest: What the model takes, tokens. A prompt that seems to be longer counts as that, several as so
+            many times that: it will be refused once its tokens are known, and is no work for anybody. None
+            where it is not known.
     """
 
     stale_after_s: float = 10.0
@@ -160,12 +161,15 @@ class FleetView:
         return usable(self.decode.values(), now_s, self._limits, failed)
 
     def tokens(self, request: PlacementRequested) -> int:
-        """Length of a request's prompt, estimated when it came as text; no more than the model takes."""
+        """Length of a request's prompts together, estimated when they came as text.
+
+        None of them counts for more than the model takes.
+        """
         tokens = request.prompt_tokens
         if tokens is None:
             tokens = self._prompt_length_of(request.tenant).tokens(request.prompt_bytes)
         longest = self._limits.longest
-        return tokens if longest is None else min(tokens, longest)
+        return tokens if longest is None else min(tokens, longest * request.prompts)
 
     def block_tokens(self, request: PlacementRequested) -> float:
         """Tokens that one of a request's prefix hashes stands for, estimated when it came as text."""

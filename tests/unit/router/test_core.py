@@ -65,16 +65,22 @@ def test_without_a_prefill_replica_decode_computes_the_prompt_itself():
 
 
 @pytest.mark.parametrize(
-    "size", [{"prompt_tokens": 500_000}, {"prompt_tokens": None, "prompt_bytes": 2_000_000}]
+    ("size", "tokens"),
+    [
+        ({"prompt_tokens": 500_000}, 4096),
+        ({"prompt_tokens": None, "prompt_bytes": 2_000_000}, 4096),
+        ({"prompt_tokens": 500_000, "prompts": 16}, 16 * 4096),
+        ({"prompt_tokens": 16 * 4000, "prompts": 16}, 16 * 4000),
+    ],
 )
-def test_a_prompt_is_no_more_work_than_the_model_takes(size):
-    rules, limits = AdmissionRules(max_backlog_s=10.0), RouterLimits(stale_after_s=100.0, longest=4096)
+def test_a_prompt_is_no_more_work_than_the_model_takes(size, tokens):
+    rules, limits = AdmissionRules(max_backlog_s=100.0), RouterLimits(stale_after_s=100.0, longest=4096)
     gate = Gate(AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), lambda: 1.0))
     router = RouterCore(POLICIES, LeastHarm(), limits, gate=gate)
     router.prefill_reported(report("prefill-0"), 0.0)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
     placed = router.place(replace(request(1, 1, BACKGROUND), **size), 0.0)
-    assert placed.tokens == 4096
+    assert placed.tokens == tokens
     assert isinstance(router.place(request(2, 100, BACKGROUND), 0.0), Placed)
 
 

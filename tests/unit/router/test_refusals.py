@@ -10,6 +10,7 @@ import pytest
 from deployments.http.errors import rejected
 from router.admission import Gate
 from router.core import RouterCore
+from router.fleet.view import RouterLimits
 from router.messages import JobEnded, Placed, PlacementRequested
 from router.placement.registry import POLICIES
 from slo.admission.controller import AdmissionController, AdmissionRules
@@ -102,6 +103,18 @@ def test_every_answer_to_a_prompt_counts_against_its_tenant():
     assert isinstance(ask(core, "ten", answers_per_prompt=10, limit=limit), Placed)
     assert ask(core, "one", limit=limit).reason is RejectionReason.TOKEN_RATE
     assert isinstance(ask(core, "other", tenant="b", limit=limit), Placed)
+
+
+def test_every_prompt_of_a_request_counts_against_its_tenant():
+    limits = RouterLimits(longest=8192)
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 1.0))
+    core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1).randrange), limits, gate=gate)
+    report(core)
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)
+    limit = TenantLimit(tokens_per_s=1000.0, burst_tokens=100_000)
+    assert isinstance(ask(core, "batch", tokens=16 * 8000, prompts=16, limit=limit), Placed)
+    refused = ask(core, "one", tokens=8000, limit=limit)
+    assert (refused.reason, refused.retry_after_s) == (RejectionReason.TOKEN_RATE, pytest.approx(36.0))
 
 
 def test_a_prefix_saves_no_work_while_its_replica_takes_none():
