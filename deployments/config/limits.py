@@ -3,9 +3,9 @@
 A refusal names its limit. What a tenant may ask for in a time is `deployments.config.admission`'s.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slo.files.strict_yaml import Positive, Section
 
@@ -83,3 +83,14 @@ class LimitsConfig(Section):
     max_grammar_mib: Annotated[int, Field(ge=64)] = Field(
         1024, description="Memory that compiling it may take, MiB."
     )
+
+    @model_validator(mode="after")
+    def _one_body_at_least(self) -> Self:
+        if self.max_bytes_in_flight < self.max_body_bytes:
+            msg = (
+                f"max_bytes_in_flight ({self.max_bytes_in_flight}) is less than max_body_bytes "
+                f"({self.max_body_bytes}): not even one body of that size could arrive; raise the one or "
+                "lower the other"
+            )
+            raise ValueError(msg)
+        return self

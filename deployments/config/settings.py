@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
@@ -30,6 +30,7 @@ from router.fleet.view import RouterLimits
 from router.placement.registry import PlacementName
 from slo.files.strict_yaml import Positive, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
+from telemetry.reporting.reporter import HEARTBEAT_S
 
 
 class RouterSection(Section):
@@ -55,6 +56,17 @@ class RouterSection(Section):
             "takes on an idle replica; objectives that the client names are held as they are."
         ),
     )
+
+    @field_validator("stale_after_s")
+    @classmethod
+    def _longer_than_between_reports(cls, value: float) -> float:
+        if value < (least_s := 2 * HEARTBEAT_S):
+            msg = (
+                f"replicas report every {HEARTBEAT_S:g} s and would not be used between two reports; "
+                f"give at least {least_s:g}, or leave it out"
+            )
+            raise ValueError(msg)
+        return value
 
     def limits(self, degraded: DegradedConfig) -> RouterLimits:
         """The same in the router's vocabulary."""

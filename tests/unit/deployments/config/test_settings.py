@@ -121,6 +121,12 @@ def test_defaults_are_the_documented_tiers():
             "ports from 65535 on need 2 in a row, one per worker; they run beyond 65535",
         ),
         ({"api_keys": [{"tenant": "a"}]}, "api_keys.0", "exactly one of key and key_env"),
+        ({"router": {"stale_after_s": 0.3}}, "router.stale_after_s", "give at least 1, or leave it out"),
+        (
+            {"limits": {"max_bytes_in_flight": 1024}},
+            "limits",
+            "max_bytes_in_flight (1024) is less than max_body_bytes (2097152)",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(values, key, hint):
