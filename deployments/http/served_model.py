@@ -19,6 +19,7 @@ from deployments.http import errors as http_errors
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.continuing.stream_watch import StreamWatch
 from deployments.http.placing.placement_client import PlacementClient
+from deployments.http.placing.readiness import Fleets, RecentFleets
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from slo.monitor.messages import IngressSeen, Role
 from slo.outcomes import RequestEnded
@@ -130,6 +131,7 @@ class ServedModels:
         self._models = tuple(models)
         served_as = {served.config.name: served for served in models}
         self._by_name = {name: served_as[model] for name, model in names.items()}
+        self._fleets = RecentFleets(self._ask_for_fleets)
 
     def named_by(self, body: Any) -> ServedModel:
         """The model that a request names; from now on one names it that has named none.
@@ -151,6 +153,9 @@ class ServedModels:
         if name not in self._by_name:
             raise http_errors.unknown_model(name, list(self._by_name))
 
-    async def fleets(self) -> list[dict[str, Any] | None]:
-        """What the router says of each model's replicas; None where it does not answer."""
+    async def fleets(self) -> Fleets:
+        """What the router says, or has just said, of each model's replicas; None where it does not answer."""
+        return await self._fleets.get()
+
+    async def _ask_for_fleets(self) -> Fleets:
         return await asyncio.gather(*(served.placement.fleet() for served in self._models))

@@ -1,14 +1,50 @@
 """Whether the models of an ingress are ready, by what the router knows of their fleets.
 
-Owns what `/ready` answers. What the fleets are is the router's word.
+Owns what `/ready` answers, and how often the router is asked for it. What the fleets are is its word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeAlias
 
 from starlette.responses import JSONResponse, Response
+
+KEPT_S: Final = 0.25
+"""What the router has said of its fleets is not asked again for so long."""
+Fleets: TypeAlias = "list[dict[str, Any] | None]"
+
+
+class RecentFleets:
+    """What the router says of its fleets, asked once for all who want to know within `KEPT_S`.
+
+    Nobody needs a key for `/ready`, and placements wait behind each question at the router.
+
+    Args:
+        ask: Asks the router; raises nothing.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, Fleets]]) -> None:
+        self._ask = ask
+        self._answer: asyncio.Task[Fleets] | None = None
+        self._answered_s = 0.0
+
+    async def get(self) -> Fleets:
+        """The fleets as they were `KEPT_S` ago at most, when the router answers."""
+        answer = self._answer
+        if answer is None or (answer.done() and time.monotonic() - self._answered_s > KEPT_S):
+            # Not in the context of who happens to ask first: Serve cancels its calls with it.
+            answer = asyncio.get_running_loop().create_task(self._asked(), context=contextvars.Context())
+            self._answer = answer
+        return await asyncio.shield(answer)
+
+    async def _asked(self) -> Fleets:
+        fleets = await self._ask()
+        self._answered_s = time.monotonic()
+        return fleets
 
 
 class Readiness:

@@ -1,10 +1,14 @@
 """What `/ready` answers, by what the router says of each model's fleet."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from deployments.http.placing import readiness as how_often
 from deployments.http.placing.readiness import Readiness
+from deployments.http.served_model import ServedModels
 
 
 def fleet(model="a", *, prefill=True, decode=True, ready=None, serves=None):
@@ -91,3 +95,43 @@ def test_without_the_router_an_ingress_that_has_served_goes_on():
     assert answer(None, readiness=readiness)[0] == 503
     answer(fleet(decode=False), readiness=readiness)
     assert answer(None, degraded=True, readiness=readiness)[0] == 503
+
+
+class Router:
+    """Says of a fleet how often it was asked, as soon as it may."""
+
+    def __init__(self):
+        self.asked, self.may_answer = 0, asyncio.Event()
+
+    async def fleet(self):
+        self.asked += 1
+        await self.may_answer.wait()
+        return self.asked
+
+    def models(self):
+        served = SimpleNamespace(config=SimpleNamespace(name="a"), placement=self)
+        return ServedModels([served], {"a": "a"})
+
+
+async def test_a_flood_of_questions_asks_the_router_once():
+    """Nobody needs a key for `/ready`: placements would wait behind the questions."""
+    router = Router()
+    models = router.models()
+    asking = [asyncio.create_task(models.fleets()) for _ in range(1000)]
+    await asyncio.sleep(0)
+    asking[0].cancel()  # who asked first leaves, and nobody else with it
+    await asyncio.sleep(0)
+    router.may_answer.set()
+    assert await asyncio.gather(*asking[1:]) == [[1]] * 999
+    assert await models.fleets() == [1]
+    assert router.asked == 1
+
+
+async def test_an_answer_is_kept_for_a_moment(monkeypatch):
+    monkeypatch.setattr(how_often, "KEPT_S", 0.01)
+    router = Router()
+    router.may_answer.set()
+    models = router.models()
+    assert await models.fleets() == [1]
+    await asyncio.sleep(0.02)
+    assert await models.fleets() == [2]
