@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from slo.admission.backlog import Backlog, Waiting
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
+from slo.admission.parts import HARD_LIMIT
 from slo.admission.tenant_limits import KeyLimit, TenantGate, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
@@ -40,14 +42,16 @@ class AdmissionRules:
         calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
             one client that waits for each answer may keep an idle fleet busy.
         max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
-            until it is shorter; the part of one that may not be shed is all of it.
+            until it is shorter; the part of one that may not be shed is all of it. A tenant with no more than
+            its part of such a queue is not refused until it is twice as long.
         max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
             not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
             until the class is on time again. While such classes alone ask for more than the fleet can do,
             the queue of any class with an objective may be as long as that or `calm_s`, and one of their
             requests that has waited for this long is waited for before more with an objective is admitted,
             of their class or of one that may be shed: replicas serve first what can be on time, and would
-            leave it as long as there is more of that.
+            leave it as long as there is more of that. Tenants of their class that ask for no more than their
+            part of the fleet leave time for it, and go on.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
         max_retry_s: Nor later.
@@ -145,9 +149,7 @@ class AdmissionController:
         self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
-        self._backlog_s = dict.fromkeys(tiers, 0.0)
-        self._waiting: set[JobId] = set()
-        self._oldest: dict[Tier, dict[JobId, None]] = {tier: {} for tier in tiers}
+        self._backlog = Backlog(tiers, tenants.weight)
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -155,6 +157,7 @@ class AdmissionController:
         self._load = 0.0
         self._odds: dict[Tier, _Odds] = {}
         self._parts: dict[Tier, float] = {}
+        self._over_part: frozenset[tuple[Tier, str]] = frozenset()
 
     def decide(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request; None when it is admitted, and then counts as such until it has `ended`.
@@ -179,7 +182,7 @@ class AdmissionController:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
             if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
                 return refused
-            if (excess_s := self._excess_backlog_s(tier, now_s)) > 0:
+            if (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
                 return self._refused(RejectionReason.BACKLOG, excess_s)
             for holder in (gate, own):
                 if holder is not None:
@@ -194,25 +197,17 @@ class AdmissionController:
             request.number,
             None if request.key_limit is None else request.key_limit.name,
         )
-        self._waiting.add(request.job_id)
-        self._oldest[tier][request.job_id] = None
-        self._backlog_s[tier] += request.work_s
+        self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
 
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
-        if job_id in self._waiting:
-            self._waiting.remove(job_id)
-            job = self._jobs[job_id]
-            del self._oldest[job.tier][job_id]
-            self._backlog_s[job.tier] = max(0.0, self._backlog_s[job.tier] - job.work_s)
+        self._backlog.remove(job_id)
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on, and the prefill tier has no work with it."""
-        if job_id in self._waiting:
-            job = self._jobs[job_id]
-            self._demand.withdrawn(job.tier, job.tenant, job.work_s, job.admitted_s)
-        self.served(job_id)
+        if (request := self._backlog.remove(job_id)) is not None:
+            self._demand.withdrawn(request.tier, request.tenant, request.work_s, request.admitted_s)
 
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
         """A request has ended, however it did; one that is not known is ignored.
@@ -313,7 +308,7 @@ class AdmissionController:
             fastest replica; and the predicted seconds of what waits in tiers with an objective for the first
             token.
         """
-        backlog_s = math.fsum(self._backlog_s[tier] for tier in self._due)
+        backlog_s = math.fsum(self.backlog_s(tier) for tier in self._due)
         if self._capacity > 0:
             return self.load(now_s) * self._capacity, backlog_s
         tenants = self._demand.by_tenant(now_s).values()  # what came before the last replica was lost
@@ -321,7 +316,7 @@ class AdmissionController:
 
     def backlog_s(self, tier: Tier) -> float:
         """Predicted prefill seconds of a class that were admitted and have not been served."""
-        return self._backlog_s[tier]
+        return self._backlog.seconds(tier)
 
     def _longest(self, policy: TierPolicy) -> float:
         """How long a class's queue may take."""
@@ -330,26 +325,27 @@ class AdmissionController:
             return rules.max_backlog_s
         return min(rules.max_backlog_s, max(rules.max_late_backlog_s, policy.ttft_s or 0.0))
 
-    def _excess_backlog_s(self, tier: Tier, now_s: float) -> float:
-        """How much longer than it may the class' queue would take; negative when it may be longer."""
+    def _excess_backlog_s(self, tier: Tier, tenant: str, now_s: float) -> float:
+        """How long a tenant has to wait until it may lengthen the queue of a class; 0 or less for now."""
         self._refresh(now_s)
         per_s = self._capacity * self._parts.get(tier, 1.0)
         if per_s <= 0:
             return -math.inf
-        takes_s, longest_s = self._backlog_s[tier] / per_s, self._max_backlog_s[tier]
+        longest_s = self._max_backlog_s[tier]
+        limit_s = HARD_LIMIT * longest_s
         if tier in self._due and self._kept > 1:
-            for waited_for in self._never_shed if tier in self._sheddable else (tier,):
-                if self._leaves_one_behind(waited_for, now_s):
-                    return self._backlog_s[waited_for] / self._capacity
+            if tier in self._sheddable or (tier, tenant) in self._over_part:
+                for waited_for in self._never_shed if tier in self._sheddable else (tier,):
+                    if self._leaves_one_behind(waited_for, now_s):
+                        return self.backlog_s(waited_for) / self._capacity
             longest_s = min(longest_s, self._max_overload_s[tier])
-        return takes_s - longest_s
+        return self._backlog.excess_s(tier, tenant, longest_s, limit_s, per_s)
 
     def _leaves_one_behind(self, tier: Tier, now_s: float) -> bool:
         """Whether the oldest request of a class has waited for longer than its queue may take."""
-        if (oldest := next(iter(self._oldest[tier]), None)) is None:
+        if (oldest := self._backlog.oldest(tier)) is None:
             return False
-        job = self._jobs[oldest]
-        return now_s - job.admitted_s > self._max_backlog_s[tier] + job.work_s
+        return now_s - oldest.admitted_s > self._max_backlog_s[tier] + oldest.work_s
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
@@ -359,7 +355,7 @@ class AdmissionController:
         shed = self._shed.get(tier, 0.0)
         if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
-        is_calm = self._backlog_s[tier] <= self._rules.calm_s * self._capacity
+        is_calm = self.backlog_s(tier) <= self._rules.calm_s * self._capacity
         odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
         chance = odds.by_tenant.get(request.tenant, odds.with_reserve)
         if chance > 0 and (drawn := self._draw()) < chance:
@@ -383,6 +379,7 @@ class AdmissionController:
         self._refreshed_s = now_s
         if self._capacity <= 0:
             self._load, self._kept, self._odds, self._parts = 0.0, 0.0, {}, {}
+            self._over_part = frozenset()
             return
         tenants = {
             tier: {name: work / self._capacity for name, work in by_name.items()}
@@ -392,6 +389,7 @@ class AdmissionController:
         self._load = load = math.fsum(demands.values())
         shed = {tier: demand for tier, demand in demands.items() if tier in self._sheddable and demand > 0}
         self._kept = kept = load - math.fsum(shed.values())
+        self._over_part = self._asking_for_too_much(tenants) if kept > 1 else frozenset()
         self._parts = {
             tier: max(
                 self._shares[tier],
@@ -414,6 +412,21 @@ class AdmissionController:
             )
             for tier, demand in shed.items()
         }
+
+    def _asking_for_too_much(
+        self, demands: Mapping[Tier, Mapping[str, float]]
+    ) -> frozenset[tuple[Tier, str]]:
+        """The tenants that ask for more than their part, of the classes that may not be shed.
+
+        All others together ask for less than the fleet can do, so that what is late is served beside them.
+        """
+        kept = {tier: math.fsum(demands[tier].values()) for tier in demands if tier not in self._sheddable}
+        found = set[tuple[Tier, str]]()
+        for tier, part in divide(1.0, kept, self._shares).items():
+            asking = demands[tier]
+            parts = divide(part, asking, {name: self._tenants.weight(name) for name in asking})
+            found |= {(tier, name) for name, demand in asking.items() if demand > parts[name] + _LEAST}
+        return frozenset(found)
 
     def _divided(self, demands: Mapping[Tier, float], load: float, taken: float) -> dict[Tier, float]:
         """What each class may have of the fleet, `taken` of it being others'; at least its share.

@@ -41,19 +41,22 @@ class Fleet:
         """Requests of `tiers`, one after the other, at so many times the capacity."""
         at_s = from_s
         while at_s < until_s:
-            self._serve(at_s)
-            self.asked += 1
-            tier = tiers[self.asked % len(tiers)]
-            job = JobId(f"{self.asked}")
-            asked = AdmissionRequest(job, tier, "a", Usage(100), WORK_S)
-            decision = self.admission.decide(asked, at_s)
-            if isinstance(decision, Rejected):
-                self.refused[tier] += 1
-                assert decision.reason is not RejectionReason.CONCURRENCY
-            else:
-                self.queues[tier].append((job, at_s))
-            self.most = max(self.most, sum(map(len, self.queues.values())))
+            self.ask(tiers[(self.asked + 1) % len(tiers)], at_s)
             at_s += WORK_S / load
+
+    def ask(self, tier, at_s, tenant="a"):
+        """One request; whether it was admitted."""
+        self._serve(at_s)
+        self.asked += 1
+        job = JobId(f"{self.asked}")
+        decision = self.admission.decide(AdmissionRequest(job, tier, tenant, Usage(100), WORK_S), at_s)
+        if isinstance(decision, Rejected):
+            self.refused[tier] += 1
+            assert decision.reason is not RejectionReason.CONCURRENCY
+        else:
+            self.queues[tier].append((job, at_s))
+        self.most = max(self.most, sum(map(len, self.queues.values())))
+        return not isinstance(decision, Rejected)
 
     def _serve(self, now_s):
         while self.free_at_s <= now_s:
@@ -115,6 +118,35 @@ def test_while_premium_waits_for_its_late_ones_nobody_passes_them():
     assert backlog_s <= DEFAULT_TIERS[STANDARD].share * AdmissionRules().calm_s + WORK_S, (
         "and few wait in vain"
     )
+
+
+@pytest.mark.parametrize("tier", [PREMIUM, BACKGROUND])
+@pytest.mark.parametrize("order", [Fleet, LateLast])
+def test_a_tenant_that_fills_a_queue_keeps_no_other_out(order, tier):
+    """One asks for four times and for twenty times what the fleet can do, the other for three hundredths."""
+    fleet = order()
+    arrivals = [(number * WORK_S / load, "hog") for load in (4.0, 20.0) for number in range(int(3000 * load))]
+    arrivals = sorted([*arrivals, *((number * WORK_S / 0.03, "small") for number in range(90))])
+    admitted = {"hog": 0, "small": 0}
+    for at_s, tenant in arrivals:
+        admitted[tenant] += fleet.ask(tier, at_s, tenant)
+    assert admitted["small"] == 90
+    assert admitted["hog"] > 0.9 * 2900, "and the rest is the other's"
+    assert fleet.most * WORK_S < 2 * AdmissionRules().max_backlog_s
+    if tier == PREMIUM:
+        longest_s = max(wait_s for wait_s, _ in fleet.waits_s[PREMIUM])
+        assert longest_s < BACKLOG_S + AdmissionRules().calm_s + 1, "nobody is left behind"
+
+
+def test_many_tenants_together_do_not_fill_a_queue_for_good():
+    """Each has next to nothing in it, and all ask for four times what the fleet can do."""
+    fleet = LateLast()
+    for number in range(int(4 * 300 / WORK_S)):
+        fleet.ask(PREMIUM, number * WORK_S / 4, f"tenant-{number % 100}")
+    assert fleet.most * WORK_S < 2 * BACKLOG_S + 1
+    assert max(wait_s for wait_s, _ in fleet.waits_s[PREMIUM]) < 2 * BACKLOG_S + 10.0
+    backlog_s = fleet.admission.backlog_s(PREMIUM)
+    assert backlog_s < AdmissionRules().calm_s + 100 * WORK_S
 
 
 @pytest.mark.parametrize("tiers", [[PREMIUM], MIXED], ids=["all premium", "mixed"])
