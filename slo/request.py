@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 import msgspec
 
@@ -52,6 +52,13 @@ ATTEMPTS_PER_PLACE: Final = 100
 """A decode replica has so many attempts at a prefill before the next replica's begin."""
 
 
+class Party(NamedTuple):
+    """Whose a request is, and what it is worth to them."""
+
+    tenant: str
+    tier: Tier
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """What the ingress decided about a request, for every process that handles it.
@@ -72,6 +79,7 @@ class RequestContext:
         attempt: How often it has been placed again.
         local_prefill: Why the decode replica computes the prompt itself; empty when it does not.
         tpot_s: Objective for the time per output token; None for none.
+        tenant_weight: The tenant's part of what it shares with others, relative to theirs.
     """
 
     job_id: JobId
@@ -90,11 +98,17 @@ class RequestContext:
     attempt: int = 0
     local_prefill: str = ""
     tpot_s: float | None = None
+    tenant_weight: float = 1.0
 
     @property
     def attempt_id(self) -> JobId:
         """What a prefill replica calls the job: another name for each attempt, so that none ends another."""
         return self.job_id if self.attempt == 0 else JobId(f"{self.job_id}#{self.attempt}")
+
+    @property
+    def party(self) -> Party:
+        """Whose it is."""
+        return Party(self.tenant, self.tier)
 
     def after(self, elapsed_s: float) -> RequestContext:
         """The same context with `elapsed_s` of its budget spent."""
