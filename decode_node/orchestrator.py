@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -28,6 +28,7 @@ from decode_node.rendering import LocalReason
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
 from decode_node.requests.leaving import LeftError, may_leave
 from decode_node.requests.local_decode import Decode, LocalDecode, Outputs
+from decode_node.requests.only_here import IN_A_SEARCH, OnlyHere
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
@@ -53,6 +54,7 @@ from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
+    from vllm.config import VllmConfig
 
 _NOT_REPLACED: Final = {
     ReplacementOutcome.LIMIT: (
@@ -101,49 +103,62 @@ class Orchestrator:
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     _runs: dict[JobId, Underway] = field(default_factory=dict)
-    _here: dict[JobId, Underway] = field(default_factory=dict)
+    _here: dict[JobId, OnlyHere] = field(default_factory=dict)
 
     def stand_before(self, client: Any) -> None:
-        """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill."""
-        straight = client.generate
-        config = client.vllm_config
+        """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill.
+
+        What it asks for those of `run_here` has its turn.
+        """
+        straight, config = client.generate, client.vllm_config
 
         def generate(prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> Outputs:
-            run = self._runs.get((params.extra_args or {}).get(JOB_XARG, ""))
-            if run is None:
-                return cast("Outputs", straight(prompt, params, request_id, **options))
-            run.progress.bound = run.progress.bound or why_bound(config, params)
-            if (lora := options.get("lora_request")) is not None:
-                run.adapter = Adapter(lora.lora_name, lora.lora_path)
-            run.may_leave = self.leaves and may_leave(config, params)
-            resampled = why_resampled(config, params)
-            if resampled is not None:
-                self._count_resampled(resampled)
+            def here(params: SamplingParams, name: str) -> Outputs:
+                return cast("Outputs", straight(prompt, params, name, **options))
 
-            def decode(params: SamplingParams) -> Outputs:
-                given: dict[str, Any] = {}
-                if run.carried is None and run.due_s is not None:
-                    given[FIRST_DUE_XARG] = run.due_s
-                if run.may_drop:
-                    given[MAY_DROP_XARG] = True
-                if given:
-                    params.extra_args = {**(params.extra_args or {}), **given}
-                outputs = cast("Outputs", straight(prompt, params, request_id, **options))
-                if not run.may_drop:
-                    return outputs
-                return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
-
-            return self._generate(
-                run,
-                prompt,
-                params,
-                decode,
-                carries=resampled is None,
-                draws=draws_of(config),
-            )
+            given = params.extra_args or {}
+            if (run := self._runs.get(given.get(JOB_XARG, ""))) is not None:
+                if (lora := options.get("lora_request")) is not None:
+                    run.adapter = Adapter(lora.lora_name, lora.lora_path)
+                return self._through_prefill(
+                    run, config, prompt, params, lambda given: here(given, request_id)
+                )
+            if (only := self._here.get(given.get(_HERE_XARG, ""))) is not None:
+                return only.generate(prompt, params, request_id, here)
+            if (search := IN_A_SEARCH.get()) is not None:
+                return search.in_a_search(prompt, params, request_id, here)
+            return here(params, request_id)
 
         client.generate = generate
         deliver_carried(client.output_processor)
+
+    def _through_prefill(
+        self, run: Underway, config: VllmConfig, prompt: Any, params: SamplingParams, here: Decode
+    ) -> Outputs:
+        """What the engine here, called with `here`, makes of a request after a prefill."""
+        run.progress.bound = run.progress.bound or why_bound(config, params)
+        run.may_leave = self.leaves and may_leave(config, params)
+        resampled = why_resampled(config, params)
+        if resampled is not None:
+            self._count_resampled(resampled)
+
+        def decode(params: SamplingParams) -> Outputs:
+            given: dict[str, Any] = {}
+            if run.carried is None and run.due_s is not None:
+                given[FIRST_DUE_XARG] = run.due_s
+            if run.may_drop:
+                given[MAY_DROP_XARG] = True
+            if given:
+                params.extra_args = {**(params.extra_args or {}), **given}
+            outputs = here(params)
+            if params.output_kind is not RequestOutputKind.DELTA:  # what is new is counted as it goes on
+                outputs = _counted(outputs, run)
+            if not run.may_drop:
+                return outputs
+            return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
+
+        carries, draws = resampled is None, draws_of(config)
+        return self._generate(run, prompt, params, decode, carries=carries, draws=draws)
 
     def rendered(self, request: Any) -> Any:
         """What vLLM's renderer has made of a request of `run` or `run_here`; None for any other.
@@ -161,7 +176,9 @@ class Orchestrator:
     def _underway(self, xargs: Mapping[str, Any] | None) -> Underway | None:
         given = xargs or {}
         run = self._runs.get(given.get(JOB_XARG, ""))
-        return self._here.get(given.get(_HERE_XARG, "")) if run is None else run
+        if run is None and (here := self._here.get(given.get(_HERE_XARG, ""))) is not None:
+            return here.run
+        return run
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
@@ -188,20 +205,29 @@ class Orchestrator:
             if self._runs.get(job_id) is run:  # the same job may have come here once more
                 del self._runs[job_id]
 
-    async def run_here(self, call: Call, context: RequestContext, bound: str) -> AsyncGenerator[Any, None]:
-        """The pieces of an answer whose prompt the engine computes itself, and why it stays here."""
-        run = Underway(call, context, progress=Progress(bound=bound))
+    async def run_here(
+        self, call: Call, context: RequestContext, here: OnlyHere, bound: str
+    ) -> AsyncGenerator[Any, None]:
+        """The pieces of an answer whose prompts the engine computes itself, and why it stays here."""
+        here.run = run = Underway(call, context, progress=Progress(bound=bound))
         given = {**(call.request.vllm_xargs or {}), **_objective(context), _HERE_XARG: context.job_id}
         if (due_s := _first_due_s(context)) is not None:
             given[FIRST_DUE_XARG] = due_s
         request = call.request.model_copy(update={"vllm_xargs": given})
-        self._here[context.job_id] = run
+        is_search = bool(getattr(request, "use_beam_search", False))
+        self._here[context.job_id] = here
+        if is_search:
+            IN_A_SEARCH.set(here)
+        # The steps of a search have no turn, and each of them computes a prompt where nothing is cached.
+        counted = self.decoding.local.counted() if is_search else nullcontext()
         try:
-            async with aclosing(self.layer.answer(request, run)) as pieces:
+            async with counted, aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
-            if self._here.get(context.job_id) is run:
+            if is_search:
+                IN_A_SEARCH.set(None)
+            if self._here.get(context.job_id) is here:
                 del self._here[context.job_id]
 
     async def _generate(
@@ -243,6 +269,7 @@ class Orchestrator:
                             raise run.refuse(self.layer.failed("the engine is ending"))
                         if params.output_kind is RequestOutputKind.DELTA:
                             run.progress.take(output.outputs[0])
+                            run.call.amount.take(output.outputs[0], is_delta=True)
                         yield output
             except LeftError as left:
                 run.carried, run.has_left = left.carried, True
@@ -277,6 +304,14 @@ class Orchestrator:
             raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
+
+
+async def _counted(outputs: Outputs, run: Underway) -> Outputs:
+    """Outputs that each have the whole answer so far."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            run.call.amount.take(output.outputs[0], is_delta=False)
+            yield output
 
 
 def _dropped(run: Underway) -> RefusedError:

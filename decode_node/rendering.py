@@ -19,6 +19,9 @@ from decode_node.answers import NOT_TAKEN, error_response
 
 BAD_REQUEST = 400
 _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
+_TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
+"""Types of a message's parts that are no media, unless they have one of these keys all the same."""
+_MEDIA_KEYS = frozenset({"image_url", "audio_url", "video_url", "input_audio"})
 
 
 class LocalReason(enum.StrEnum):
@@ -45,12 +48,14 @@ class Rendered:
         local: Why the decode tier has to prefill it itself, None when it need not.
         request: As rendering has left it: parsers of tool calls and of reasoning change what is asked for.
         prompt: What vLLM's renderer has made of it.
+        prompts: How often the engine computes a prompt for it: once for each answer.
     """
 
     token_ids: list[int]
     local: LocalReason | None = None
     request: Any = None
     prompt: Any = None
+    prompts: int = 1
 
 
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
@@ -71,7 +76,8 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
-        return Rendered([], reason, copy, result)
+        of_each = 1 if _is_search(request) else request.n or 1
+        return Rendered([], reason, copy, result, len(inputs) * of_each)
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
     return too_long or Rendered(token_ids, request=copy, prompt=result)
@@ -96,13 +102,27 @@ def _take(serving: Any, method: str, rendered: Callable[[Any], Any]) -> None:
 def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
     if len(inputs) != 1:
         return LocalReason.SEVERAL_PROMPTS
-    if (request.n or 1) > 1 or getattr(request, "use_beam_search", False):
+    if (request.n or 1) > 1 or _is_search(request):
         return LocalReason.SEVERAL_SEQUENCES
     if _prompt_logprobs(request) is not None:
         return LocalReason.PROMPT_LOGPROBS
     if inputs[0].get("type", "token") != "token" or "prompt_token_ids" not in inputs[0]:
         return LocalReason.NOT_TEXT
     return None
+
+
+def _is_search(request: Any) -> bool:
+    return bool(getattr(request, "use_beam_search", False))
+
+
+def has_media(request: Any) -> bool:
+    """Whether a request brings more than text, by the parts of its messages."""
+    contents = (message.get("content") for message in getattr(request, "messages", ()))
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(
+        isinstance(part, dict) and (part.get("type") not in _TEXT_PARTS or not _MEDIA_KEYS.isdisjoint(part))
+        for part in parts
+    )
 
 
 def _prompt_logprobs(request: Any) -> int | None:

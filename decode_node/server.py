@@ -15,24 +15,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
+from ray.exceptions import TaskCancelledError
 from ray.serve.llm.deployment import PDDecodeServer
 
 from decode_node import rendering
+from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
 from decode_node.grammars.check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
 from decode_node.handshakes import Handshakes
-from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import LocalReason, Rendered, too_much_text
+from decode_node.rendering import too_much_text
 from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
-from decode_node.requests.underway import Call
-from decode_node.spans import DECODE, TOKENISE, RequestSpans
 from kv_transfer.cores import bind_engine
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
@@ -85,8 +85,10 @@ class DecodeNodeConfig:
         tracing: Where spans go; None for nowhere.
         max_ongoing_requests: How many it has at once; others wait. Serve's own limit is out of the way: a
             replica that is full would not say that it is there.
-        local_prefills: How many prompts it computes at once itself while there is no prefill replica; 0 for
-            none.
+        local_prefill: Whether it computes prompts itself while there is no prefill replica.
+        at_once: How many prompts it computes at once itself, those that only decode can compute among them.
+        max_prompts: How many it may have to compute; then only those of whom has less than their part.
+        max_wait_s: Longest wait of a request for the turn of one that only decode can compute.
         grammars: What compiling a grammar may take.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams may be ended for lack of memory.
@@ -100,7 +102,10 @@ class DecodeNodeConfig:
     router_timeout_s: float = 0.05
     tracing: TracingOptions | None = None
     max_ongoing_requests: int = 4096
-    local_prefills: int = 0
+    local_prefill: bool = False
+    at_once: int = 2
+    max_prompts: int = 64
+    max_wait_s: float = 120.0
     grammars: GrammarLimits = DEFAULT_LIMITS
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
@@ -138,20 +143,21 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap.attach(self.engine)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
-        self._local = LocalPrefills(max(1, node.local_prefills))
+        self._local = LocalPrefills(node.at_once, node.max_prompts)
+        self._short = LocalPrefills(node.at_once)
         self._layer = OpenAILayer(self._replica_id, self.engine)
         watch = PrefillWatch(self._tier.ask)
         self._orchestrator = Orchestrator(
             self._layer,
             RemotePrefill(self._tier, watch, self._instruments),
-            LocalDecode(self._tier, watch, self._instruments, self._local, node.local_prefills > 0),
+            LocalDecode(self._tier, watch, self._instruments, self._local, self._short, node.local_prefill),
             Placing(
                 self._replica_id,
                 self._router,
                 node.router_timeout_s,
                 node.replacement,
                 self._instruments,
-                may_compute_here=node.local_prefills > 0,
+                may_compute_here=node.local_prefill,
             ),
             self._instruments,
             node.leaves,
@@ -171,8 +177,18 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._handshakes = Handshakes(
             self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
         )
-        await self._handshakes.begin(node.prefill_replicas, needed=node.local_prefills == 0)
+        await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
+        self._answering = Answering(
+            self._layer,
+            self._orchestrator,
+            self._local,
+            self._router,
+            self._background,
+            self._instruments,
+            self._max_model_len,
+            node.max_wait_s,
+        )
         self._watchdog = EngineWatchdog(client, lambda: self._tap.steps, self._pass_s, node.hung_after_s)
         self._reporter = Reporter(self._report, self._router.report.remote)
         if node.is_monitored:
@@ -223,13 +239,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     async def _in_turn(self, request: Any, info: Any, *, is_chat: bool) -> AsyncGenerator[Any, None]:
         """The answer, once one of the replica's places is free."""
         arrived_s = time.monotonic()
-        async with self._places, aclosing(self._serve(request, info, arrived_s, is_chat=is_chat)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def _serve(
-        self, request: Any, info: Any, arrived_s: float, *, is_chat: bool
-    ) -> AsyncGenerator[Any, None]:
         try:
             context = RequestContext.from_headers(info.headers) if info is not None else None
         except OtherProtocolError as error:
@@ -238,54 +247,36 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if context is None:
             msg = "a decode replica serves requests from its own ingress only; they carry a context"
             raise RuntimeError(msg)
+        arrived = Arrived(request, info, context, arrived_s, is_chat)
+        try:
+            async with self._places, aclosing(self._counted(arrived)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):  # the client is gone
+            self._background.run("telling_router", self._tell_generated(arrived), job_id=context.job_id)
+            raise
+
+    async def _counted(self, arrived: Arrived) -> AsyncGenerator[Any, None]:
+        """The answer, while it counts as one of those that this replica has."""
         self._ongoing += 1
         self._reporter.changed()
-        spans = RequestSpans(context.traceparent)
-        info = type(info)(headers=tracing.carrying(info.headers, spans.traceparent))
         try:
-            spans.phase(TOKENISE)
-            rendered = await self._layer.rendered(request, is_chat=is_chat, max_model_len=self._max_model_len)
-            if not isinstance(rendered, Rendered):
-                yield rendered
-                return
-            spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
-            if rendered.local is not None:
-                call = Call(rendered.request, info, is_chat, [], spans, rendered.prompt)
-                spans.phase(DECODE)
-                self._instruments.count(LOCAL_PREFILLS, reason=rendered.local.value)
-                self._background.run("telling_router", self._not_for_prefill(context), job_id=context.job_id)
-                answer = self._local.pieces(
-                    self._orchestrator.run_here(call, context, rendered.local.value),
-                    are_several=rendered.local is LocalReason.SEVERAL_PROMPTS,
-                )
-            else:
-                spent_s = time.monotonic() - arrived_s
-                logs.event(
-                    "request_rendered",
-                    request_id=context.request_id,
-                    job_id=context.job_id,
-                    tokens=len(rendered.token_ids),
-                    seconds=spent_s,
-                )
-                call = Call(rendered.request, info, is_chat, rendered.token_ids, spans, rendered.prompt)
-                answer = self._orchestrator.run(call, context.after(spent_s))
-            async with aclosing(answer) as pieces:
+            async with aclosing(self._answering.answer(arrived)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
-            spans.end()
             self._ongoing -= 1
             self._reporter.changed()
+
+    async def _tell_generated(self, arrived: Arrived) -> None:
+        """Tell the router how much of an answer there was that nobody wants any more."""
+        await self._router.generated.remote(arrived.context.job_id, arrived.amount.tokens)
 
     def _pass_s(self) -> float:
         """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
         if self._local.computing or self._tap.recomputes:
             return _PROMPT_PASS_S
         return _PACES * (self._tap.tpot_s or 0.0)
-
-    async def _not_for_prefill(self, context: RequestContext) -> None:
-        """Tell the router that the placed prefill will not be asked for."""
-        await self._router.not_for_prefill.remote(context.job_id)
 
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
         return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
@@ -309,7 +300,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             tap.kv_tokens,
             tap.newest_tpot_s(),
             draining=is_draining(),
-            local_prefills=self._local.outstanding,
+            local_prefills=self._local.outstanding + self._short.outstanding,
+            local_prompt_s=self._local.prompt_s,
             # An engine without requests takes no steps, and so says nothing any more.
             load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
         )

@@ -49,6 +49,27 @@ class Gate:
         """
         if self.admission is None:
             return None
+        work_s = 0.0 if request.only_decode else self._work_s(tokens, replicas, now_s, cached_tokens)
+        asked = AdmissionRequest(
+            request.job_id,
+            request.objective.tier,
+            request.tenant,
+            Usage(tokens * request.answers_per_prompt, request.output_tokens),
+            work_s,
+            request.asker,
+            request.number,
+            request.limit,
+            request.key_limit,
+            only_decode=request.only_decode,
+        )
+        refused = self.admission.decide(asked, now_s)
+        return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)
+
+    def _work_s(
+        self, tokens: int, replicas: Sequence[PrefillView], now_s: float, cached_tokens: int
+    ) -> float:
+        """Seconds of a prompt on the fastest replica; what the fleet can do may be looked at anew."""
+        assert self.admission is not None
         new = tokens - cached_tokens
         work_s = min((one.predictor.work_s(new, cached_tokens) for one in replicas), default=0.0)
         if not replicas:
@@ -56,21 +77,7 @@ class Gate:
         elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
             self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s))
-        tier, tenant = request.objective.tier, request.tenant
-        usage = Usage(tokens * request.answers_per_prompt, request.output_tokens)
-        asked = AdmissionRequest(
-            request.job_id,
-            tier,
-            tenant,
-            usage,
-            work_s,
-            request.asker,
-            request.number,
-            request.limit,
-            request.key_limit,
-        )
-        refused = self.admission.decide(asked, now_s)
-        return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)
+        return work_s
 
     def no_replica(self, now_s: float) -> None:
         """A request has come, and no prefill replica is there for it."""
@@ -78,6 +85,10 @@ class Gate:
             self._replicas = 0
             self.admission.has_capacity(0.0)
             self.admission.asked(now_s)
+
+    def weight(self, tenant: str) -> float:
+        """See `AdmissionController.weight`."""
+        return 1.0 if self.admission is None else self.admission.weight(tenant)
 
     def served(self, jobs: Iterable[JobId]) -> None:
         """Prefills have ended."""
@@ -94,6 +105,11 @@ class Gate:
         """A request has ended or was cancelled, with so many tokens; None when nobody knows."""
         if self.admission is not None:
             self.admission.ended(job_id, now_s, used)
+
+    def generated(self, job_id: JobId, tokens: int, now_s: float) -> None:
+        """See `AdmissionController.generated`."""
+        if self.admission is not None:
+            self.admission.generated(job_id, tokens, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float, *, lacked_decode: bool = False) -> None:
         """A request is rejected for another reason; for decode's memory, it asked nothing of prefill."""

@@ -26,6 +26,7 @@ from router.messages import (
 )
 from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
+from slo.admission.parts import prompts_excess
 from slo.autoscaling.need import DecodeDemand
 from slo.decode.headroom import HOLD_S
 from slo.decode.output_length import FIRST_GUESS, OutputLengths
@@ -38,8 +39,9 @@ from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import SYSTEM, ObjectiveName, Tier, TierPolicy
 
-_LOCAL_RETRY_S: Final = 5.0
-"""Who is not taken while decode computes prompts itself is told to come back after this."""
+_MIN_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 60.0
+"""Who is not taken as decode has too many prompts to compute is told to come back between these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,10 @@ class RouterCore:
         if (answered := ended.answered) is not None:
             self._answers.ended(answered.tier, answered.tenant, answered.tokens)
 
+    def generated(self, job_id: JobId, tokens: int, now_s: float) -> None:
+        """See `AdmissionController.generated`."""
+        self._gate.generated(job_id, tokens, now_s)
+
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
         self._forget_path(job_id, None)
@@ -163,8 +169,9 @@ class RouterCore:
         replicas = self.view.usable_prefill(now_s, request.failed_replicas)
         tokens = self.view.tokens(request)
         newcomer = self._newcomer(request, tokens)
-        decode = self._choose_decode(request, newcomer, now_s)
-        if decode is None or not (replicas or self._may_do_without(now_s)):
+        is_local = request.only_decode or not replicas
+        decode = self._choose_decode(request, newcomer, now_s, is_local=is_local)
+        if decode is None or not (replicas or request.only_decode or self._may_do_without(now_s)):
             settled = self._is_settled(now_s)
             if settled and not replicas and not request.is_admitted:
                 self._gate.no_replica(now_s)
@@ -179,8 +186,8 @@ class RouterCore:
                 self._gate.withdrawn(request.job_id, now_s, lacked_decode=True)
             if rejected is not None:
                 return self._refused(rejected, request, tokens, cached, replicas, decode)
-        if not replicas:
-            return self._leave_to_decode(request, newcomer, decode, now_s)
+        if is_local:
+            return self._leave_to_decode(request, newcomer, replicas, decode, now_s)
         terms = self._terms(request, tokens, cached, replicas, decode, memory_s, now_s)
         weight = self._policies[request.objective.tier].weight
         prefill = NewPrefill(tokens, terms.deadline_s, weight, cached)
@@ -224,29 +231,48 @@ class RouterCore:
         """A refusal by the gate, which does not know what of the request's objectives could be kept."""
         if not replicas:
             return rejected
-        _, unattainable = self._idle(request, tokens, cached, replicas, decode)
+        *_, unattainable = self._idle(request, tokens, cached, replicas, decode)
         return replace(rejected, unattainable=unattainable)
 
     def _may_do_without(self, now_s: float) -> bool:
         """Whether decode may compute prompts for want of a prefill replica."""
-        return self._limits.max_local_prefills > 0 and self._is_settled(now_s)
+        return self._limits.local_prefill and self._is_settled(now_s)
 
     def _is_settled(self, now_s: float) -> bool:
         return now_s - self._started_s >= self._limits.settle_s
 
     def _leave_to_decode(
-        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, now_s: float
+        self,
+        request: PlacementRequested,
+        newcomer: Newcomer,
+        replicas: Sequence[PrefillView],
+        decode: DecodeView,
+        now_s: float,
     ) -> PlacementDecision:
-        """Have decode compute the prompt, unless it has too many to compute or no memory for it."""
-        is_full = not decode.has_room(newcomer)
-        if not request.is_admitted and (is_full or self._has_too_many(decode)):
+        """Have decode compute the prompts, unless it has too many to compute.
+
+        What prefill might have computed is not taken either where decode has no memory for it.
+        """
+        excess = max(self._prompts_excess(request, decode), 0.0)
+        is_full = not request.only_decode and not decode.has_room(newcomer)
+        if not request.is_admitted and (is_full or excess > 0):
             self._gate.withdrawn(request.job_id, now_s)
-            return Rejected(RejectionReason.BACKLOG, _LOCAL_RETRY_S, None, request.objective.ttft_s)
+            retry_s = max(1.0, excess) * decode.local_prompt_s
+            retry_s = min(max(_MIN_RETRY_S, retry_s), _MAX_RETRY_S)
+            return Rejected(RejectionReason.BACKLOG, retry_s, None, request.objective.ttft_s)
         self._gate.not_for_prefill(request.job_id)
-        tokens = newcomer.tokens
-        decode.placed(tokens, newcomer, now_s)
-        decode.local_prefills += 1
-        budget_s = request.objective.known_ttft_budget_s
+        tokens, reason = newcomer.tokens, PlacementReason.NO_PREFILL_REPLICA
+        budget_s, promised_s = request.objective.known_ttft_budget_s, request.objective.ttft_s
+        unattainable: tuple[ObjectiveName, ...] = ()
+        if request.only_decode:
+            reason = PlacementReason.ONLY_DECODE
+            decode.placed(tokens)  # its engine does not say which of its streams are those of the request
+            if replicas:
+                terms = self._terms(request, tokens, {}, replicas, decode, 0.0, now_s)
+                budget_s, promised_s, unattainable = terms.budget_s, terms.promised_s, terms.unattainable
+        else:
+            decode.placed(tokens, newcomer, now_s)
+        decode.local_prefills[request.party] += request.answers
         return Placed(
             prefill_replica=None,
             decode_replica=decode.replica_id,
@@ -255,12 +281,15 @@ class RouterCore:
             predicted_ttft_s=None,
             slack_s=math.inf if budget_s is None else budget_s,
             handoff_s=0.0,
-            reason=PlacementReason.NO_PREFILL_REPLICA,
-            promised_ttft_s=request.objective.ttft_s,
+            reason=reason,
+            promised_ttft_s=promised_s,
+            unattainable=unattainable,
         )
 
-    def _has_too_many(self, decode: DecodeView) -> bool:
-        return decode.local_prefills >= self._limits.max_local_prefills
+    def _prompts_excess(self, request: PlacementRequested, decode: DecodeView) -> float:
+        """How many prompts decode has to compute until it takes one of a request; 0 or less for now."""
+        most = self._limits.max_local_prefills
+        return prompts_excess(decode.local_prefills, request.party, most, self._gate.weight)
 
     def _local_end_s(
         self,
@@ -276,7 +305,7 @@ class RouterCore:
         """
         tokens = newcomer.tokens
         may = tokens <= self._limits.local_below_tokens and not request.is_admitted
-        may = may and decode.has_room(newcomer) and not self._has_too_many(decode)
+        may = may and decode.has_room(newcomer) and self._prompts_excess(request, decode) <= 0
         if may and is_cheaper_on_decode(tokens, choice, decode, now_s, self._link):
             return now_s + choice.replica.predictor.prefill_s(tokens)
         return math.inf
@@ -294,7 +323,7 @@ class RouterCore:
         """Have decode compute a prompt; the prefill tier, for which the request was admitted, has no part."""
         self._gate.not_for_prefill(request.job_id)
         decode.placed(prefill.tokens, newcomer, now_s)
-        decode.local_prefills += 1
+        decode.local_prefills[request.party] += 1
         predictor = choice.replica.predictor
         way_s = self._path_of(request).seconds(predictor.handoff_s)
         predicted_s = now_s - terms.arrived_s + predictor.prefill_s(prefill.tokens) + way_s
@@ -312,11 +341,17 @@ class RouterCore:
         )
 
     def _choose_decode(
-        self, request: PlacementRequested, newcomer: Newcomer, now_s: float
+        self, request: PlacementRequested, newcomer: Newcomer, now_s: float, *, is_local: bool
     ) -> DecodeView | None:
+        """Where a request decodes; None when there is no replica.
+
+        `is_local` says that decode computes its prompts, too.
+        """
         if (decode_replica := request.decode_replica) is not None:
             return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
         usable = self.view.usable_decode(now_s, request.failed_replicas)
+        if is_local:  # one that takes it, if there is one
+            usable = [one for one in usable if self._prompts_excess(request, one) <= 0] or usable
         return choose_decode(usable, newcomer, self._pace_s(request), self._link)
 
     def _pace_s(self, request: PlacementRequested) -> float | None:
@@ -337,8 +372,7 @@ class RouterCore:
         memory_s: float,
         now_s: float,
     ) -> _Terms:
-        idle, unattainable = self._idle(request, tokens, cached, replicas, decode)
-        alone_s = idle.prefill_s(tokens)
+        idle, alone_s, unattainable = self._idle(request, tokens, cached, replicas, decode)
         path_s = self._path_of(request).seconds(idle.handoff_s)
         promised_s = request.objective.promised_ttft_s(alone_s)
         # What is left of the wait for decode's memory comes after a first token that prefill samples.
@@ -362,17 +396,17 @@ class RouterCore:
         cached: Mapping[ReplicaId, int],
         replicas: Sequence[PrefillView],
         decode: DecodeView,
-    ) -> tuple[PrefillPredictor, tuple[ObjectiveName, ...]]:
-        """The fastest predictor, and which objectives a request misses that has the fleet to itself."""
+    ) -> tuple[PrefillPredictor, float, tuple[ObjectiveName, ...]]:
+        """The fastest predictor, the seconds of prefill by it, and what a request misses on an idle fleet."""
         idle = min(replicas, key=lambda replica: replica.predictor.prefill_s(tokens)).predictor
-        first_s = prefill_s = idle.prefill_s(tokens)
+        first_s = prefill_s = request.prompts * idle.prefill_s(tokens // request.prompts)
         for one in replicas if cached else ():
             if (there := cached.get(one.replica_id, 0)) > 0:
                 first_s = min(first_s, one.predictor.prefill_s(tokens - there, there))
         ttft_s = first_s + self._path_of(request).least_s(idle.handoff_s)
         tpot_s = decode.pace.alone_s
         e2e_s = ttft_s + tpot_s * max(0, self._answer_tokens(request) - 1)
-        return idle, request.objective.out_of_reach(Alone(prefill_s, ttft_s, tpot_s, e2e_s))
+        return idle, prefill_s, request.objective.out_of_reach(Alone(prefill_s, ttft_s, tpot_s, e2e_s))
 
     def _path_of(self, request: PlacementRequested) -> PathTime:
         return self._path_by_decode if request.decode_samples_first else self._path
@@ -418,7 +452,7 @@ class RouterCore:
         if not replica.jobs and wait_s == 0 and not request.is_admitted:
             path.placed(request.job_id, without_s)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
-        if request.prefix_hashes and request.answers_per_prompt == 1:  # of several, decode computes it
+        if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)
             self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
         handoff_s = replica.predictor.handoff_s

@@ -15,7 +15,7 @@ from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.protocol import Message
 from slo.replacement import FailureCause, ReplacementRequested
-from slo.request import JobId, ReplicaId
+from slo.request import JobId, Party, ReplicaId
 from slo.tiers import ObjectiveName, Tier
 
 
@@ -43,6 +43,7 @@ class PlacementRequested(Message):
         key_limit: Of the key that it came with; None for none.
         decode_samples_first: Whether decode samples its first token, and not prefill.
         prompts: How many it has.
+        only_decode: Whether only decode can compute them, so that they are no work of the prefill tier.
     """
 
     job_id: JobId
@@ -67,6 +68,12 @@ class PlacementRequested(Message):
     key_limit: KeyLimit | None = None
     decode_samples_first: bool = False
     prompts: int = 1
+    only_decode: bool = False
+
+    @property
+    def party(self) -> Party:
+        """Whose it is."""
+        return Party(self.tenant, self.objective.tier)
 
     @property
     def answers(self) -> int:
@@ -105,7 +112,7 @@ class JobEnded(Message):
 
     Attributes:
         ttft_s: Its measured time to first token; None when there was none.
-        used: What it took of its tenant's tokens; None when nobody knows.
+        used: What it took of its tenant's tokens; None when its ingress does not know.
         answered: How long its answer became; None when it did not end by itself.
     """
 
@@ -182,6 +189,7 @@ class PlacementReason(enum.StrEnum):
     LEAST_HARM = "least_harm"
     NO_PREFILL_REPLICA = "no_prefill_replica"
     CHEAPER_ON_DECODE = "cheaper_on_decode"
+    ONLY_DECODE = "only_decode"
     ROUND_ROBIN = "round_robin"
     LEAST_TOKENS = "least_tokens"
     TWO_CHOICES = "two_choices"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -16,7 +17,7 @@ from slo.decode.headroom import DecodeLoad
 from slo.monitor.messages import Role
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
-from slo.request import JobId, ReplicaId
+from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
 
 
@@ -83,7 +84,8 @@ class DecodeReported(Message):
         tpot_s: Recent time per output token; None when no token came since the last report.
         link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
-        local_prefills: Prompts that it is to compute itself and has not computed yet.
+        local_prefills: How many prompts it is to compute itself and has not computed yet, by whose they are.
+        local_prompt_s: Recent seconds from the end of one of them to the end of the next.
         load: What its streams hold and will hold; None when its engine does not say.
     """
 
@@ -94,7 +96,8 @@ class DecodeReported(Message):
     tpot_s: float | None = None
     link_bytes_ps: float | None = None
     draining: bool = False
-    local_prefills: int = 0
+    local_prefills: Mapping[Party, int] = field(default_factory=dict)
+    local_prompt_s: float = 1.0
     load: DecodeLoad | None = None
 
 
@@ -137,6 +140,8 @@ def unsound(report: Report) -> str | None:
                     return f"work_s and budget_s of {job.job_id} are {job.work_s} and {job.budget_s}"
         case DecodeReported():
             names = ("kv_usage", "tpot_s", "link_bytes_ps")
+            if not _is_finite(report.local_prompt_s):
+                return f"local_prompt_s is {report.local_prompt_s}"
             if report.load is not None and not _is_finite(report.load.step_s):
                 return f"load.step_s is {report.load.step_s}"
         case ReplicaGone():

@@ -56,7 +56,7 @@ def served(below: int, rate_rps: float, link: Link, seed: int) -> FleetRun:
         decode_replicas=2,
         decode=decode_model(LLAMA_3_8B, A100, 1),
         link=link,
-        limits=RouterLimits(max_local_prefills=64, local_below_tokens=below),
+        limits=RouterLimits(local_prefill=True, local_below_tokens=below),
         handoff_s=HANDOFF_S,
     )
     return simulate(setup, MIX.stream(rate_rps, REQUESTS, seed))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from decode_node.local_prefills import LocalPrefills
 from decode_node.prefill_health import PULLED_S, PrefillFailedError, PrefillWatch
 from decode_node.rendering import LocalReason
 from decode_node.requests.leaving import MAY_LEAVE_XARG, Generated, has_left
+from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.underway import Underway
 from decode_node.spans import DECODE
 from sampling.carried import KV_PARAMS, Prefilled
@@ -46,6 +46,8 @@ class LocalDecode:
         watch: Notices that a prefill replica has failed.
         instruments: Where prompts that are computed here are counted.
         local: Prompts that the engine computes itself, those of streams that have left among them.
+        short: Those that it computes for being short. They have places of their own: they make no step of the
+            engine much longer.
         may_compute: Whether it also computes some for lack of a prefill replica.
     """
 
@@ -53,6 +55,7 @@ class LocalDecode:
     watch: PrefillWatch
     instruments: Instruments
     local: LocalPrefills
+    short: LocalPrefills
     may_compute: bool = False
 
     def computes_prompt(self, context: RequestContext) -> bool:
@@ -121,7 +124,9 @@ class LocalDecode:
         _has_first_output(params)
         _carry(run, params)
         is_short = run.context.local_prefill == LocalReason.CHEAPER_ON_DECODE
-        async with self.local.turn(is_short=is_short) as computed:
+        local = self.short if is_short else self.local
+        party, weight, tokens = run.context.party, run.context.tenant_weight, len(run.call.token_ids)
+        async with local.claimed(party, weight=weight) as claim, local.turn(claim, tokens) as computed:
             run.call.spans.phase(DECODE)
             async with aclosing(decode(params)) as outputs:
                 brings = carried is not None and not carried.is_sent

@@ -17,6 +17,29 @@ if TYPE_CHECKING:
     from slo.request import RequestContext
 
 
+@dataclass(slots=True)
+class Amount:
+    """How many tokens have been generated of the answers to a request."""
+
+    _of_each: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers so far."""
+        return sum(self._of_each.values())
+
+    def take(self, completion: Any, *, is_delta: bool, answer: str = "") -> None:
+        """Note what the engine has generated.
+
+        Args:
+            completion: vLLM's `CompletionOutput`.
+            is_delta: Whether it has only what is new.
+            answer: Which one it is of.
+        """
+        before = self._of_each.get(answer, 0) if is_delta else 0
+        self._of_each[answer] = before + len(completion.token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as it came.
@@ -28,6 +51,7 @@ class Call:
         token_ids: Its prompt; empty when that is not prefilled elsewhere.
         spans: Where its phases are noted.
         prompt: What vLLM's renderer has made of it; None for what is still to be rendered.
+        amount: What has been generated for it.
     """
 
     request: Any
@@ -36,6 +60,7 @@ class Call:
     token_ids: list[int]
     spans: RequestSpans
     prompt: Any = None
+    amount: Amount = field(default_factory=Amount)
 
 
 class RefusedError(GenerationError):  # type: ignore[misc] # vLLM ships no types for it

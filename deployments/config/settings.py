@@ -74,7 +74,8 @@ class RouterSection(Section):
             stale_after_s=self.stale_after_s,
             silent_after_s=self.silent_after_s,
             stretch=self.stretch,
-            max_local_prefills=degraded.max_prompts if degraded.local_prefill else 0,
+            local_prefill=degraded.local_prefill,
+            max_local_prefills=degraded.max_prompts,
         )
 
 

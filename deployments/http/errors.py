@@ -213,8 +213,14 @@ _RETRY_AFTER_S: Final = {
 
 
 def engine_error(error: EngineError) -> HTTPError:
-    """What an engine refused, with its own status; what its replica gave up, with the reason as code."""
+    """What an engine refused, with its own status; what its replica did not take or gave up, with the reason.
+
+    The reason is the code. Of what was not taken, `param` says when to come again, seconds from then.
+    """
     status = error.code
+    if error.type == RejectionReason.BACKLOG:
+        headers = {"retry-after": str(max(1, int(error.param or 1)))}
+        return HTTPError(status, error.message, kind="overloaded_error", code=error.type, headers=headers)
     if (tardy := error.type) in _RETRY_AFTER_S:
         kind = "service_unavailable" if status >= 500 else "overloaded_error"  # noqa: PLR2004 - as below
         return HTTPError(
@@ -237,6 +243,8 @@ def ended_by(failed: HTTPError) -> Outcome:
     """How a request ends that its replicas answer with an error."""
     if failed.code in set(EvictionReason):
         return Outcome.EVICTED
+    if failed.code == RejectionReason.BACKLOG:
+        return Outcome.SHED
     return Outcome.REJECTED if failed.status < 500 else Outcome.FAILED  # noqa: PLR2004 - HTTP classes
 
 

@@ -187,6 +187,23 @@ def decode_samples_first(body: Any) -> bool:
     return bool(tools) and (choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)))
 
 
+def only_decode(body: Any) -> bool:
+    """Whether only decode can compute the prompts of a request; after `materialise`.
+
+    Several of them or several answers, log-probabilities of the prompt, or more than text. Decode itself
+    knows (`decode_node.rendering`).
+    """
+    if prompts(body) > 1 or answers_per_prompt(body) > 1 or getattr(body, "use_beam_search", False):
+        return True
+    of_answer = "top_logprobs" if hasattr(body, "messages") else "logprobs"
+    is_echoed = getattr(body, "echo", False) and getattr(body, of_answer, None) is not None
+    if is_echoed or getattr(body, "prompt_logprobs", None) is not None:
+        return True
+    contents = (message.get("content") for message in getattr(body, "messages", ()))
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(isinstance(part, dict) and not _MEDIA.isdisjoint(part) for part in parts)
+
+
 def _any_strict(tools: Any) -> bool:
     """Whether a tool, as a chat or a response names it, is strict."""
     return isinstance(tools, list) and any(_function(tool).get("strict") for tool in tools)

@@ -2,7 +2,8 @@
 
 Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it
 has asked for itself: what the end of a stream then lacks is put into its last event. Where a tenant's tokens
-are limited a stream says so in every event: a request that is cancelled has taken what its last ones say.
+are limited a stream says so in every event: a request that is cancelled has taken what its last ones say. Of
+a cancelled one whose events do not say it, or that has none, its decode replica tells the router.
 Any other stream says so once, at its end: its events cannot be counted instead, as one of them may bring
 several tokens.
 """
@@ -116,7 +117,7 @@ class TokenMeter:
 
     @property
     def used(self) -> Usage | None:
-        """What it has taken so far of what it may; None when nobody knows, or nothing limits it."""
+        """What it has taken so far of what it may; None when nobody here knows, or nothing limits it."""
         if self._admitted is None:
             return None
         if self._whole is not None or not self._streams:

@@ -7,6 +7,7 @@ decided there.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.reports import DecodeReported
-from slo.request import JobId, ReplicaId
+from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
 
 MAX_KV_USAGE: Final = 0.95
@@ -164,7 +165,9 @@ class DecodeView:
         placed_since_report: Requests sent to it that its report does not show yet.
         placed_tokens: Their prompt tokens.
         draining: Whether it is being shut down; nothing is placed there any more.
-        local_prefills: Prompts that it is to compute itself, those sent there since its report included.
+        local_prefills: How many prompts it is to compute itself, by whose they are; those sent there since
+            its report are among them.
+        local_prompt_s: Recent seconds from the end of one of them to the end of the next.
         load: What its streams hold and will hold; None when it does not say.
         load_since_s: When that was heard first.
         sent: What those will hold that were sent there and are not in its engine, with the time of sending.
@@ -179,7 +182,8 @@ class DecodeView:
     placed_since_report: int = 0
     placed_tokens: int = 0
     draining: bool = False
-    local_prefills: int = 0
+    local_prefills: Counter[Party] = field(default_factory=Counter)
+    local_prompt_s: float = 1.0
     load: DecodeLoad | None = None
     load_since_s: float = -math.inf
     sent: dict[JobId, tuple[float, Holding]] = field(default_factory=dict)
@@ -190,7 +194,7 @@ class DecodeView:
         """Take its word."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
         self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
-        self.local_prefills = event.local_prefills
+        self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
         self.reported_at_s = now_s
         self.placed_since_report = self.placed_tokens = 0
         if event.load != self.load:  # the engine tells less often than the replica reports

@@ -43,8 +43,9 @@ class RouterLimits:
         silent_after_s: One that has not reported for this long is used only if all others have not, either.
         stretch: A budget that the client did not ask for itself is not held against it below this
             multiple of what the request takes on an idle replica.
-        max_local_prefills: How many prompts one decode replica may have to compute itself when there is no
-            prefill replica; 0 for none.
+        local_prefill: Whether decode computes prompts itself when there is no prefill replica.
+        max_local_prefills: How many prompts one decode replica may have to compute itself; then only those of
+            whom has less than their part of them, up to twice as many.
         local_below_tokens: Longest prompt that decode computes itself where that is cheaper; 0 for none.
         longest: What the model takes, tokens. A prompt that seems to be longer counts as that, several as so
             many times that: it will be refused once its tokens are known, and is no work for anybody. None
@@ -56,7 +57,8 @@ class RouterLimits:
     in_transit_s: float = 5.0
     silent_after_s: float = math.inf
     stretch: float = 2.0
-    max_local_prefills: int = 0
+    local_prefill: bool = False
+    max_local_prefills: int = 64
     local_below_tokens: int = 0
     longest: int | None = None
 

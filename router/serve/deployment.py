@@ -51,6 +51,10 @@ class SlackRouter:
         """Forget a request that is over."""
         self._of(model).job_ended(ended)
 
+    async def generated(self, job_id: JobId, tokens: int, *, model: str) -> None:
+        """Hear from a decode replica how many tokens a request had when its client left."""
+        self._of(model).generated(job_id, tokens)
+
     async def not_for_prefill(self, job_id: JobId, *, model: str) -> None:
         """Hear from a decode replica that it computes a prompt itself."""
         self._of(model).not_for_prefill(job_id)

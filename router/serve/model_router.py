@@ -155,6 +155,10 @@ class ModelRouter:
         """See `SlackRouter.job_ended`."""
         self._core.job_ended(ended, time.monotonic())
 
+    def generated(self, job_id: JobId, tokens: int) -> None:
+        """See `SlackRouter.generated`."""
+        self._core.generated(job_id, tokens, time.monotonic())
+
     def not_for_prefill(self, job_id: JobId) -> None:
         """See `SlackRouter.not_for_prefill`."""
         self._core.not_for_prefill(job_id)
@@ -266,6 +270,7 @@ def _decode_state(replica: DecodeView, now_s: float) -> dict[str, Any]:
     return {
         "replica": replica.replica_id,
         "running": replica.running,
+        "prompts": replica.local_prefills.total(),
         "kv_usage": replica.kv_usage,
         "reported_s_ago": now_s - replica.reported_at_s,
         "draining": replica.draining,

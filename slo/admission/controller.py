@@ -25,6 +25,8 @@ _REFRESH_S: Final = 0.1
 """Probabilities are as old as this at most."""
 _FORGET_AFTER_S: Final = 3600.0
 """A request whose end is not reported for so long counts as ended."""
+_COUNTED_S: Final = 60.0
+"""Who has generated an answer whose client has left says within so long how much there was."""
 _ASKER_GONE_S: Final = 30.0
 """Who has said for so long nothing of its requests, and asked nothing, is gone, and they with it."""
 _LEAST: Final = 1e-9
@@ -79,6 +81,7 @@ class AdmissionRequest:
         number: Its place among the requests of that asker.
         limit: Of its tenant; None when it is known already.
         key_limit: Of its key; None for none.
+        only_decode: Whether only decode can compute its prompt: the prefill tier has no work with it.
     """
 
     job_id: JobId
@@ -90,6 +93,7 @@ class AdmissionRequest:
     number: int = 0
     limit: TenantLimit | None = None
     key_limit: KeyLimit | None = None
+    only_decode: bool = False
 
 
 class _Job(NamedTuple):
@@ -101,6 +105,12 @@ class _Job(NamedTuple):
     asker: str
     number: int
     key_name: str | None
+    generated: int | None = None
+
+    @property
+    def used(self) -> Usage | None:
+        """What it took of its tenant's tokens, by who generated its answer; None while they have not said."""
+        return None if self.generated is None else Usage(self.usage.prompt_tokens, self.generated)
 
 
 class _Odds(NamedTuple):
@@ -149,6 +159,8 @@ class AdmissionController:
         self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
         self._jobs: dict[JobId, _Job] = {}
+        self._uncounted: dict[JobId, tuple[_Job, float]] = {}
+        """Those that have ended without a word of what they took, and when."""
         self._backlog = Backlog(tiers, tenants.weight)
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
@@ -179,11 +191,8 @@ class AdmissionController:
                 own = self._tenants.of_key(request.tenant, key)
                 if (limit := own.refusal(request.usage, now_s)) is not None:
                     return replace(self._refused(*limit), key_name=key.name)
-            self._demand.arrived(tier, request.tenant, request.work_s, now_s)
-            if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
+            if (refused := self._of_the_fleet(request, now_s)) is not None:
                 return refused
-            if (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
-                return self._refused(RejectionReason.BACKLOG, excess_s)
             for holder in (gate, own):
                 if holder is not None:
                     holder.began(request.usage, now_s)
@@ -197,12 +206,17 @@ class AdmissionController:
             request.number,
             None if request.key_limit is None else request.key_limit.name,
         )
-        self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
+        if not request.only_decode:
+            self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
 
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
         self._backlog.remove(job_id)
+
+    def weight(self, tenant: str) -> float:
+        """A tenant's part of what it shares with others, relative to theirs."""
+        return self._tenants.weight(tenant)
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on, and the prefill tier has no work with it."""
@@ -212,12 +226,35 @@ class AdmissionController:
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
         """A request has ended, however it did; one that is not known is ignored.
 
-        `used` is what it took of its tenant's tokens; None when nobody knows.
+        `used` is what it took of its tenant's tokens; None when who says so does not know: then it counts as
+        if it had taken all that it might, until somebody says what was `generated`.
         """
         self.served(job_id)
-        if (job := self._jobs.pop(job_id, None)) is not None:
+        if (job := self._jobs.pop(job_id, None)) is None:
+            return
+        gates = self._gates_of(job)
+        for gate in gates:
+            gate.ended(now_s - job.admitted_s, job.usage, job.used if used is None else used, now_s)
+        if used is None and any(gate.limit.counts_tokens for gate in gates):
+            while self._uncounted and now_s - next(iter(self._uncounted.values()))[1] >= _COUNTED_S:
+                del self._uncounted[next(iter(self._uncounted))]
+            self._uncounted[job_id] = job, now_s
+
+    def generated(self, job_id: JobId, tokens: int, now_s: float) -> None:
+        """So many tokens had been generated for a request when its client left, says who generated them.
+
+        It holds where nothing else says what the request took, whether its end is heard of before or after;
+        the most that somebody says, where it had gone on elsewhere.
+        """
+        if (job := self._jobs.get(job_id)) is not None:
+            self._jobs[job_id] = job._replace(generated=max(tokens, job.generated or 0))
+        elif job_id in self._uncounted:
+            job, ended_s = self._uncounted[job_id]
+            now = job._replace(generated=max(tokens, job.generated or 0))
+            self._uncounted[job_id] = now, ended_s
+            assert now.used is not None
             for gate in self._gates_of(job):
-                gate.ended(now_s - job.admitted_s, job.usage, used, now_s)
+                gate.corrected(job.used or job.usage, now.used, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all; its tenant is as if it had not come."""
@@ -347,6 +384,18 @@ class AdmissionController:
             return False
         return now_s - oldest.admitted_s > self._max_backlog_s[tier] + oldest.work_s
 
+    def _of_the_fleet(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
+        """The refusal of a request that is within its tenant's limits, None for none."""
+        tier = request.tier
+        if not request.only_decode:
+            self._demand.arrived(tier, request.tenant, request.work_s, now_s)
+        if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
+            return refused
+        if request.only_decode:
+            return None
+        excess_s = self._excess_backlog_s(tier, request.tenant, now_s)
+        return self._refused(RejectionReason.BACKLOG, excess_s) if excess_s > 0 else None
+
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
         self._refresh(now_s)
@@ -355,7 +404,7 @@ class AdmissionController:
         shed = self._shed.get(tier, 0.0)
         if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
-        is_calm = self.backlog_s(tier) <= self._rules.calm_s * self._capacity
+        is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
         odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
         chance = odds.by_tenant.get(request.tenant, odds.with_reserve)
         if chance > 0 and (drawn := self._draw()) < chance:

@@ -175,9 +175,14 @@ class TenantGate:
         """
         self._running -= 1
         self._mean_s += (lasted_s - self._mean_s) / _MEAN_OVER
+        if used is not None:
+            self.corrected(asked, used, now_s)
+
+    def corrected(self, counted: Usage, used: Usage, now_s: float) -> None:
+        """What was counted as `counted` of a request was `used`: what is too much is given back."""
         for bucket, reason in self._buckets:
-            if used is not None and reason is not RejectionReason.REQUEST_RATE:
-                bucket.take(_amount(reason, used) - _amount(reason, asked), now_s)
+            if reason is not RejectionReason.REQUEST_RATE:
+                bucket.take(_amount(reason, used) - _amount(reason, counted), now_s)
 
     def withdrawn(self, asked: Usage, now_s: float) -> None:
         """A request that was admitted is not run after all: it has taken nothing, and lasted no time."""

@@ -132,5 +132,6 @@ def _context(record: RequestRecord, asked: Asked, placed: Placed | None) -> Requ
         tenant=asked.placement.tenant,
         traceparent=traceparent_of(record.span),
         tpot_s=objective.tpot_s,
+        tenant_weight=1.0 if asked.placement.limit is None else asked.placement.limit.weight,
     )
     return at_place(context, placed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deployments.http import request_fields
 from deployments.http.placing.prefix_hashes import prefix_hashes
-from router.messages import Placed, PlacementRequested
+from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.objectives import TTFT_HEADERS, Objective
 from slo.request import JobId, RequestContext
 
@@ -71,6 +71,7 @@ class Asked:
             decode_samples_first=request_fields.decode_samples_first(body),
             output_tokens=output_tokens,
             prompts=request_fields.prompts(body),
+            only_decode=request_fields.only_decode(body),
         )
         return cls(body, placement, arrived_s)
 
@@ -85,6 +86,7 @@ def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
     """The context of a request at its place; without one the replicas are Serve's choice."""
     if placed is None:
         return replace(context, prefill_replica=None, decode_replica=None, cached_tokens=0, local_prefill="")
+    is_left_to_decode = placed.prefill_replica is None and placed.reason is not PlacementReason.ONLY_DECODE
     return replace(
         context,
         ttft_budget_s=placed.ttft_budget_s,
@@ -92,5 +94,5 @@ def at_place(context: RequestContext, placed: Placed | None) -> RequestContext:
         prefill_replica=placed.prefill_replica,
         decode_replica=placed.decode_replica,
         cached_tokens=placed.cached_tokens,
-        local_prefill=placed.reason.value if placed.prefill_replica is None else "",
+        local_prefill=placed.reason.value if is_left_to_decode else "",
     )

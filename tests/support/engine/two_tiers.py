@@ -13,10 +13,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.harness.offline_engine import async_engine
 from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
-from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
@@ -58,7 +58,7 @@ class Tiers:
         self.orchestrator = Orchestrator(
             OpenAILayer(ReplicaId("decode"), SimpleNamespace(_engine_client=decode)),
             RemotePrefill(self, watch, self),
-            LocalDecode(self, watch, self, LocalPrefills(1)),
+            LocalDecode(self, watch, self, LocalPrefills(1), LocalPrefills(1)),
             Placing(ReplicaId("decode"), self, 1.0, rules, self),
             self,
             leaves=leaves,

@@ -16,17 +16,18 @@ from vllm.sampling_params import RequestOutputKind
 
 from decode_node.answers import REQUEST_FAILED, Piece, error_response
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
-from decode_node.local_prefills import LocalPrefills
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
 from decode_node.requests import local_decode
 from decode_node.requests.dropping import DROPPED, MAY_DROP_XARG
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.requests.local_decode import LocalDecode
+from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.only_here import admitted
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
-from decode_node.requests.underway import Call
+from decode_node.requests.underway import Amount, Call
 from decode_node.spans import RequestSpans
 from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
 from slo.errors import Rejected, RejectionReason
@@ -42,6 +43,7 @@ from slo.request import (
     TIER_XARG,
     TPOT_XARG,
     JobId,
+    Party,
     ReplicaId,
     RequestContext,
 )
@@ -238,15 +240,23 @@ def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False
     counts = Counts() if counts is None else counts
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
     prefill = RemotePrefill(steps, watch, counts)
-    decode = LocalDecode(steps, watch, counts, local or LocalPrefills(1), local is not None)
+    local, may_compute = local or LocalPrefills(1), local is not None
+    decode = LocalDecode(steps, watch, counts, local, LocalPrefills(1), may_compute)
     layer = OpenAILayer(D, steps)
     served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
     return served
 
 
-def call_of(request):
-    return Call(request, None, is_chat=False, token_ids=PROMPT, spans=RequestSpans(""))
+def called(request=None, amount=None):
+    return Call(
+        request or Request(),
+        None,
+        is_chat=False,
+        token_ids=PROMPT,
+        spans=RequestSpans(""),
+        amount=amount or Amount(),
+    )
 
 
 async def read(answer):
@@ -255,10 +265,20 @@ async def read(answer):
 
 
 async def serve(  # noqa: PLR0913 - most have a default
-    steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, *, droppable=(), **given
+    steps,
+    counts=None,
+    limit=2,
+    ask=None,
+    request=None,
+    local=None,
+    leaves=False,
+    *,
+    droppable=(),
+    amount=None,
+    **given,
 ):
     served = orchestrator(steps, counts, limit, ask, local, leaves, droppable=droppable)
-    answer = await read(served.run(call_of(request or Request()), context(**given)))
+    answer = await read(served.run(called(request, amount), context(**given)))
     assert not served._runs
     return answer
 
@@ -397,7 +417,7 @@ async def test_without_another_prefill_replica_decode_computes_the_prompt(reques
     assert counts[("replica_died" if lost is not None and lost != [FAILED] else "pull_failed", "local")] == 1
     assert counts[("no_prefill_replica",)] == 1
     assert steps.pulls[-1] is None
-    assert (local.computing, local.outstanding) == (0, 0)
+    assert (local.computing, local.outstanding.total()) == (0, 0)
 
 
 @CASES
@@ -623,7 +643,7 @@ async def test_one_that_has_left_counts_as_computed_here_until_its_first_token(r
     steps.again = [1.0, [SECOND], None]
     task = asyncio.create_task(serve(steps, request=request_, leaves=True, local=local))
     await until(lambda: len(steps.pulls) == 2)
-    assert (local.computing, local.outstanding) == (1, 0)
+    assert (local.computing, local.outstanding.total()) == (1, 0)
     await until(lambda: local.computing == 0)
     assert not task.done(), "its answer goes on"
     task.cancel()
@@ -702,7 +722,7 @@ async def test_one_whose_prompt_the_engine_computes_may_be_dropped_too():
     *pieces, refused = await serve(steps, **here, **LOW)
     assert pieces == STREAMED[:1]
     assert (refused.error.code, refused.error.type) == (429, "dropped")
-    assert (local.computing, local.outstanding) == (0, 0)
+    assert (local.computing, local.outstanding.total()) == (0, 0)
 
 
 async def test_the_engine_is_told_who_may_be_dropped():
@@ -730,8 +750,82 @@ async def test_what_stands_before_the_engine_can_answer_a_request_itself(request
         yield
 
     steps._engine_client.generate = refused
-    call, asked = call_of(request_), context(tenant="acme")
-    answer = served.run_here(call, asked, "several_prompts") if is_here else served.run(call, asked)
-    (piece,) = await read(answer)
+    call, asked = called(request_), context(tenant="acme")
+    if is_here:
+        async with admitted(LocalPrefills(1), asked, 1, 60.0) as here:
+            (piece,) = await read(served.run_here(call, asked, here, "several_prompts"))
+    else:
+        (piece,) = await read(served.run(call, asked))
     assert (piece.error.code, piece.error.type) == (429, "grammars")
     assert steps.prompts == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_only_decode_can_compute_waits_for_its_turn(stream):
+    local, who = LocalPrefills(1), Party("", STANDARD)
+    steps = Play({})
+    steps.at_home = ANSWER
+    served, pieces = orchestrator(steps, local=local), []
+
+    async def answer():
+        async with admitted(local, context(), 1, 60.0) as here:
+            call = called(Request(stream=stream))
+            answered = served.run_here(call, context(), here, "several_sequences")
+            pieces.extend([piece.text if isinstance(piece, Piece) else piece async for piece in answered])
+
+    async with local.claimed(who) as claim, local.turn(claim, 1):
+        task = asyncio.create_task(answer())
+        await asyncio.sleep(0.01)
+        assert steps.given == [], "the engine has not heard of it"
+    await task
+    assert pieces == (STREAMED if stream else [ANSWER])
+    assert (local.computing, local.outstanding, served._here) == (0, {}, {})
+
+
+async def test_the_steps_of_a_beam_search_are_known_without_a_name():
+    """vLLM's search asks its engine with parameters of its own, in tasks of its own."""
+    local, heard, steps = LocalPrefills(1), [], Play({})
+    steps.at_home = ANSWER
+    served = orchestrator(steps, local=local)
+
+    async def collected(outputs):
+        return [each async for each in outputs]
+
+    async def search(request, info):
+        for beams in (1, 2):
+            made = [
+                steps._engine_client.generate(
+                    {"prompt_token_ids": PROMPT}, SamplingParams(extra_args={}), "step"
+                )
+                for _ in range(beams)
+            ]
+            await asyncio.gather(*(asyncio.create_task(collected(one)) for one in made))
+            heard.append((local.computing, local.outstanding.total()))
+        yield ANSWER
+
+    steps.completions = search
+    request, amount = Request(stream=False), Amount()
+    async with admitted(local, context(), 1, 60.0) as here:
+        call = called(request.model_copy(update={"use_beam_search": True}), amount)
+        assert [piece async for piece in served.run_here(call, context(), here, "several_sequences")] == [
+            ANSWER
+        ]
+    assert heard == [(1, 0), (1, 0)], "the search counts as computing to its end"
+    assert amount.tokens >= 3
+    assert (local.computing, local.outstanding) == (0, {})
+    assert (
+        len(await collected(steps._engine_client.generate({}, SamplingParams(extra_args={}), "other"))) == 3
+    )
+
+
+@CASES
+async def test_how_much_was_generated_is_known_when_the_client_leaves(request_, answer):
+    steps, amount = Play({A: [[SECOND], 0.0, [THIRD], None]}), Amount()
+    task = asyncio.create_task(serve(steps, request=request_, amount=amount))
+    await until(lambda: amount.tokens >= 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert amount.tokens in {2, 3}
+    amount = Amount()
+    assert await serve(Play({A: ANSWER}), request=request_, amount=amount) == answer
+    assert amount.tokens == 3

@@ -50,7 +50,7 @@ def request(number, tokens, tier=STANDARD, ttft_s=..., explicit=False, **rest):
 
 
 def without_prefill(max_local=2, **given):
-    limits = RouterLimits(stale_after_s=100.0, max_local_prefills=max_local)
+    limits = RouterLimits(stale_after_s=100.0, local_prefill=max_local > 0, max_local_prefills=max_local)
     router = RouterCore(POLICIES, LeastHarm(), limits, **given)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
     return router
@@ -119,7 +119,8 @@ def test_who_is_refused_for_want_of_prefill_has_taken_nothing():
     limits = TenantGates({"a": TenantLimit(output_tokens_per_s=1000.0)})
     admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), limits, lambda: 1.0)
     router = without_prefill(max_local=1, gate=Gate(admission))
-    assert isinstance(router.place(request(1, 10, tenant="b"), 0.0), Placed)
+    for number, tenant in ((0, "b"), (1, "c")):
+        assert isinstance(router.place(request(number, 10, tenant=tenant), 0.0), Placed)
     refused = router.place(request(2, 10, tenant="a", output_tokens=8000), 0.0)
     assert refused.reason is RejectionReason.BACKLOG
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0, kv_tokens=10_000), 0.0)
@@ -240,8 +241,7 @@ def test_a_router_that_has_just_started_does_not_leave_prompts_to_decode():
 
 def test_what_decode_computes_for_its_several_answers_is_in_no_prefix_cache_of_prefill():
     router, prompt = core(prefill=1), {"prefix_hashes": (1, 2, 3), "hash_block": 128}
-    router.place(request(1, 400, answers_per_prompt=2, **prompt), 0.0)
-    router.not_for_prefill(JobId("job-1"))
+    router.place(request(1, 400, answers_per_prompt=2, only_decode=True, **prompt), 0.0)
     assert router.place(request(2, 400, **prompt), 0.0).cached_tokens == 0
     assert router.place(request(3, 400, **prompt), 0.0).cached_tokens == 384
 

@@ -266,7 +266,8 @@ def test_every_limit_reaches_the_router():
     given = {"stale_after_s": 7, "silent_after_s": 3, "stretch": 4}
     limits = RouterLimits(stale_after_s=7, silent_after_s=3, stretch=4)
     config = parse({"router": given, "degraded": {"max_prompts": 9}})
-    assert config.router.limits(config.degraded) == dataclasses.replace(limits, max_local_prefills=9)
+    expected = dataclasses.replace(limits, local_prefill=True, max_local_prefills=9)
+    assert config.router.limits(config.degraded) == expected
     off = parse({"router": given, "degraded": {"local_prefill": False}})
     assert off.router.limits(off.degraded) == limits
 

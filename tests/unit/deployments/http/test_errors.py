@@ -32,3 +32,11 @@ def test_what_an_engine_refuses_is_the_clients_fault_and_what_it_fails_the_serve
     error = engine_error(EngineError("why", "BadRequestError", status, "prompt"))
     assert (error.status, error.param, error.headers) == (status, "prompt", {})
     assert ended_by(error) is outcome
+
+
+def test_what_a_replica_has_too_much_to_do_for_is_shed_and_told_when_to_come_again():
+    error = engine_error(EngineError("why", "backlog", 429, "7"))
+    body = json.loads(error.response().body)["error"]
+    assert (error.status, body["type"], body["code"]) == (429, "overloaded_error", "backlog")
+    assert (body["param"], error.headers) == (None, {"retry-after": "7"})
+    assert ended_by(error) is Outcome.SHED

@@ -5,6 +5,7 @@ import json
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
+from decode_node.rendering import LocalReason, has_media, render
 from deployments.config.limits import LimitsConfig
 from deployments.http import request_fields
 from deployments.http.errors import HTTPError
@@ -143,6 +144,64 @@ PLAIN = {"type": "function", "function": {"name": "f", "parameters": {}}}
 )
 def test_whose_first_token_it_is(body, is_decodes):
     assert request_fields.decode_samples_first(body) is is_decodes
+
+
+def said(*parts):
+    return [{"role": "user", "content": [{"type": "text", "text": "hi"}, *parts]}]
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (completion(), None),
+        (completion(prompt="a", n=1, best_of=1), None),
+        (completion(prompt=["a"]), None),
+        (completion(prompt=[1, 2, 3]), None),
+        (completion(n=2), LocalReason.SEVERAL_SEQUENCES),
+        (completion(use_beam_search=True), LocalReason.SEVERAL_SEQUENCES),
+        (completion(prompt=["a", "b"]), LocalReason.SEVERAL_PROMPTS),
+        (completion(prompt=[[1], [2]]), LocalReason.SEVERAL_PROMPTS),
+        (completion(prompt_logprobs=0), LocalReason.PROMPT_LOGPROBS),
+        (completion(logprobs=1), None),
+        (completion(echo=True), None),
+        (completion(echo=True, logprobs=1), LocalReason.PROMPT_LOGPROBS),
+        (chat(), None),
+        (chat(n=3), LocalReason.SEVERAL_SEQUENCES),
+        (chat(logprobs=True, top_logprobs=2), None),
+        (chat(echo=True), LocalReason.PROMPT_LOGPROBS),
+        (chat(messages=said()), None),
+        (chat(messages=said(PICTURE)), LocalReason.NOT_TEXT),
+        (chat(messages=said({"image_url": "data:image/png;base64,AAAA"})), LocalReason.NOT_TEXT),
+        (
+            chat(messages=said({"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}})),
+            LocalReason.NOT_TEXT,
+        ),
+    ],
+)
+async def test_what_only_decode_can_compute_is_known_as_decode_knows_it(body, why):
+    class Layer:
+        """vLLM's renderer, of a model that has eyes and ears."""
+
+        def __init__(self):
+            self._oai_serving_chat = self._oai_serving_completion = self
+
+        async def render_chat_request(self, request):
+            return [], [{"type": "multimodal" if has_media(request) else "token", "prompt_token_ids": [1]}]
+
+        async def render_completion_request(self, request):
+            return [{"type": "token", "prompt_token_ids": [1]}] * request_fields.prompts(request)
+
+    request_fields.materialise(body)
+    is_chat = hasattr(body, "messages")
+    rendered = await render(Layer(), body, is_chat=is_chat, max_model_len=64_000)
+    assert rendered.local is why
+    assert request_fields.only_decode(body) is (why is not None)
+    if why is not None:
+        several = 1 if getattr(body, "use_beam_search", False) else request_fields.answers_per_prompt(body)
+        assert rendered.prompts == request_fields.prompts(body) * several
 
 
 def test_everything_that_a_template_renders_counts():

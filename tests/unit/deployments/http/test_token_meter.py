@@ -161,7 +161,7 @@ def test_a_stream_that_is_left_before_its_first_token():
     assert TokenMeter(chat(stream=True), ADMITTED).used == Usage(1000, 0)
 
 
-def test_of_hidden_reasoning_nobody_knows_how_much_there_was_until_the_end():
+def test_of_hidden_reasoning_nobody_here_knows_how_much_there_was_until_the_end():
     meter = TokenMeter(chat(stream=True, include_reasoning=False), ADMITTED)
     assert meter.used == Usage(1000, 0), "the first event comes with the first token"
     meter.read(chat_event(0, 0, ""))
@@ -181,7 +181,7 @@ def test_reasoning_that_is_shown_is_counted():
 
 def test_an_answer_that_comes_whole():
     meter = TokenMeter(chat(n=3), ADMITTED)
-    assert meter.used is None, "what a cancelled one has generated nobody knows"
+    assert meter.used is None, "what a cancelled one has generated its replica says"
     meter.answered(SimpleNamespace(prompt_tokens=7, completion_tokens=20))
     assert meter.used == Usage(21, 20)
     refused = TokenMeter(chat(), ADMITTED)

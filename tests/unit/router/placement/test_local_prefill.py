@@ -22,7 +22,9 @@ NO_DEADLINE = Objective(BACKGROUND, None, None)
 
 
 def router(*jobs, running=0, below=64, max_local=8, kv_usage=0.0):
-    limits = RouterLimits(stale_after_s=100.0, max_local_prefills=max_local, local_below_tokens=below)
+    limits = RouterLimits(
+        stale_after_s=100.0, local_prefill=True, max_local_prefills=max_local, local_below_tokens=below
+    )
     core = RouterCore(DEFAULT_TIERS, LeastHarm(), limits)
     core.prefill_reported(PrefillReported(PREFILL, LINE, jobs, None, 0.0), 0.0)
     core.view.decode_reported(DecodeReported(DECODE, kv_usage, running, kv_tokens=10_000), 0.0)

@@ -101,14 +101,14 @@ class Gauges:
     observe = count
 
 
-@pytest.mark.parametrize("local_prefills", [0, 4])
+@pytest.mark.parametrize("local_prefill", [False, True])
 def test_gauges_are_set_with_every_report_and_a_fleet_that_is_gone_has_no_load_of_0(
-    monkeypatch, local_prefills
+    monkeypatch, local_prefill
 ):
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     gauges = Gauges()
-    config = replace(TWO, limits=RouterLimits(max_local_prefills=local_prefills))
+    config = replace(TWO, limits=RouterLimits(local_prefill=local_prefill))
     router = model_router.ModelRouter("small", config, TenantGates({}), gauges)
     clock.now_s = 100.0
 
@@ -124,7 +124,7 @@ def test_gauges_are_set_with_every_report_and_a_fleet_that_is_gone_has_no_load_o
     assert isinstance(router.place(request("served")), Placed)
     assert 0.0 < load() < 1.0
     router.report(ReplicaGone(A))
-    assert isinstance(router.place(request("by-decode")), Placed if local_prefills else Rejected)
+    assert isinstance(router.place(request("by-decode")), Placed if local_prefill else Rejected)
     assert load() == math.inf
     clock.now_s += 100.0
     assert load() == 0.0, "nobody asks any more"

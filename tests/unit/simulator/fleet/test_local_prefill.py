@@ -23,7 +23,7 @@ MIX = Mix(
 
 
 def served(arrivals, below, **changes):
-    limits = RouterLimits(max_local_prefills=8, local_below_tokens=below)
+    limits = RouterLimits(local_prefill=True, max_local_prefills=8, local_below_tokens=below)
     return simulate(fleet(limits=limits, link=LINK, handoff_s=0.02, **changes), arrivals)
 
 

@@ -30,6 +30,7 @@ HERE = Placed(
     P, D, 10, 2.0, 0.5, 1.5, 0.1, PlacementReason.NOBODY_LATE, promised_ttft_s=2.5, decode_wait_s=0.2
 )
 ON_DECODE = replace(HERE, prefill_replica=None, reason=PlacementReason.CHEAPER_ON_DECODE)
+ONLY_DECODE = replace(HERE, prefill_replica=None, reason=PlacementReason.ONLY_DECODE)
 NO_PREFILL = replace(HERE, prefill_replica=None, reason=PlacementReason.NO_PREFILL_REPLICA)
 LATE = Rejected(
     RejectionReason.DEADLINE_INFEASIBLE, retry_after_s=1.5, predicted_ttft_s=4.0, ttft_budget_s=2.0
@@ -125,6 +126,13 @@ async def test_its_client_is_told_when_decode_computes_the_prompt(placed, header
     admission = Admission(placed)
     assert (await admission.context()).local_prefill == placed.reason
     assert header in admission.headers.items()
+
+
+async def test_what_only_decode_can_compute_is_nothing_out_of_the_ordinary():
+    admission = Admission(ONLY_DECODE, prompt=["a", "b"])
+    assert admission.asked.placement.only_decode
+    assert (await admission.context()).local_prefill == ""
+    assert not {"x-slo-prefilled-by", "x-slo-degraded"} & admission.headers.keys()
 
 
 async def test_without_the_routers_answer_the_tiers_own_objective_holds_and_serve_chooses():

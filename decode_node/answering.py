@@ -1,0 +1,152 @@
+"""One request on a decode replica, from its arrival to the last piece of its answer.
+
+Owns the order of the steps: it is rendered, which says whether the prefill tier can take it, and goes that
+way or has its prompts computed here. The ways are `decode_node.orchestrator`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from decode_node.orchestrator import Orchestrator
+from decode_node.rendering import LocalReason, Rendered, has_media
+from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsError
+from decode_node.requests.only_here import OnlyHere, admitted, too_many
+from decode_node.requests.openai_layer import OpenAILayer
+from decode_node.requests.underway import Amount, Call
+from decode_node.spans import DECODE, TOKENISE, RequestSpans
+from slo.request import JobId, RequestContext
+from telemetry import logs, tracing
+from telemetry.catalogue import LOCAL_PREFILLS
+from telemetry.instruments import Instruments
+from telemetry.reporting.background import Background
+
+if TYPE_CHECKING:
+    from telemetry.reporting.of_model import OfModel
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request as it has come.
+
+    Attributes:
+        request: vLLM's chat or text completion.
+        info: What else came with it over HTTP.
+        context: What the ingress has decided about it.
+        arrived_s: When it came, on this process's monotonic clock.
+        is_chat: Which of the two it is.
+        amount: What has been generated for it.
+    """
+
+    request: Any
+    info: Any
+    context: RequestContext
+    arrived_s: float
+    is_chat: bool
+    amount: Amount = field(default_factory=Amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Answers the requests of one replica.
+
+    Attributes:
+        layer: Renders them.
+        orchestrator: Knows the ways.
+        local: Prompts that the engine here computes itself.
+        router: Hears that a prefill which it has placed does not come.
+        background: Tells it.
+        instruments: Where prompts that prefill cannot take are counted.
+        max_model_len: Longest prompt and answer, tokens.
+        max_wait_s: Longest wait for the turn of a prompt that only the engine here can compute.
+    """
+
+    layer: OpenAILayer
+    orchestrator: Orchestrator
+    local: LocalPrefills
+    router: OfModel
+    background: Background
+    instruments: Instruments
+    max_model_len: int
+    max_wait_s: float
+
+    async def answer(self, arrived: Arrived) -> AsyncGenerator[Any, None]:
+        """The pieces of the answer, one of which may be an error."""
+        spans = RequestSpans(arrived.context.traceparent)
+        try:
+            async with AsyncExitStack() as stack, aclosing(self._pieces(arrived, spans, stack)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except TooManyPromptsError as error:
+            yield too_many(error)
+        finally:
+            spans.end()
+
+    async def _pieces(
+        self, arrived: Arrived, spans: RequestSpans, stack: AsyncExitStack
+    ) -> AsyncGenerator[Any, None]:
+        request, context, here = arrived.request, arrived.context, None
+        spans.phase(TOKENISE)
+        if has_media(request):
+            looked_at = admitted(self.local, context, request.n or 1, self.max_wait_s, has_media=True)
+            here = await stack.enter_async_context(looked_at)
+        rendered = await self.layer.rendered(
+            request, is_chat=arrived.is_chat, max_model_len=self.max_model_len
+        )
+        if not isinstance(rendered, Rendered):
+            yield rendered
+            return
+        spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
+        info = type(arrived.info)(headers=tracing.carrying(arrived.info.headers, spans.traceparent))
+        call = Call(
+            rendered.request,
+            info,
+            arrived.is_chat,
+            rendered.token_ids,
+            spans,
+            rendered.prompt,
+            arrived.amount,
+        )
+        if rendered.local is None:
+            await stack.aclose()
+            answer = self.orchestrator.run(call, _after_rendering(arrived, len(rendered.token_ids)))
+        else:
+            if here is None:
+                let_in = admitted(self.local, context, rendered.prompts, self.max_wait_s)
+                here = await stack.enter_async_context(let_in)
+            answer = self._only_here(call, context, here, rendered.local)
+        async with aclosing(answer) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _only_here(
+        self, call: Call, context: RequestContext, here: OnlyHere, reason: LocalReason
+    ) -> AsyncGenerator[Any, None]:
+        """The answer to a request that prefill cannot take, which the router hears if it does not know."""
+        call.spans.phase(DECODE)
+        self.instruments.count(LOCAL_PREFILLS, reason=reason.value)
+        if context.prefill_replica is not None:
+            job_id = context.job_id
+            self.background.run("telling_router", self._not_for_prefill(job_id), job_id=job_id)
+        return self.orchestrator.run_here(call, context, here, reason.value)
+
+    async def _not_for_prefill(self, job_id: JobId) -> None:
+        """Tell the router that the placed prefill will not be asked for."""
+        await self.router.not_for_prefill.remote(job_id)
+
+
+def _after_rendering(arrived: Arrived, tokens: int) -> RequestContext:
+    """The context of a request that has been rendered, as of now."""
+    spent_s, context = time.monotonic() - arrived.arrived_s, arrived.context
+    logs.event(
+        "request_rendered",
+        request_id=context.request_id,
+        job_id=context.job_id,
+        tokens=tokens,
+        seconds=spent_s,
+    )
+    return context.after(spent_s)

@@ -1,0 +1,216 @@
+"""Prompts that the decode engine computes itself, among the tokens of its streams.
+
+Each one is computed in chunks, which bounds by how much one step of the engine is longer. Owns how many are
+computed at once, which bounds it for all of them, that the others wait in turn, and how many may wait. Whose
+turn is next is `slo.queue.turns`'s, who may still come `slo.admission.parts`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from slo.admission.parts import prompts_excess
+from slo.queue.turns import FairTurns
+from slo.request import Party
+
+_MEAN_OVER: Final = 16
+"""How long a prompt takes is the mean over about so many."""
+_FIRST_GUESS_S: Final = 1.0
+
+
+class TooManyPromptsError(Exception):
+    """There are too many prompts to compute for one more.
+
+    Attributes:
+        retry_s: When to try again, seconds from now.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        super().__init__(f"too many prompts to compute; there may be room in {retry_s:.1f} s")
+        self.retry_s = retry_s
+
+
+@dataclass(slots=True)
+class Claim:
+    """Prompts of one request that are to be computed here.
+
+    Attributes:
+        party: Whose they are.
+        left: So many have not been computed yet.
+        unasked: For so many nobody waits or has waited.
+        wait_s: Longest wait while none of them has had its turn; infinite for any.
+        has_begun: Whether one of them has.
+    """
+
+    party: Party
+    left: int
+    unasked: int
+    wait_s: float = math.inf
+    has_begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One of those prompts that is computed now."""
+
+    _local: LocalPrefills
+    _claim: Claim
+    _began_s: float
+    _is_left: bool = False
+
+    def computed(self) -> None:
+        """It has been computed; later calls do nothing."""
+        if not self._is_left:
+            self._local.took(self._began_s)
+            self.leave()
+
+    def leave(self) -> None:
+        """It has been computed, or is not wanted any more; later calls do nothing."""
+        if not self._is_left:
+            self._is_left = True
+            self._local.left(self._claim)
+
+
+class LocalPrefills:
+    """Those of one replica.
+
+    Args:
+        at_once: How many of those that wait their turn are computed at once.
+        most: How many there may be; then only those of whom has less than their part, up to twice as many.
+        clock: Says what time it is, in seconds.
+
+    Attributes:
+        computing: How many are computed now, whoever asked for them.
+        outstanding: How many wait their turn or have it, by whose they are.
+    """
+
+    def __init__(self, at_once: int, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
+        self.computing = 0
+        self.outstanding = Counter[Party]()
+        self._most = most
+        self._weights = dict[str, float]()
+        self._at_once = self._free = at_once
+        self._turns = FairTurns[asyncio.Future[None]]()
+        self._clock = clock
+        self._takes_s = _FIRST_GUESS_S
+
+    @property
+    def prompt_s(self) -> float:
+        """Recent seconds from the end of one of them to the end of the next."""
+        return self._takes_s / self._at_once
+
+    @asynccontextmanager
+    async def claimed(
+        self, party: Party, prompts: int = 1, wait_s: float | None = None, weight: float = 1.0
+    ) -> AsyncIterator[Claim]:
+        """Count prompts until each has been computed, or all have been given up.
+
+        Args:
+            party: Whose they are.
+            prompts: How many of one request.
+            wait_s: Longest wait for the first turn; None for a request that is not refused any more.
+            weight: The tenant's part, relative to others'.
+
+        Raises:
+            TooManyPromptsError: There are too many for one of the party's.
+        """
+        self._weights[party.tenant] = weight
+        over = prompts_excess(self.outstanding, party, self._most, lambda tenant: self._weights[tenant])
+        if wait_s is not None and over > 0:
+            raise TooManyPromptsError(over * self.prompt_s)
+        claim = Claim(party, prompts, prompts, math.inf if wait_s is None else wait_s)
+        self.outstanding[party] += prompts
+        try:
+            yield claim
+        finally:
+            self._settle(claim, claim.left)
+
+    async def wait(self, claim: Claim, tokens: int) -> Turn:
+        """Wait until one of a request's prompts may be computed, which has so many tokens.
+
+        Raises:
+            TooManyPromptsError: It was too long.
+        """
+        claim.unasked -= 1
+        told = asyncio.get_running_loop().create_future()
+        self._turns.add(claim.party, told, tokens, self._weights[claim.party.tenant])
+        self._admit()
+        deadline_s = self._clock() + claim.wait_s
+        try:
+            while not told.done():
+                left_s = math.inf if claim.has_begun else deadline_s - self._clock()
+                if left_s <= 0:
+                    break
+                await asyncio.wait([told], timeout=None if left_s == math.inf else left_s)
+        except BaseException:
+            self._give_up(claim.party, told)
+            raise
+        if not told.done():
+            self._give_up(claim.party, told)
+            raise TooManyPromptsError(self.prompt_s * self.outstanding.total())
+        claim.has_begun = True
+        self.computing += 1
+        return Turn(self, claim, self._clock())
+
+    @asynccontextmanager
+    async def turn(self, claim: Claim, tokens: int) -> AsyncIterator[Callable[[], None]]:
+        """Have a turn, as with `wait`; what is yielded says that the prompt has been computed."""
+        turn = await self.wait(claim, tokens)
+        try:
+            yield turn.computed
+        finally:
+            turn.leave()
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[Callable[[], None]]:
+        """Count one that is computed at once; what is yielded says that it has been."""
+        is_computing = True
+
+        def computed() -> None:
+            nonlocal is_computing
+            self.computing -= is_computing
+            is_computing = False
+
+        self.computing += 1
+        try:
+            yield computed
+        finally:
+            computed()
+
+    def took(self, began_s: float) -> None:
+        """A prompt has been computed since `began_s`."""
+        self._takes_s += (self._clock() - began_s - self._takes_s) / _MEAN_OVER
+
+    def left(self, claim: Claim) -> None:
+        """A request has no turn any more that it had."""
+        self.computing -= 1
+        self._settle(claim, 1)
+        self._free += 1
+        self._admit()
+
+    def _give_up(self, party: Party, told: asyncio.Future[None]) -> None:
+        if told.done():
+            self._free += 1
+            self._admit()
+        else:
+            self._turns.remove(party, told)
+
+    def _admit(self) -> None:
+        """Tell those whose turn it is."""
+        while self._free and len(self._turns):
+            self._free -= 1
+            self._turns.pop().set_result(None)
+
+    def _settle(self, claim: Claim, prompts: int) -> None:
+        prompts = min(prompts, claim.left)
+        claim.left -= prompts
+        self.outstanding[claim.party] -= prompts
+        if self.outstanding[claim.party] <= 0:
+            del self.outstanding[claim.party]

@@ -1,0 +1,96 @@
+"""What the router hears of a request whose client leaves."""
+
+import asyncio
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import pytest
+
+from decode_node.server import DecodeServer
+from slo.request import CONTEXT_HEADER, JobId, RequestContext
+from slo.tiers import STANDARD
+from telemetry.reporting.background import Background
+
+CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None)
+INFO = SimpleNamespace(headers={CONTEXT_HEADER: CONTEXT.encode()})
+
+
+class Replica:
+    """One that has one place, and generates a token for each piece."""
+
+    def __init__(self, pieces=3):
+        self.told, self.pieces = [], pieces
+        self.server = DecodeServer.__new__(DecodeServer)
+        self.server._places = asyncio.Semaphore(1)
+        self.server._ongoing = 0
+        self.server._reporter = SimpleNamespace(changed=lambda: None)
+        self.server._background = Background()
+        self.server._router = SimpleNamespace(generated=SimpleNamespace(remote=self.generated))
+        self.server._answering = self
+
+    async def generated(self, job_id, tokens):
+        self.told.append((job_id, tokens))
+
+    async def answer(self, arrived):
+        for number in range(self.pieces):
+            arrived.amount.take(SimpleNamespace(token_ids=[number]), is_delta=True)
+            if number + 1 == self.pieces:
+                await asyncio.sleep(0.01)
+            yield number
+
+    def asked(self):
+        return self.server._in_turn(None, INFO, is_chat=False)
+
+
+async def test_of_an_answer_that_ends_it_hears_nothing_here():
+    replica = Replica()
+    assert [piece async for piece in replica.asked()] == [0, 1, 2]
+    await asyncio.sleep(0.01)
+    assert replica.told == []
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+async def test_whose_client_leaves_has_had_what_was_generated(how):
+    replica = Replica()
+    if how == "closed":
+        async with aclosing(replica.asked()) as pieces:
+            await anext(pieces)
+            await anext(pieces)
+    else:
+
+        async def run():
+            async for _ in replica.asked():
+                pass
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert replica.told == [("job", 2 if how == "closed" else 3)]
+    assert replica.server._ongoing == 0
+
+
+async def test_who_leaves_before_there_is_a_place_for_it_has_had_nothing():
+    replica = Replica()
+    async with replica.server._places:
+        waiting = asyncio.create_task(anext(replica.asked()))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert replica.told == [("job", 0)]
+
+
+async def test_who_fails_goes_on_elsewhere_and_nothing_is_told():
+    replica = Replica()
+
+    async def fails(arrived):
+        raise ValueError("not cancelled")
+        yield
+
+    replica.answer = fails
+    with pytest.raises(ValueError, match="not cancelled"):
+        [piece async for piece in replica.asked()]
+    await asyncio.sleep(0.01)
+    assert replica.told == []
