@@ -1,0 +1,118 @@
+"""Which way a request goes on a decode replica, and when it has its turn."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+
+from decode_node.answering import Answering, Arrived
+from decode_node.answers import error_response
+from decode_node.rendering import LocalReason, Rendered
+from decode_node.requests.local_prefills import LocalPrefills
+from slo.request import JobId, ReplicaId, RequestContext
+from slo.tiers import STANDARD
+from telemetry.reporting.background import Background
+
+TEXT = CompletionRequest(model="m", prompt="hello")
+SEVERAL = CompletionRequest(model="m", prompt="hello", n=3)
+PICTURE = ChatCompletionRequest(
+    model="m",
+    messages=[
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}]}
+    ],
+)
+
+CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None, tenant="a")
+INFO = SimpleNamespace(headers={})
+
+
+class Replica:
+    """The layer, orchestrator, router and metrics of one replica, and what each has been asked."""
+
+    def __init__(self, rendered, local=None, wait_s=60.0):
+        self.rendering, self.order, self.told, self.counted = rendered, [], [], []
+        self.local = local or LocalPrefills(1, 4)
+        router = SimpleNamespace(not_for_prefill=SimpleNamespace(remote=self.not_for_prefill))
+        self.answering = Answering(self, self, self.local, router, Background(), self, 64, wait_s)
+
+    async def rendered(self, request, *, is_chat, max_model_len):
+        self.order.append(("rendered", self.local.computing))
+        return self.rendering
+
+    async def run(self, call, context):
+        self.order.append(("elsewhere", self.local.outstanding.total()))
+        yield "answer"
+
+    async def run_here(self, call, context, here, bound):
+        self.order.append(("here", here.claim.left))
+        yield bound
+
+    async def not_for_prefill(self, job_id):
+        self.told.append(job_id)
+
+    def count(self, metric, *, reason):
+        self.counted.append(reason)
+
+    async def answer(self, request, **context):
+        context = {"tenant": "a", "prefill_replica": None, **context}
+        made = RequestContext(JobId("job"), "request", STANDARD, 2.0, **context)
+        arrived = Arrived(request, INFO, made, 0.0, is_chat=hasattr(request, "messages"))
+        pieces = [piece async for piece in self.answering.answer(arrived)]
+        await asyncio.sleep(0.01)
+        assert (self.local.computing, self.local.outstanding) == (0, {})
+        return pieces
+
+
+def only_here(reason, prompts=1):
+    return Rendered([], reason, None, None, prompts)
+
+
+async def test_what_prefill_can_take_goes_there():
+    replica = Replica(Rendered([1, 2, 3]))
+    assert await replica.answer(TEXT) == ["answer"]
+    assert replica.order == [("rendered", 0), ("elsewhere", 0)]
+    assert (replica.told, replica.counted) == ([], [])
+
+
+@pytest.mark.parametrize("placed", [None, ReplicaId("prefill")])
+async def test_what_it_cannot_take_stays_and_a_router_that_did_not_know_hears_of_it(placed):
+    replica = Replica(only_here(LocalReason.SEVERAL_SEQUENCES, 3))
+    assert await replica.answer(SEVERAL, prefill_replica=placed) == ["several_sequences"]
+    assert replica.order == [("rendered", 0), ("here", 3)]
+    assert replica.told == ([] if placed is None else ["job"])
+    assert replica.counted == ["several_sequences"]
+
+
+async def test_what_has_media_waits_for_its_turn_before_it_is_rendered():
+    replica = Replica(only_here(LocalReason.NOT_TEXT))
+    assert await replica.answer(PICTURE) == ["not_text"]
+    assert replica.order == [("rendered", 1), ("here", 1)]
+    replica = Replica(Rendered([1, 2, 3]))  # it was text after all
+    assert await replica.answer(PICTURE) == ["answer"]
+    assert replica.order == [("rendered", 1), ("elsewhere", 0)]
+    replica = Replica(error_response(400, "BadRequestError", "no picture"))
+    (refused,) = await replica.answer(PICTURE)
+    assert refused.error.code == 400
+
+
+@pytest.mark.parametrize("request_", [SEVERAL, PICTURE], ids=["several", "picture"])
+async def test_one_too_many_is_refused_unless_it_goes_on_after_a_loss(request_):
+    local = LocalPrefills(1, 4)
+    replica = Replica(only_here(LocalReason.SEVERAL_SEQUENCES, 3), local)
+    async with local.claimed(CONTEXT.party, 4):
+        arrived = Arrived(request_, INFO, CONTEXT, 0.0, is_chat=request_ is PICTURE)
+        (refused,) = [piece async for piece in replica.answering.answer(arrived)]
+    assert (refused.error.code, refused.error.type) == (429, "backlog")
+    assert not [step for step, _ in replica.order if step == "here"]
+    assert await replica.answer(request_, attempt=100) == ["several_sequences"]
+
+
+async def test_a_picture_whose_turn_does_not_come_is_refused():
+    local = LocalPrefills(1, 4)
+    replica = Replica(only_here(LocalReason.NOT_TEXT), local, wait_s=0.01)
+    async with local.claimed(CONTEXT.party) as claim, local.turn(claim, 1):
+        arrived = Arrived(PICTURE, INFO, CONTEXT, 0.0, is_chat=True)
+        (refused,) = [piece async for piece in replica.answering.answer(arrived)]
+    assert refused.error.type == "backlog"
+    assert replica.order == []
