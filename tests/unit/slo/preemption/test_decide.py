@@ -137,6 +137,13 @@ KEPT = [
         {"policy": FEASIBLE_SET},
     ),
     (
+        "it can wait, by set",
+        KeepReason.PATIENCE,
+        step(RELAXED),
+        [job("w", 2.8)],
+        {"policy": FEASIBLE_SET, "patience": 0.9},
+    ),
+    (
         "it would be stopped for too long, by set",
         KeepReason.MAX_SUSPENDED_TIME,
         step(replace(RELAXED, suspended_s=4.5)),
