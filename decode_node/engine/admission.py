@@ -67,35 +67,43 @@ class Admission:
     def admitted(self, waits: Collection[Request], places: int, now_s: float) -> list[Request] | None:
         """Who of those that wait for memory may start, in order; None for all, as they stand.
 
+        All of them start with the next step then, if it has room for what it computes of them.
+
         Args:
             waits: They.
             places: Streams that the engine has at most.
             now_s: Now.
         """
         view, held_by = self._view, self._view.holders()
-        below = self._places_below(held_by, places, now_s)
-        waiting = [request for request in waits if below > 0 or view.rank(request) == view.top_rank]
+        left, kept = self._places(held_by, places, now_s)
+        waiting = [
+            request for request in waits if left > (0 if view.rank(request) == view.top_rank else kept)
+        ]
         if not waiting:
             return []
         requests = {request.request_id: request for request in waiting}
-        ordered = restore_order(map(view.parked, waiting), self._tiers, self._ageing, now_s)
+        parked = [view.parked(request, now_s) for request in waiting]
+        ordered = restore_order(parked, self._tiers, self._ageing, now_s)
         waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, held_by, now_s)
-        found = starts(ordered, waiters, self._room(held_by, below, now_s), self._tiers, now_s)
-        for parked in found:
-            self._book.accounts[parked.request_id].pulls_since_s = now_s
+        found = starts(ordered, waiters, self._room(held_by, left, kept, now_s), self._tiers, now_s)
+        for one in found:
+            self._book.accounts[one.request_id].pulls_since_s = now_s
         if len(found) == len(waits) and not self._book.parked:
             return None
-        return [requests[parked.request_id] for parked in found]
+        return [requests[one.request_id] for one in found]
 
-    def _places_below(self, held_by: Sequence[Request], places: int, now_s: float) -> float:
-        """How many below the top tier may start beside those that have memory, of all places."""
+    def _places(self, held_by: Sequence[Request], places: int, now_s: float) -> tuple[float, int]:
+        """How many may start beside those that have memory, and how many of these of the top tier alone."""
         top_rank = self._tiers.top_rank
-        if not (self._knows_top and top_rank):
-            return math.inf  # vLLM keeps to its bound
+        if not top_rank:
+            return math.inf, 0  # nobody passes anybody; vLLM keeps to its bound
+        left = places - len(held_by)
+        if not self._knows_top:
+            return left, 0
         tops = sum([self._view.rank(request) == top_rank for request in held_by])
-        return self._reserve.places_below(places, tops, len(held_by), now_s)
+        return left, self._reserve.places_kept(places, tops, now_s)
 
-    def _room(self, held_by: Sequence[Request], places_below: float, now_s: float) -> Room:
+    def _room(self, held_by: Sequence[Request], places: float, places_kept: int, now_s: float) -> Room:
         """The memory and the places that may be given out."""
         view = self._view
         pool = view.pool(held_by)
@@ -106,7 +114,8 @@ class Admission:
             self.reserved_tokens(held_by, now_s),
             self.reserve(now_s) * pool.tokens,
             view.blocks_ahead * view.block_tokens,
-            places_below,
+            places,
+            places_kept,
             restores=bool(self._book.restoring),
         )
 

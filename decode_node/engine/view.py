@@ -146,7 +146,7 @@ class StreamView:
         needs = max(0, self.blocks_for(request.num_tokens) - len(self.blocks(request)))
         return Stream(request.request_id, self._tiers.rank(account.tier), 0.0, 0, 0, needs, needs, 0)
 
-    def parked(self, request: Request) -> Parked:
+    def parked(self, request: Request, now_s: float) -> Parked:
         """A request that waits for memory."""
         account = self._accounts[request.request_id]
         since_s = account.arrived_s if account.parked_s is None else account.parked_s
@@ -156,7 +156,7 @@ class StreamView:
             since_s,
             account.parked_s is None,
             self.preemptions(request),
-            account.credit_s(request.num_output_tokens, since_s),
+            account.credit_s(request.num_output_tokens, now_s),
             request.num_tokens,
             account.may_drop,
         )

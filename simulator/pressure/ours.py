@@ -40,7 +40,8 @@ class Ours:
     def chunk_tokens(self, engine: PressedEngine) -> int:
         """As configured; while somebody computes again, no more than the tightest pace bears."""
         most, token_s = engine.setup.chunk_tokens, engine.setup.prompt_token_s
-        objectives = [one.asked.tpot_s for one in engine.holders if one.asked.tpot_s is not None]
+        decoding = [one for one in engine.running if one.length - one.computed == 1]
+        objectives = [one.asked.tpot_s for one in decoding if one.asked.tpot_s is not None]
         is_restoring = any(one.parked_s is not None for one in engine.waiting) or _restores(engine)
         if not (objectives and token_s and is_restoring):
             return most
@@ -84,7 +85,7 @@ class Ours:
         if not engine.waiting:
             return []
         by_name = {one.asked.name: one for one in engine.waiting}
-        parked = [self._parked(one) for one in engine.waiting]
+        parked = [self._parked(one, engine.now_s) for one in engine.waiting]
         ordered = restore_order(parked, self._tiers, self._ageing, engine.now_s)
         found = starts(
             ordered, _Waiters(self, engine, by_name), self._room(engine), self._tiers, engine.now_s
@@ -107,7 +108,8 @@ class Ours:
             reserve_tokens,
             self._reserve.part(now_s) * tokens,
             ahead * block_tokens,
-            self._reserve.places_below(setup.max_seqs, tops, len(holders), now_s) if top_rank else math.inf,
+            setup.max_seqs - len(holders) if top_rank else math.inf,
+            self._reserve.places_kept(setup.max_seqs, tops, now_s) if top_rank else 0,
             restores=_restores(engine),
         )
 
@@ -174,7 +176,7 @@ class Ours:
         )
 
     @staticmethod
-    def _parked(one: PressedStream) -> Parked:
+    def _parked(one: PressedStream, now_s: float) -> Parked:
         since_s = one.asked.at_s if one.parked_s is None else one.parked_s
         is_newcomer = one.parked_s is None
         return Parked(
@@ -183,7 +185,7 @@ class Ours:
             since_s,
             is_newcomer,
             one.preemptions,
-            one.credit_s(since_s),
+            one.credit_s(now_s),
             one.length,
         )
 

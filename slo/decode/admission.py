@@ -46,7 +46,8 @@ class Room:
         reserve_tokens: What is kept for the top tier beside what it holds.
         top_tokens: The same with what it holds.
         ahead_tokens: What a stream takes at most in the next steps.
-        places_below: How many below the top tier may start.
+        places: How many may start.
+        places_kept: Of these, those that are kept for the top tier.
         restores: Whether somebody computes again what it has lost.
     """
 
@@ -56,8 +57,13 @@ class Room:
     reserve_tokens: float
     top_tokens: float
     ahead_tokens: int
-    places_below: float = math.inf
+    places: float = math.inf
+    places_kept: int = 0
     restores: bool = False
+
+    def has_place(self, *, is_top: bool) -> bool:
+        """Whether one more may start, of the top tier or below it."""
+        return self.places > (0 if is_top else self.places_kept)
 
     def keeps(self, newcomer: Holding) -> bool:
         """Whether one of the top tier is within what is kept for it."""
@@ -70,7 +76,8 @@ class Room:
 
     def give(self, newcomer: Holding, tokens: int, *, is_top: bool, is_kept_for: bool) -> None:
         """A newcomer takes so much of what is free."""
-        self.places_below -= not is_top
+        self.places -= 1
+        self.places_kept -= is_top and self.places_kept > 0
         self.reserve_tokens -= newcomer.tokens if is_kept_for else 0
         self.holdings.append(newcomer)
         self.pool = replace(self.pool, free_tokens=self.pool.free_tokens - tokens)
@@ -92,7 +99,7 @@ def starts(
     is_held = False
     for parked in ordered:
         is_top = tiers.rank(parked.tier) == tiers.top_rank
-        if (is_held and not (is_top and parked.is_newcomer)) or not (is_top or room.places_below > 0):
+        if (is_held and not (is_top and parked.is_newcomer)) or not room.has_place(is_top=is_top):
             continue
         newcomer = waiters.holding(parked)
         is_kept_for = is_top and room.keeps(newcomer)

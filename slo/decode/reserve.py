@@ -45,17 +45,9 @@ class TopTierReserve:
         """Of so many places for streams, those of the reserve; none where one is more than `MOST` of them."""
         return min(math.ceil(self.part(now_s) * total), math.floor(MOST * total))
 
-    def places_below(self, total: int, tops: int, held: int, now_s: float) -> float:
-        """How many below the top tier may start; infinite where no place is kept.
-
-        Args:
-            total: Places for streams.
-            tops: Of the top tier that have memory.
-            held: All that have some.
-            now_s: Now.
-        """
-        kept = self.places(total, now_s)
-        return total - max(0, kept - tops) - held if kept else math.inf
+    def places_kept(self, total: int, tops: int, now_s: float) -> int:
+        """Of so many places for streams, those that others may not take beside `tops` of the top tier."""
+        return max(0, self.places(total, now_s) - tops)
 
     def kept(self, held: float, now_s: float, monitors: float = 0.0) -> float:
         """What others may not take while the top tier holds `held`."""

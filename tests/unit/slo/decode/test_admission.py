@@ -112,9 +112,17 @@ def test_who_slows_the_others_down_holds_back_whoever_comes_after_it():
 
 def test_places_that_are_kept_are_for_the_top_tier():
     ordered = [newcomer("a"), newcomer("b"), newcomer("top", PREMIUM)]
-    assert names(ordered, room(places_below=1)) == ["a", "top"]
-    assert names(ordered, room(places_below=0)) == ["top"]
-    assert names(ordered, room(places_below=math.inf)) == ["a", "b", "top"]
+    assert names(ordered, room(places=2, places_kept=1)) == ["a", "top"]
+    assert names(ordered, room(places=1, places_kept=1)) == ["top"]
+    assert names(ordered, room(places=2)) == ["a", "b"]
+    assert names(ordered, room(places=math.inf)) == ["a", "b", "top"]
+
+
+def test_one_of_the_top_tier_takes_a_place_from_those_below_where_none_is_kept():
+    ordered = [newcomer("top", PREMIUM), newcomer("a"), newcomer("b")]
+    assert names(ordered, room(places=1)) == ["top"]
+    assert names(ordered, room(places=2)) == ["top", "a"]
+    assert names(ordered, room(places=2, places_kept=1)) == ["top", "a"], "the place was its own"
 
 
 @pytest.mark.parametrize(("waited_s", "expected"), [(19.0, []), (21.0, ["one"])])
