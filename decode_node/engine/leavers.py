@@ -38,12 +38,15 @@ class Leavers:
 
     def leave(self, request: Request, account: StreamAccount, preemptions: int, now_s: float) -> None:
         """A request leaves."""
-        self.away = {job: away for job, away in self.away.items() if now_s - away.left_s < _AWAY_S}
-        self.away[account.job] = account.leaves(preemptions, request.num_computed_tokens, now_s)
+        self._remember(account, preemptions, request.num_computed_tokens, now_s)
 
     def leave_again(self, account: StreamAccount, now_s: float) -> None:
         """One that was back has got no KV and will try again."""
-        self.away[account.job] = account.leaves(account.preemptions_before, account.lost_tokens, now_s)
+        self._remember(account, account.preemptions_before, account.lost_tokens, now_s)
+
+    def _remember(self, account: StreamAccount, preemptions: int, tokens: int, now_s: float) -> None:
+        self.away = {job: away for job, away in self.away.items() if now_s - away.left_s < _AWAY_S}
+        self.away[account.job] = account.leaves(preemptions, tokens, now_s)
 
     def is_back(self, account: StreamAccount) -> bool:
         """Whether a request that arrives had left; its account then goes on."""

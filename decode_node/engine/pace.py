@@ -55,10 +55,14 @@ class Pace:
         return self._times.predict_s(StepShape(len(running), context))
 
     def chunk_tokens(self) -> int:
-        """Tokens of a sequence that a step computes again: so many that the tightest pace bears it."""
-        book = self._book
+        """Tokens of a sequence that a step computes again: so many that the tightest pace bears it.
+
+        Whoever waits, or has its own prompt computed, has no token in the step.
+        """
+        paced, accounts = self._book.paced, self._book.accounts
         token_s = self._times.prompt_token_s if self._times.is_known else 0.0
-        objectives = [book.accounts[name].tpot_s or 0.0 for name in book.paced if name not in book.parked]
+        decoding = [one.request_id for one in self._view.running if paced and not one.is_prefill_chunk]
+        objectives = [accounts[name].tpot_s or 0.0 for name in decoding if name in paced]
         if not objectives or not token_s:
             return self.most_tokens
         return chunk_within(min(objectives), token_s, self.most_tokens)

@@ -245,7 +245,7 @@ class PressureScheduler(CarryingScheduler):
     def _drop_overdue(self, after_s: float, now_s: float) -> None:
         """Drop those that have waited for their memory for too long and are not in this step either."""
         waiting = [self.requests[name] for name in self._book.droppable & self._book.parked]
-        without = [self._view.parked(request) for request in waiting if not self._view.blocks(request)]
+        without = [self._view.parked(request, now_s) for request in waiting if not self._view.blocks(request)]
         for parked in overdue(without, after_s, now_s):
             self._drop(self.requests[parked.request_id], VictimReason.PARKED)
 
@@ -263,6 +263,14 @@ class PressureScheduler(CarryingScheduler):
                 self._leavers.took(account, alone_s, now_s)
         self._book.restored(name)
 
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """End a request as vLLM does; blocks that are written to meanwhile are freed later."""
+        account = self._book.accounts[request.request_id]
+        if request.request_id in self._book.parked and account.pulls:
+            # What it was to pull has failed, or was given up; it will try again, unless its client has gone.
+            self._leavers.leave_again(account, time.monotonic())
+        return super()._free_request(request, *args, **kwargs)
+
     def _free_blocks(self, request: Request) -> None:
         """Free a request's blocks as vLLM does once it has ended, and close its account."""
         name, book = request.request_id, self._book
@@ -270,9 +278,16 @@ class PressureScheduler(CarryingScheduler):
         has_ended = request.status in {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
         if name in book.restoring and has_ended:
             self._restored(name, time.monotonic())
-        is_parked, account = name in book.parked, book.close(name)
-        if is_parked and account.pulls and request.status == RequestStatus.FINISHED_ERROR:
-            # What it was to pull has failed; it will try again.
-            self._leavers.leave_again(account, time.monotonic())
-        if has_ended:
+        account = book.close(name)
+        if has_ended or _may_have_stopped(request):
             self._lengths.ended(account.tier, account.tenant, request.num_output_tokens)
+
+
+def _may_have_stopped(request: Request) -> bool:
+    """Whether a request has ended with one of its stop strings, for all that the engine knows.
+
+    The client's process finds them and aborts; a client that goes looks the same, and frees its memory too.
+    """
+    is_aborted = request.status == RequestStatus.FINISHED_ABORTED
+    params = request.sampling_params
+    return is_aborted and params is not None and bool(params.stop) and request.num_output_tokens > 0

@@ -95,8 +95,14 @@ class Relief:
         return VictimReason.VLLM, self._rules(chunk_tokens).taken_by(stream, others_weight)
 
     def _swap_out(self, request: Request) -> bool:
-        """Have a request's blocks moved to host memory before somebody else gets them."""
-        if self._swaps is None:
+        """Have a request's blocks moved to host memory before somebody else gets them.
+
+        One in the midst of a prompt whose log-probabilities are asked for cannot go on there: vLLM's second
+        model runner forgets those that it has when a request loses its memory.
+        """
+        asked = getattr(request.sampling_params, "prompt_logprobs", None)
+        is_in_prompt = request.num_computed_tokens < request.num_prompt_tokens
+        if self._swaps is None or (is_in_prompt and asked is not None):
             return False
         blocks = [block.block_id for block in self._view.blocks(request)]
         return self._swaps.take(request.request_id, blocks, request.num_computed_tokens)

@@ -15,6 +15,7 @@ from decode_node.engine.setup import DecodeSetup
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
 from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import NixlConnector
+from kv_transfer.swap.book import SwapBook
 from slo.decode.predicted_peak import Pool
 from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape
@@ -107,6 +108,27 @@ def test_vllm_would_have_taken_it_from_whoever_came_last(stepped):
         engine.add(name, 100, 120, tier=tier)
     engine.finish()
     assert engine.preempted[0] == "top"
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "steps", "by"),
+    [(1, 2, "recompute"), (None, 2, "swap"), (1, 12, "swap")],
+    ids=["in the midst of its prompt", "that asks for none", "behind its prompt"],
+)
+def test_log_probabilities_of_half_a_prompt_do_not_survive_in_host_memory(stepped, logprobs, steps, by):
+    engine = stepped(60)
+    knows_steps(engine, fixed_s=0.001, prompt_s=0.001)
+    swaps = engine.scheduler._relief._swaps = SwapBook(100, BLOCK)
+    swaps.block_s = 1e-6
+    engine.add("other", 16, 50)
+    request = engine.add("low", 400, 50, tier=LOW)
+    request.sampling_params.prompt_logprobs = logprobs
+    for _ in range(steps):
+        engine.step()
+    engine.scheduler.running.remove(request)
+    engine.scheduler._preempt_request(request, time.monotonic())
+    assert engine.scheduler._report.figures.preempted == [(LOW, "vllm", by)]
+    assert bool(swaps.tokens_of("low")) is (by == "swap")
 
 
 def test_a_stream_that_has_just_started_is_spared(stepped):
@@ -217,6 +239,26 @@ def test_a_sequence_is_computed_again_in_chunks_that_the_tightest_pace_bears(ste
     assert len(engine.scheduler._report.figures.restored) == len(engine.preempted)
 
 
+def test_only_who_has_a_token_in_the_step_bounds_what_is_computed_again_beside_it(stepped):
+    engine = stepped(500, chunk=256)
+    knows_steps(engine, prompt_s=0.001)
+    pace = engine.scheduler._pace
+    engine.add("free", 16, 100, tier=LOW)
+    for _ in range(2):
+        engine.step()
+    engine.add("waits", 16, 100, tier=LOW, tpot_s=0.02)
+    assert pace.chunk_tokens() == 256
+    engine.scheduler.finish_requests("waits", RequestStatus.FINISHED_ABORTED)
+    engine.add("computes", 1500, 100, tier=LOW, tpot_s=0.02)
+    engine.step()
+    assert pace.chunk_tokens() == 256, "its own prompt is computed"
+    engine.add("decodes", 16, 100, tier=LOW, tpot_s=0.064)
+    for _ in range(2):
+        engine.step()
+    assert pace.chunk_tokens() == 32
+    engine.finish()
+
+
 def test_a_victim_waits_until_there_is_room_for_it_to_end(stepped):
     engine = stepped(30)
     expects(engine, 100)
@@ -278,6 +320,43 @@ def test_places_are_kept_for_the_top_tier_once_it_has_come(stepped, monkeypatch)
     monkeypatch.undo()
     engine.add("top", 16, 10, tier=TOP)
     assert "top" in engine.step().num_scheduled_tokens
+    engine.finish()
+
+
+@pytest.mark.parametrize("places", [4, 20])
+def test_a_place_that_becomes_free_goes_to_the_highest_tier_whoever_waits_for_longer(stepped, places):
+    engine = stepped(5000, max_num_seqs=places)
+    for number in range(places):
+        engine.add(f"early{number}", 16, 60 if number else 5, tier=LOW)
+    engine.step()
+    for number in range(6):
+        engine.add(f"low{number}", 16, 60, tier=LOW)
+    engine.add("mid", 16, 60, tier=MIDDLE)
+    while "early0" not in engine.finished:
+        engine.step()
+    engine.step()
+    started = [request.request_id for request in engine.scheduler.running]
+    assert "mid" in started
+    assert len(started) == places
+    engine.finish()
+
+
+def test_one_of_the_top_tier_takes_the_last_place_where_none_is_kept_any_more(stepped):
+    engine = stepped(5000, max_num_seqs=20)
+    for name in ("top0", "top1"):
+        engine.add(name, 16, 60, tier=TOP)
+    for number in range(18):
+        engine.add(f"early{number}", 16, 60 if number else 5, tier=LOW)
+    engine.step()
+    assert len(engine.scheduler.running) == 20
+    engine.add("low", 16, 60, tier=LOW)
+    engine.add("top2", 16, 60, tier=TOP)
+    while "early0" not in engine.finished:
+        engine.step()
+    engine.step()
+    started = [request.request_id for request in engine.scheduler.running]
+    assert "top2" in started
+    assert "low" not in started
     engine.finish()
 
 
@@ -426,6 +505,24 @@ def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped)
     engine.finish()
 
 
+def test_of_those_whose_memory_was_taken_the_one_that_is_least_ahead_now_comes_first(stepped):
+    engine = stepped(500)
+    for name in ("long_ago", "just_now"):
+        engine.add(name, 16, 100, tpot_s=1.0)
+    for _ in range(3):
+        engine.step()
+    scheduler = engine.scheduler
+    for name, due_s, parked_s in (("long_ago", 950.0, 900.0), ("just_now", 1010.0, 999.0)):
+        request, account = scheduler.requests[name], scheduler._book.accounts[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, 0.0)
+        account.first_s, account.first_tokens = due_s, request.num_output_tokens
+        account.parked_s = parked_s
+    found = scheduler._admission.admitted(scheduler.waiting, 64, 1000.0)
+    assert [request.request_id for request in found] == ["long_ago"], "the other one's turn comes after it"
+    engine.finish()
+
+
 def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped):
     engine = stepped(500)
     knows_steps(engine, fixed_s=0.001, stream_s=0.01)
@@ -536,7 +633,7 @@ def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
 
 @pytest.mark.parametrize("tier", [LOW, TOP])
 def test_one_that_waits_for_its_turn_leaves_what_it_does_not_need_to_those_behind_it(stepped, tier):
-    engine = stepped(200)
+    engine = stepped(200, chunk=32)  # so that what is computed again takes several steps
     expects(engine, 20)
     for name, prompt in (("first", 160), ("second", 176), ("pulls", 192)):
         engine.add(name, prompt, 60, tier=tier)
@@ -550,8 +647,6 @@ def test_one_that_waits_for_its_turn_leaves_what_it_does_not_need_to_those_behin
     accounts = scheduler._book.accounts
     accounts["pulls"].pulls = True
     scheduler.kv_cache_manager.reset_prefix_cache()
-    knows_steps(engine, prompt_s=0.001)
-    engine.add("pace", 16, 60, tier=TOP, tpot_s=0.064)  # so that what is computed again takes several steps
     output = engine.step()
     assert "first" in output.num_scheduled_tokens
     engine.add("newcomer", 16, 20, tier=tier)
@@ -660,6 +755,21 @@ def test_lengths_are_learned_from_answers_that_end_by_themselves(stepped):
     assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == 12
 
 
+@pytest.mark.parametrize(("stop", "learned"), [(["."], 7), ([], 256)])
+def test_lengths_are_learned_from_answers_that_end_with_a_stop_string(stepped, stop, learned):
+    engine = stepped(500)
+    for number in range(30):
+        engine.add(f"r{number}", 10, 500, tenant="t").sampling_params.stop = stop
+    engine.add("unborn", 10, 500, tenant="t").sampling_params.stop = stop
+    engine.scheduler.finish_requests("unborn", RequestStatus.FINISHED_ABORTED)
+    for _ in range(7):
+        engine.step()
+    for number in range(30):  # as the client's process ends one in whose text it has found the string
+        engine.scheduler.finish_requests(f"r{number}", RequestStatus.FINISHED_ABORTED)
+    engine.scheduler._lengths.factor = 1.0
+    assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == learned
+
+
 def test_steps_are_measured(stepped):
     engine = stepped(200)
     engine.add("a", 10, 60)
@@ -732,17 +842,40 @@ def test_one_that_comes_back_is_no_newcomer_and_has_been_through_it_before(stepp
     emitted = len(engine.tokens["low"])
     engine.add("new", 40, 5, tier=LOW)
     back = engine.add("back", 100 + emitted, 300 - emitted, tier=LOW, **{JOB_XARG: "job"})
-    view = engine.scheduler._view
+    view, now_s = engine.scheduler._view, time.monotonic()
     assert view.preemptions(back) == 1
     assert back.num_preemptions == 0, "by which vLLM tells a request that its workers know"
-    assert not view.parked(back).is_newcomer
+    assert not view.parked(back, now_s).is_newcomer
     account = engine.scheduler._book.accounts["back"]
     assert account.first_s < account.parked_s, "its pace counts from its first token on"
-    assert view.parked(back).preemptions == 1
+    assert view.parked(back, now_s).preemptions == 1
     assert not engine.scheduler._leavers.away
     engine.finish()
     assert len(engine.tokens["back"]) == 300 - emitted
     assert LOW in [tier for tier, _ in engine.scheduler._report.figures.restored]
+
+
+@pytest.mark.parametrize("status", [RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR])
+@pytest.mark.parametrize("pulls_now", [False, True], ids=["waits", "is pulling"])
+def test_one_that_is_back_and_does_not_get_its_kv_is_remembered_however_that_ends(stepped, status, pulls_now):
+    engine = stepped(60)
+    leaves(engine, "job")
+    emitted = len(engine.tokens["low"])
+    scheduler = engine.scheduler
+    back = engine.add("back", 100 + emitted, 300 - emitted, tier=LOW, **{JOB_XARG: "job"})
+    scheduler._book.accounts["back"].pulls = True
+    if pulls_now:  # its blocks are freed only once nothing is written to them any more
+        scheduler.waiting.remove_request(back)
+        back.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        scheduler.skipped_waiting.add_request(back)
+    scheduler.finish_requests("back", status)
+    assert scheduler._leavers.away["job"].preemptions == 1
+    again = engine.add("again", 100 + emitted, 300 - emitted, tier=LOW, **{JOB_XARG: "job"})
+    assert not scheduler._view.parked(again, time.monotonic()).is_newcomer
+    if pulls_now:
+        scheduler._free_blocks(back)
+    assert not scheduler._leavers.away
+    engine.finish()
 
 
 def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
