@@ -39,12 +39,21 @@ class PrefillFailedError(Exception):
     Attributes:
         cause: Why.
         replica: Who had it; None when nobody knows.
+        is_up: Whether it was asked after that, and serves.
     """
 
-    def __init__(self, cause: FailureCause, replica: ReplicaId | None = None, detail: str = "") -> None:
+    def __init__(
+        self,
+        cause: FailureCause,
+        replica: ReplicaId | None = None,
+        detail: str = "",
+        *,
+        is_up: bool = False,
+    ) -> None:
         super().__init__(f"{cause.value} ({detail})" if detail else cause.value)
         self.cause = cause
         self.replica = replica
+        self.is_up = is_up
 
 
 @dataclass(slots=True)
@@ -74,6 +83,16 @@ class PrefillWatch:
         self._silent_after_s = silent_after_s
         self._watched: dict[ReplicaId | None, _Watched] = {}
         self._budget = ReplacementBudget()
+
+    async def is_up(self, replica: ReplicaId | None) -> bool:
+        """Whether a replica says now that it serves; one that does not answer in time does not."""
+        loop = asyncio.get_running_loop()
+        asked = loop.create_task(self._ask(replica), context=contextvars.Context())  # see `_join`
+        try:
+            return await answer_within(asked, self._silent_after_s) is None
+        except Exception as error:  # noqa: BLE001 - whatever ails the call, the replica is not known to serve
+            logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
+            return False
 
     async def result(self, answer: Awaitable[Any], replica: ReplicaId | None, grace_s: float = 0.0) -> Any:
         """What `answer` gives.

@@ -166,7 +166,7 @@ class RouterCore:
 
         A request that was admitted before and whose replica failed is not asked about shares again.
         """
-        replicas = self.view.usable_prefill(now_s, request.failed_replicas)
+        replicas = self._prefill_for(request, now_s)
         tokens = self.view.tokens(request)
         newcomer = self._newcomer(request, tokens)
         is_local = request.only_decode or not replicas
@@ -206,6 +206,12 @@ class RouterCore:
         placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)
         decode.placed(tokens, newcomer, now_s)
         return placed
+
+    def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
+        """The replicas that may prefill a request: those that it avoids only where there are no others."""
+        failed, avoided = request.failed_replicas, request.avoided_replicas
+        replicas = self.view.usable_prefill(now_s, (*failed, *avoided))
+        return replicas or (self.view.usable_prefill(now_s, failed) if avoided else [])
 
     def _newcomer(self, request: PlacementRequested, tokens: int) -> Newcomer:
         tier = request.objective.tier

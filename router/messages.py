@@ -44,6 +44,7 @@ class PlacementRequested(Message):
         decode_samples_first: Whether decode samples its first token, and not prefill.
         prompts: How many it has.
         only_decode: Whether only decode can compute them, so that they are no work of the prefill tier.
+        avoided_replicas: Prefill replicas that it is placed on only if there is no other.
     """
 
     job_id: JobId
@@ -69,6 +70,7 @@ class PlacementRequested(Message):
     decode_samples_first: bool = False
     prompts: int = 1
     only_decode: bool = False
+    avoided_replicas: tuple[ReplicaId, ...] = ()
 
     @property
     def party(self) -> Party:
@@ -103,6 +105,7 @@ class PlacementRequested(Message):
             is_admitted=True,
             however_late=request.cause is FailureCause.LEFT,
             lost_replica=request.lost_replica,
+            avoided_replicas=request.avoided_replicas,
         )
 
 

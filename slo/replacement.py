@@ -25,7 +25,7 @@ class FailureCause(enum.StrEnum):
     SILENT = "silent"
     """The replica answers nobody any more."""
     PULL_FAILED = "pull_failed"
-    """The prefill was done, and its KV cache could not be pulled."""
+    """The prefill was done, and its KV cache could not be pulled, or not in time."""
     NO_REPLICA = "no_replica"
     """Serve knows of no prefill replica that runs."""
     REQUEST_FAILED = "request_failed"
@@ -35,7 +35,7 @@ class FailureCause(enum.StrEnum):
 
     @property
     def is_replicas(self) -> bool:
-        """Whether it says something about the replica, and not about one job alone."""
+        """Whether it says something of a replica that does not say that it serves, not of one job alone."""
         return self not in {FailureCause.SILENT, FailureCause.REQUEST_FAILED, FailureCause.LEFT}
 
 
@@ -68,6 +68,7 @@ class ReplacementRequested(Message):
         failed_replicas: Replicas on which it failed; it is not placed there again.
         cause: How the last of them failed.
         lost_replica: The one of them that nobody can use until it reports again; None for none.
+        avoided_replicas: It is placed there only if there is no other.
     """
 
     job_id: JobId
@@ -79,6 +80,7 @@ class ReplacementRequested(Message):
     failed_replicas: tuple[ReplicaId, ...]
     cause: FailureCause
     lost_replica: ReplicaId | None = None
+    avoided_replicas: tuple[ReplicaId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

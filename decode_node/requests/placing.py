@@ -54,15 +54,13 @@ class Placing:
 
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
-        context, call = run.context, run.call
-        failed = context.failed_replicas
-        if failure.replica is not None:
-            failed = (*failed, failure.replica)
+        call, replica = run.call, failure.replica
+        if replica is not None:
+            self._hold_against(run, replica, failure)
         context = replace(
-            context.next_attempt(),
-            failed_replicas=failed,
+            run.context.next_attempt(),
             # Nothing is left of a deadline for the first token once there is one.
-            explicit_deadline=context.explicit_deadline and run.carried is None,
+            explicit_deadline=run.context.explicit_deadline and run.carried is None,
         )
         outcome = self.rules.refusal(context, run.replacements)
         if outcome is None:
@@ -73,9 +71,10 @@ class Placing:
                 explicit_deadline=context.explicit_deadline,
                 tokens=len(call.token_ids),
                 decode_replica=self.replica,
-                failed_replicas=failed,
+                failed_replicas=run.failed_replicas,
                 cause=failure.cause,
-                lost_replica=failure.replica if failure.cause.is_replicas else None,
+                lost_replica=replica if failure.cause.is_replicas and not failure.is_up else None,
+                avoided_replicas=tuple(run.doubted),
             )
             started_s = time.monotonic()
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
@@ -101,6 +100,16 @@ class Placing:
         )
         return outcome
 
+    @staticmethod
+    def _hold_against(run: Underway, replica: ReplicaId, failure: PrefillFailedError) -> None:
+        """Have the run prefer other replicas; only one that serves may try once more what was not pulled."""
+        before = run.context.failed_replicas
+        if failure.is_up and replica not in before:
+            run.doubted.add(replica)
+        else:
+            run.doubted.discard(replica)
+        run.context = replace(run.context, failed_replicas=tuple(dict.fromkeys((*before, replica))))
+
     async def left(self, run: Underway) -> RequestContext:
         """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
         carried = run.carried
@@ -117,8 +126,9 @@ class Placing:
             explicit_deadline=False,
             tokens=len(run.call.token_ids) + (0 if carried is None else len(carried.token_ids)),
             decode_replica=self.replica,
-            failed_replicas=context.failed_replicas,
+            failed_replicas=run.failed_replicas,
             cause=FailureCause.LEFT,
+            avoided_replicas=tuple(run.doubted),
         )
         outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
         if outcome not in {ReplacementOutcome.ROUTER, ReplacementOutcome.SERVE}:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from decode_node.spans import RequestSpans
     from sampling.carried import Adapter, Carried
-    from slo.request import RequestContext
+    from slo.request import ReplicaId, RequestContext
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class Underway:
     Attributes:
         context: As of its latest attempt.
         replacements: How often it has been placed again.
+        doubted: Replicas that serve, and from which one pull of its KV has failed.
         budget_s: What it had when it came until its first token was due; None for no deadline.
         due_s: When that was, on this host's monotonic clock.
         may_leave: Whether the engine may let it go for lack of memory.
@@ -89,6 +90,7 @@ class Underway:
     call: Call
     context: RequestContext
     replacements: int = 0
+    doubted: set[ReplicaId] = field(default_factory=set)
     budget_s: float | None = None
     due_s: float | None = None
     may_leave: bool = False
@@ -99,6 +101,11 @@ class Underway:
     refusal: ErrorResponse | None = None
     adapter: Adapter | None = None
     cached_tokens: int | None = None
+
+    @property
+    def failed_replicas(self) -> tuple[ReplicaId, ...]:
+        """Replicas that it is not placed on again; `context` has those that are `doubted` among them."""
+        return tuple(one for one in self.context.failed_replicas if one not in self.doubted)
 
     def refuse(self, response: ErrorResponse) -> RefusedError:
         """Answer with this; the exception is for vLLM."""

@@ -29,13 +29,18 @@ from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Amount, Call
 from decode_node.spans import RequestSpans
+from router.core import RouterCore
+from router.messages import PlacementRequested
+from router.placement.least_harm import LeastHarm
 from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
 from slo.errors import Rejected, RejectionReason
+from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import (
     FailureCause,
     Replaced,
     ReplacementRules,
 )
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import (
     ENGINE_DIED,
     FIRST_DUE_XARG,
@@ -47,7 +52,7 @@ from slo.request import (
     ReplicaId,
     RequestContext,
 )
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 FIRST, SECOND, THIRD = 1, 2, 3
@@ -101,7 +106,7 @@ class Play:
         self.serve = serve
         self.first_ends = ended
         self.asked, self.contexts, self.released, self.prompts, self.pulls = [], [], [], [], []
-        self.given, self.cached = [], []
+        self.given, self.cached, self.engine = [], [], []
         self.again = None  # what decode makes of every attempt but the first, whatever prefill has done
         self.dead = False
         self.replace = SimpleNamespace(remote=self.place)
@@ -185,6 +190,7 @@ class Play:
                 yield ended
                 return
             if one is FAILED:
+                self.engine.append("failed")
                 yield output([] if is_stream else whole, error=True)
                 return
             if isinstance(one, tuple):  # tokens that nobody has taken yet come with the word that it leaves
@@ -386,8 +392,81 @@ async def test_a_failed_pull_is_placed_again_and_repeats_nothing(request_, answe
     steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
     assert await serve(steps, counts, request=request_) == answer
     assert counts[("pull_failed", "router")] == 1
-    assert steps.asked[0].lost_replica == A
+    (asked,) = steps.asked
+    assert (asked.lost_replica, asked.failed_replicas, asked.avoided_replicas) == (None, (), (A,))
+    assert steps.contexts[1].failed_replicas == (A,), "Serve would rather choose another one, too"
     assert steps.released == [(A, "job")]
+
+
+@pytest.mark.parametrize("ails", [FailureCause.REPLICA_DIED, RuntimeError("lost"), None], ids=str)
+async def test_a_failed_pull_is_the_replicas_fault_if_it_does_not_say_that_it_serves(ails):
+    async def ask(replica):
+        if replica != A or "failed" not in steps.engine:
+            return None
+        if ails is None:
+            await asyncio.Event().wait()
+        if isinstance(ails, Exception):
+            raise ails
+        return ails
+
+    steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, ask=ask) == STREAMED
+    (asked,) = steps.asked
+    assert (asked.lost_replica, asked.failed_replicas, asked.avoided_replicas) == (A, (A,), ())
+
+
+def routed(*prefill):
+    """A router that has heard of these replicas, and answers as the real one does."""
+    tier = TierPolicy(2.0, None, sheddable=True, weight=1.0)
+    core = RouterCore({STANDARD: tier}, LeastHarm())
+    for name in prefill:
+        core.prefill_reported(PrefillReported(name, PrefillPredictor(1e-4, 0.0), (), None, 0.0), 0.0)
+    core.view.decode_reported(DecodeReported(D, 0.0, 0), 0.0)
+
+    class Router(Play):
+        async def place(self, request):
+            self.asked.append(request)
+            if request.lost_replica is not None:
+                core.view.replica_gone(ReplicaGone(request.lost_replica))
+            placed = core.place(PlacementRequested.again(request), 0.0)
+            if isinstance(placed, Rejected):
+                return placed
+            return Replaced(placed.prefill_replica, placed.handoff_s)
+
+    return core, Router
+
+
+@CASES
+async def test_the_only_prefill_replica_is_used_again_after_one_failed_pull_and_stays_with_the_router(
+    request_, answer
+):
+    core, router = routed(A)
+    steps = router({A: [FAILED]})
+    steps.again = ANSWER
+    assert await serve(steps, request=request_, local=LocalPrefills(1)) == answer
+    assert [one.prefill_replica for one in steps.contexts] == [A, A]
+    assert list(core.view.prefill) == [A]
+
+
+@CASES
+async def test_after_two_failed_pulls_from_the_only_prefill_replica_decode_computes_the_prompt(
+    request_, answer
+):
+    core, router = routed(A)
+    counts, steps = Counts(), router({A: [FAILED]})
+    steps.at_home = ANSWER
+    assert await serve(steps, counts, request=request_, local=LocalPrefills(1)) == answer
+    assert [one.prefill_replica for one in steps.contexts] == [A, A]
+    assert counts["pull_failed", "router"] == counts["pull_failed", "local"] == 1
+    assert list(core.view.prefill) == [A]
+
+
+async def test_another_replica_is_preferred_to_one_that_a_pull_has_failed_from():
+    core, router = routed(A, B)
+    steps = router({A: [FAILED], B: ANSWER})
+    assert await serve(steps) == STREAMED
+    assert [one.prefill_replica for one in steps.contexts] == [A, B]
+    assert list(core.view.prefill) == [A, B]
 
 
 async def test_a_request_that_brings_tokens_along_goes_on_from_them():
