@@ -38,6 +38,7 @@ from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import ReplacementOutcome
+from slo.reports import AwaitedKv
 from slo.request import (
     FIRST_DUE_XARG,
     JOB_XARG,
@@ -180,6 +181,13 @@ class Orchestrator:
             return here.run
         return run
 
+    def awaited(self) -> tuple[AwaitedKv, ...]:
+        """Its requests whose KV cache the engine has not got yet, also those whose prefill still waits."""
+        here = [each.run for each in self._here.values() if each.run is not None]
+        return tuple(
+            run.awaited for run in (*self._runs.values(), *here) if run is not None and not run.has_kv
+        )
+
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
 
@@ -223,6 +231,7 @@ class Orchestrator:
         try:
             async with counted, aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
+                    run.has_kv = True  # of several prompts, that of the shortest
                     yield piece
         finally:
             if is_search:
@@ -272,7 +281,7 @@ class Orchestrator:
                             run.call.amount.take(output.outputs[0], is_delta=True)
                         yield output
             except LeftError as left:
-                run.carried, run.has_left = left.carried, True
+                run.carried, run.has_left, run.has_kv = left.carried, True, False
                 run.context = await self.placing.left(run)
             except PrefillFailedError as failure:
                 run.context = run.context.after(time.monotonic() - started_s)

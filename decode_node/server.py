@@ -304,6 +304,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             local_prompt_s=self._local.prompt_s,
             # An engine without requests takes no steps, and so says nothing any more.
             load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
+            awaited=self._orchestrator.awaited(),
+            caches_prefixes=tap.caches_prefixes,
         )
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from router.admission import Gate
-from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.pace_model import PaceModel
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
 from router.messages import (
@@ -37,7 +38,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import SYSTEM, ObjectiveName, Tier, TierPolicy
+from slo.tiers import ObjectiveName, Tier, TierPolicy
 
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 60.0
@@ -89,9 +90,6 @@ class RouterCore:
         weights = {tier: policy.weight for tier, policy in policies.items()}
         self.view = FleetView(weights, limits, started_s)
         self._policies = policies
-        # The most valuable tier stands first; `SYSTEM` is on the level of the lowest.
-        clients = [tier for tier in policies if tier != SYSTEM]
-        self._ranks = {tier: rank for rank, tier in enumerate(reversed(clients))}
         self._placement = placement
         self._started_s = started_s
         self._has_had_prefill = False
@@ -136,7 +134,7 @@ class RouterCore:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
         self._forget_path(job_id, None)
         self._gate.not_for_prefill(job_id)
-        self.view.job_ended(job_id)
+        self.view.not_for_prefill(job_id)
 
     def reconcile(self, live: LiveJobs, now_s: float) -> None:
         """Forget the requests whose end was not heard of."""
@@ -152,7 +150,7 @@ class RouterCore:
         pace = PaceModel.of_all(replica.pace for replica in replicas)
         most = pace.most(min(objectives, default=math.inf))
         return DecodeDemand(
-            math.fsum(replica.usage_with(0) for replica in replicas),
+            math.fsum(replica.usage_soon for replica in replicas),
             requests,
             # Where even one request alone is too slow, more replicas would mend nothing.
             requests / most if most >= 1 else 0.0,
@@ -204,7 +202,7 @@ class RouterCore:
             reason, unattainable = RejectionReason.DEADLINE_INFEASIBLE, terms.unattainable
             return Rejected(reason, late_s, best_s, terms.budget_s, unattainable=unattainable)
         placed = self._bind(request, prefill, terms, choice, decode, wait_s, now_s)
-        decode.placed(tokens, newcomer, now_s)
+        self.view.placed_on_decode(decode, newcomer, request, now_s)
         return placed
 
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
@@ -215,9 +213,17 @@ class RouterCore:
 
     def _newcomer(self, request: PlacementRequested, tokens: int) -> Newcomer:
         tier = request.objective.tier
-        rank = self._ranks.get(tier, 0)
-        is_top = rank == len(self._ranks) - 1
-        return Newcomer(request.job_id, tier, tokens, request.answers, request.output_tokens, is_top, rank)
+        rank = self.view.ranks.get(tier, 0)
+        return Newcomer(
+            request.job_id,
+            tier,
+            tokens,
+            request.answers,
+            request.output_tokens,
+            is_top=rank == len(self.view.ranks) - 1,
+            rank=rank,
+            held_tokens=self.view.held_tokens(request, tokens),
+        )
 
     def _decode_full(self, request: PlacementRequested, memory_s: float) -> Rejected | None:
         """The refusal of a request for which the best decode replica has no memory in time."""
@@ -272,17 +278,15 @@ class RouterCore:
         unattainable: tuple[ObjectiveName, ...] = ()
         if request.only_decode:
             reason = PlacementReason.ONLY_DECODE
-            decode.placed(tokens)  # its engine does not say which of its streams are those of the request
             if replicas:
                 terms = self._terms(request, tokens, {}, replicas, decode, 0.0, now_s)
                 budget_s, promised_s, unattainable = terms.budget_s, terms.promised_s, terms.unattainable
-        else:
-            decode.placed(tokens, newcomer, now_s)
+        self.view.placed_on_decode(decode, newcomer, request, now_s)
         decode.local_prefills[request.party] += request.answers
         return Placed(
             prefill_replica=None,
             decode_replica=decode.replica_id,
-            tokens=tokens,
+            tokens=newcomer.tokens,
             ttft_budget_s=budget_s,
             predicted_ttft_s=None,
             slack_s=math.inf if budget_s is None else budget_s,
@@ -328,7 +332,7 @@ class RouterCore:
     ) -> Placed:
         """Have decode compute a prompt; the prefill tier, for which the request was admitted, has no part."""
         self._gate.not_for_prefill(request.job_id)
-        decode.placed(prefill.tokens, newcomer, now_s)
+        self.view.placed_on_decode(decode, newcomer, request, now_s)
         decode.local_prefills[request.party] += 1
         predictor = choice.replica.predictor
         way_s = self._path_of(request).seconds(predictor.handoff_s)

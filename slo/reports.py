@@ -73,6 +73,18 @@ class PrefillReported(Message):
     caches_prefixes: bool = True
 
 
+class AwaitedKv(msgspec.Struct, frozen=True):
+    """A request on a decode replica whose KV cache is not there yet.
+
+    Attributes:
+        tokens: That its KV cache will have; 0 where nobody has counted them.
+    """
+
+    job_id: JobId
+    tier: Tier
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeReported(Message):
     """A decode replica has reported its load.
@@ -87,6 +99,8 @@ class DecodeReported(Message):
         local_prefills: How many prompts it is to compute itself and has not computed yet, by whose they are.
         local_prompt_s: Recent seconds from the end of one of them to the end of the next.
         load: What its streams hold and will hold; None when its engine does not say.
+        awaited: Those of its requests whose prefill waits or runs, or whose KV it has not got yet.
+        caches_prefixes: Whether requests share the KV cache of prompts that begin alike.
     """
 
     replica_id: ReplicaId
@@ -99,6 +113,8 @@ class DecodeReported(Message):
     local_prefills: Mapping[Party, int] = field(default_factory=dict)
     local_prompt_s: float = 1.0
     load: DecodeLoad | None = None
+    awaited: tuple[AwaitedKv, ...] = ()
+    caches_prefixes: bool = True
 
 
 class EngineEnd(enum.StrEnum):

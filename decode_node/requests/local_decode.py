@@ -101,6 +101,7 @@ class LocalDecode:
                         return
                 output, has_pulled = await self._pulled(run, params, outputs, needs_pull=needs_pull)
                 computed()
+                run.has_kv = True
                 needs_pull = needs_pull and not has_pulled
                 run.call.spans.phase(DECODE)
                 if carried is None or not is_stream:
@@ -133,6 +134,7 @@ class LocalDecode:
                 async for output in outputs:
                     if not brings:
                         computed()
+                        run.has_kv = True
                     brings = False
                     if is_stream or output.finished:
                         run.call.spans.first_token()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import GenerationError
 
 from decode_node.requests.progress import Progress
+from slo.reports import AwaitedKv
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
@@ -85,6 +86,7 @@ class Underway:
         refusal: What it is answered with instead.
         adapter: The LoRA adapter that answers; None for the model itself.
         cached_tokens: Of the prompt, what its first prefill found cached; None before that.
+        has_kv: Whether the engine has the KV cache that it goes on from.
     """
 
     call: Call
@@ -101,6 +103,14 @@ class Underway:
     refusal: ErrorResponse | None = None
     adapter: Adapter | None = None
     cached_tokens: int | None = None
+    has_kv: bool = False
+
+    @property
+    def awaited(self) -> AwaitedKv:
+        """What the router is told of it until it has its KV cache."""
+        carried = 0 if self.carried is None else len(self.carried.token_ids)
+        tokens = len(self.call.token_ids) + carried if self.call.token_ids else 0
+        return AwaitedKv(self.context.job_id, self.context.tier, tokens)
 
     @property
     def failed_replicas(self) -> tuple[ReplicaId, ...]:

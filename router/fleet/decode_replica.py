@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
+from router.fleet.pace_model import PaceModel
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding, predicted_peak
-from slo.reports import DecodeReported
+from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
 
@@ -23,12 +24,8 @@ MAX_KV_USAGE: Final = 0.95
 recomputed."""
 _KV_STEP: Final = 0.05
 """KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
-_SENT_S: Final = 60.0
-"""A request that has not reached its decode engine after so long is not reckoned with there."""
-_LEARNING_RATE: Final = 0.1
-_NO_SPREAD: Final = 1e-6
-_TELLING: Final = 0.5
-"""Numbers of requests that differ by so much of their mean say how much time is theirs."""
+_IN_TRANSIT_S: Final = 5.0
+"""A request that its replica has not named within this time is not reckoned with there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,7 @@ class Newcomer:
         most_output: The most that all its answers may have; 0 leaves that open.
         is_top: Whether it is of the top tier.
         rank: Of its tier.
+        held_tokens: Of its tokens, those whose KV requests of each decode replica hold.
     """
 
     job_id: JobId
@@ -67,95 +65,33 @@ class Newcomer:
     most_output: int = 0
     is_top: bool = False
     rank: int = 0
+    held_tokens: Mapping[ReplicaId, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class PaceModel:
-    """Time per output token as a straight line of the requests that decode together, learned from reports."""
+class Ticket(NamedTuple):
+    """A request that was sent to a decode replica, whose KV cache is not there yet.
 
-    _weight: float = 0.0
-    _running: float = 0.0
-    _tpot_s: float = 0.0
-    _running_squared: float = 0.0
-    _product: float = 0.0
+    Attributes:
+        at_s: When it was sent, or heard of.
+        tokens: That its KV takes beside what others there hold of it.
+        shared_tokens: Of its prompt, what they hold.
+        holding: What it will hold, its prompt whole; None where the replica says nothing of its memory.
+        is_known: Whether the replica has said that it has it.
+    """
 
-    def observe(self, running: int, tpot_s: float) -> None:
-        """Learn from one report; the recent ones count most."""
-        keep = 1 - _LEARNING_RATE
-        self._weight = keep * self._weight + 1
-        self._running = keep * self._running + running
-        self._tpot_s = keep * self._tpot_s + tpot_s
-        self._running_squared = keep * self._running_squared + running * running
-        self._product = keep * self._product + running * tpot_s
-
-    def tpot_s(self, running: int) -> float | None:
-        """Predicted time per output token with so many requests; None before the first report."""
-        if self._weight == 0:
-            return None
-        mean_running, mean_s, spread, common = self._moments()
-        guess = self._guess(mean_running, mean_s)
-        slope = guess if spread < _NO_SPREAD else max(0.0, common / spread)
-        return max(0.0, mean_s + slope * (running - mean_running))
-
-    @classmethod
-    def of_all(cls, models: Iterable[PaceModel]) -> PaceModel:
-        """What many replicas have learned that are alike, as one."""
-        known = list(models)
-        return cls(*(math.fsum(getattr(model, part.name) for model in known) for part in fields(cls)))
-
-    def most(self, tpot_s: float) -> float:
-        """How many requests may decode together at that time per output token; infinite when nobody knows.
-
-        Where those seen differ little in number, half of the time is taken to be theirs, rather than what the
-        little says.
-        """
-        if self._weight == 0:
-            return math.inf
-        mean_running, mean_s, spread, _ = moments = self._moments()
-        doubt, slope = self._doubted(*moments)
-        if slope <= 0:
-            return math.inf if mean_s <= tpot_s else 0.0
-        found = max(0.0, mean_running + (tpot_s - mean_s) / slope)
-        if spread < doubt and mean_running > 1 and mean_s > tpot_s:  # a guess does not say that none may
-            return max(found, mean_running * tpot_s / mean_s)
-        return found
-
-    @property
-    def alone_s(self) -> float:
-        """The least time per output token that one request alone may have; 0 when nobody knows.
-
-        `most` is below one for whatever is shorter. Where those seen differ little in number, all of the time
-        may be theirs.
-        """
-        if self._weight == 0:
-            return 0.0
-        mean_running, mean_s, spread, _ = moments = self._moments()
-        doubt, slope = self._doubted(*moments)
-        found = max(0.0, mean_s - max(0.0, slope) * (mean_running - 1))
-        return min(found, mean_s / mean_running) if spread < doubt and mean_running > 1 else found
-
-    def _doubted(
-        self, mean_running: float, mean_s: float, spread: float, common: float
-    ) -> tuple[float, float]:
-        """Up to which variance of the number of requests what is seen is doubted, and the slope with that."""
-        doubt = max(_NO_SPREAD, (_TELLING * mean_running) ** 2)
-        return doubt, (common + doubt * self._guess(mean_running, mean_s)) / (spread + doubt)
-
-    def _moments(self) -> tuple[float, float, float, float]:
-        """The means of requests and time, the variance of the one, and the covariance of both."""
-        mean_running, mean_s = self._running / self._weight, self._tpot_s / self._weight
-        spread = self._running_squared / self._weight - mean_running**2
-        return mean_running, mean_s, spread, self._product / self._weight - mean_running * mean_s
-
-    @staticmethod
-    def _guess(mean_running: float, mean_s: float) -> float:
-        """How much longer it takes with one more, if half of the time is theirs."""
-        return mean_s / max(1.0, mean_running) / 2
+    at_s: float
+    tokens: int
+    shared_tokens: int = 0
+    holding: Holding | None = None
+    is_known: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class DecodeView:
     """One decode replica: how full it is and how fast.
+
+    A request takes no memory while its prefill waits and runs, so that no use of memory shows it. It has a
+    ticket from its placement until the replica does not name it any more among those whose KV it waits for.
 
     Attributes:
         kv_usage: Fraction of its KV blocks in use, as last reported.
@@ -163,14 +99,14 @@ class DecodeView:
         kv_tokens: Tokens that its KV memory holds; 0 when it has not said.
         link_bytes_ps: Of the link into it, when it has one of its own.
         placed_since_report: Requests sent to it that its report does not show yet.
-        placed_tokens: Their prompt tokens.
         draining: Whether it is being shut down; nothing is placed there any more.
+        caches_prefixes: Whether requests there share the KV of prompts that begin alike.
         local_prefills: How many prompts it is to compute itself, by whose they are; those sent there since
             its report are among them.
         local_prompt_s: Recent seconds from the end of one of them to the end of the next.
         load: What its streams hold and will hold; None when it does not say.
         load_since_s: When that was heard first.
-        sent: What those will hold that were sent there and are not in its engine, with the time of sending.
+        sent: Requests whose KV it is to get.
     """
 
     replica_id: ReplicaId
@@ -180,67 +116,143 @@ class DecodeView:
     kv_tokens: int = 0
     link_bytes_ps: float | None = None
     placed_since_report: int = 0
-    placed_tokens: int = 0
     draining: bool = False
+    caches_prefixes: bool = True
     local_prefills: Counter[Party] = field(default_factory=Counter)
     local_prompt_s: float = 1.0
     load: DecodeLoad | None = None
     load_since_s: float = -math.inf
-    sent: dict[JobId, tuple[float, Holding]] = field(default_factory=dict)
+    sent: dict[JobId, Ticket] = field(default_factory=dict)
     pace: PaceModel = field(default_factory=PaceModel)
     _peak_tokens: int = 0
+    _sent_tokens: int = 0
+    """What the KV of `sent` will take."""
+    _on_way: list[Holding] = field(default_factory=list)
+    """What those of them will hold that its engine does not have."""
+    _sharing: list[tuple[int, int]] = field(default_factory=list)
+    """Their ranks, and what of their prompts others hold."""
 
-    def reported(self, event: DecodeReported, now_s: float) -> None:
-        """Take its word."""
+    def reported(self, event: DecodeReported, now_s: float, ranks: Mapping[Tier, int] | None = None) -> None:
+        """Take its word; `ranks` are those of the tiers."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
         self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
+        self.caches_prefixes = event.caches_prefixes
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
         self.reported_at_s = now_s
-        self.placed_since_report = self.placed_tokens = 0
+        self.placed_since_report = 0
         if event.load != self.load:  # the engine tells less often than the replica reports
             self.load, self.load_since_s = event.load, now_s
         self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
-        there = () if event.load is None else event.load.streams
-        self.sent = {
-            job_id: sent
-            for job_id, sent in self.sent.items()
-            if job_id not in there and now_s - sent[0] < _SENT_S
+        named = {one.job_id: self._named(one, now_s, ranks or {}) for one in event.awaited}
+        unseen = {
+            job_id: ticket
+            for job_id, ticket in self.sent.items()
+            if job_id not in named and self._is_in_transit(job_id, ticket, now_s)
         }
+        self.sent = named | unseen
+        self._count_sent()
         if event.tpot_s is not None and event.running > 0:  # what was before says nothing of none
             self.pace.observe(event.running, event.tpot_s)
 
-    def placed(self, tokens: int, newcomer: Newcomer | None = None, now_s: float = 0.0) -> None:
-        """A request was sent here."""
+    def placed(self, newcomer: Newcomer, now_s: float) -> None:
+        """A request was sent here, or is to be prefilled once more for this replica."""
         self.placed_since_report += 1
-        self.placed_tokens += tokens
-        if self.load is not None and newcomer is not None:
-            holding = self._holding(self.load, newcomer)
-            self.sent[newcomer.job_id] = now_s, holding._replace(waits=True)
+        shared_tokens = self._shared_with(newcomer)
+        holding = None if self.load is None else self._holding(self.load, newcomer)._replace(waits=True)
+        self.sent[newcomer.job_id] = Ticket(now_s, newcomer.tokens - shared_tokens, shared_tokens, holding)
+        self._count_sent()
 
     def job_ended(self, job_id: JobId) -> None:
         """A request has ended, or does not come."""
-        self.sent.pop(job_id, None)
+        if self.sent.pop(job_id, None) is not None:
+            self._count_sent()
 
     def wait_s(self, newcomer: Newcomer, now_s: float) -> float:
         """Seconds until there is memory for a request; 0 when there is, or the replica does not say."""
         if self.load is None:
             return 0.0
         holding, age_s = self._holding(self.load, newcomer), max(0.0, now_s - self.load_since_s)
-        return self.load.wait_s(holding, self._sent(), is_top=newcomer.is_top, age_s=age_s)
+        return self.load.wait_s(
+            holding,
+            self._on_way,
+            is_top=newcomer.is_top,
+            age_s=age_s,
+            prefix_tokens=self._prefix_tokens(newcomer),
+        )
 
     def has_room(self, newcomer: Newcomer) -> bool:
         """Whether there is memory for a request: by the predicted peak, else by what is used."""
         if self.load is None:
-            return self.usage_with(newcomer.tokens) <= MAX_KV_USAGE
-        holding, sent = self._holding(self.load, newcomer), self._sent()
+            return self.usage_with(newcomer) <= MAX_KV_USAGE
+        holding, prefix_tokens = self._holding(self.load, newcomer), self._prefix_tokens(newcomer)
         # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
-        most = self._peak_tokens + sum([one.tokens + one.remaining for one in (*sent, holding)])
-        if most <= self.load.limit_tokens(newcomer.rank, is_top=newcomer.is_top):
+        most = self._peak_tokens + sum([one.tokens + one.remaining for one in (*self._on_way, holding)])
+        if most <= self.load.limit_tokens(newcomer.rank, is_top=newcomer.is_top, prefix_tokens=prefix_tokens):
             return True
-        return self.load.fits(holding, sent, is_top=newcomer.is_top)
+        return self.load.fits(holding, self._on_way, is_top=newcomer.is_top, prefix_tokens=prefix_tokens)
 
-    def _sent(self) -> list[Holding]:
-        return [holding for _, holding in self.sent.values()]
+    def usage_with(self, newcomer: Newcomer) -> float:
+        """KV use once all that were sent here and a request have their KV here."""
+        if self.kv_tokens == 0:
+            return self.kv_usage
+        tokens = self._sent_tokens + newcomer.tokens - self._shared_with(newcomer)
+        return self.kv_usage + tokens / self.kv_tokens
+
+    @property
+    def usage_soon(self) -> float:
+        """KV use with what was sent here since its report.
+
+        What it has named waits for the prefill tier, and comes no faster than that computes it.
+        """
+        if self.kv_tokens == 0:
+            return self.kv_usage
+        unseen = sum([ticket.tokens for ticket in self.sent.values() if not ticket.is_known])
+        return self.kv_usage + unseen / self.kv_tokens
+
+    def _named(self, awaited: AwaitedKv, now_s: float, ranks: Mapping[Tier, int]) -> Ticket:
+        """The ticket of a request that the replica says it has; it knows the prompt's length."""
+        known = self.sent.get(awaited.job_id)
+        if known is None:  # another router has placed it, or this one before it was started anew
+            tokens, holding = awaited.tokens, None
+            if self.load is not None:
+                holding = self.load.newcomer(awaited.tier, ranks.get(awaited.tier, 0), tokens, 1, 0)
+                holding = holding._replace(waits=True)
+            return Ticket(now_s, tokens, 0, holding, is_known=True)
+        if not awaited.tokens:
+            return known._replace(is_known=True)
+        holding = None if known.holding is None else known.holding._replace(tokens=awaited.tokens)
+        tokens = max(0, awaited.tokens - known.shared_tokens)
+        return known._replace(tokens=tokens, holding=holding, is_known=True)
+
+    def _is_in_transit(self, job_id: JobId, ticket: Ticket, now_s: float) -> bool:
+        """Whether a request that the replica does not name may be on its way there."""
+        if ticket.is_known or now_s - ticket.at_s >= _IN_TRANSIT_S:
+            return False
+        # A stream that has left its engine is in what that told before.
+        is_there = self.load is not None and job_id in self.load.streams
+        return not (is_there and self.load_since_s > ticket.at_s)
+
+    def _count_sent(self) -> None:
+        streams: Mapping[JobId, Holding] = {} if self.load is None else self.load.streams
+        waiting = [ticket for job_id, ticket in self.sent.items() if not _has_memory(streams.get(job_id))]
+        self._sent_tokens = sum([ticket.tokens for ticket in waiting])
+        self._sharing = [
+            (ticket.holding.rank, ticket.shared_tokens) for ticket in waiting if ticket.holding is not None
+        ]
+        self._on_way = [
+            ticket.holding
+            for job_id, ticket in self.sent.items()
+            if ticket.holding is not None and job_id not in streams
+        ]
+
+    def _shared_with(self, newcomer: Newcomer) -> int:
+        """Of a request's tokens, those whose KV others hold here."""
+        return newcomer.held_tokens.get(self.replica_id, 0) if self.caches_prefixes else 0
+
+    def _prefix_tokens(self, newcomer: Newcomer) -> int:
+        """What a request, and those of its tier and above without memory yet, share with others."""
+        others = sum([tokens for rank, tokens in self._sharing if rank >= newcomer.rank])
+        return others + self._shared_with(newcomer)
 
     @staticmethod
     def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:
@@ -248,11 +260,9 @@ class DecodeView:
             newcomer.tier, newcomer.rank, newcomer.tokens, newcomer.answers, newcomer.most_output
         )
 
-    def usage_with(self, tokens: int) -> float:
-        """KV use once what was sent here and `tokens` more have arrived."""
-        if self.kv_tokens == 0:
-            return self.kv_usage
-        return self.kv_usage + (self.placed_tokens + tokens) / self.kv_tokens
+
+def _has_memory(stream: Holding | None) -> bool:
+    return stream is not None and not stream.waits
 
 
 def choose_decode(
@@ -266,7 +276,7 @@ def choose_decode(
     """
 
     def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:
-        usage, tokens = replica.usage_with(newcomer.tokens), newcomer.tokens
+        usage, tokens = replica.usage_with(newcomer), newcomer.tokens
         running = replica.running + replica.placed_since_report
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s

@@ -8,7 +8,8 @@ all of a prompt up to the end of its block, so that equal hashes are equal prefi
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +41,26 @@ class _Account:
     blocks: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
 
+def leading_blocks(
+    hashes: Sequence[int], holders_of: Mapping[int, AbstractSet[ReplicaId]]
+) -> dict[ReplicaId, int]:
+    """How many leading blocks of a prompt each replica has, by who has each; those with none are left out."""
+    found: dict[ReplicaId, int] = {}
+    holders: AbstractSet[ReplicaId] | None = None
+    for count, block in enumerate(hashes):
+        here = holders_of.get(block, frozenset())
+        remaining = here if holders is None else holders & here
+        if holders is not None and len(remaining) < len(holders):
+            found.update(dict.fromkeys(holders - remaining, count))
+        holders = remaining
+        if not holders:
+            break
+    else:
+        if holders:
+            found.update(dict.fromkeys(holders, len(hashes)))
+    return found
+
+
 class PrefixIndex:
     """Blocks by replica, and replicas by block."""
 
@@ -58,20 +79,7 @@ class PrefixIndex:
 
     def cached_blocks(self, hashes: Sequence[int]) -> dict[ReplicaId, int]:
         """How many leading blocks of a prompt each replica holds; those with none are left out."""
-        found: dict[ReplicaId, int] = {}
-        holders: set[ReplicaId] | None = None
-        for count, block in enumerate(hashes):
-            here: set[ReplicaId] = self._holders.get(block, set())
-            remaining = here if holders is None else holders & here
-            if holders is not None and len(remaining) < len(holders):
-                found.update(dict.fromkeys(holders - remaining, count))
-            holders = remaining
-            if not holders:
-                break
-        else:
-            if holders:
-                found.update(dict.fromkeys(holders, len(hashes)))
-        return found
+        return leading_blocks(hashes, self._holders)
 
     def placed(self, replica_id: ReplicaId, hashes: Sequence[int], block_tokens: float) -> None:
         """A prompt will be computed on a replica, which then holds its blocks."""

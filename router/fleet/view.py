@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from router.fleet.decode_replica import DecodeView
+from router.fleet.decode_replica import DecodeView, Newcomer
+from router.fleet.held_prefixes import HeldPrefixes
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.prefix_index import PrefixIndex
 from router.messages import PlacementRequested
@@ -22,7 +23,7 @@ from slo.predict.prompt_length import PromptLengthEstimator
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import SYSTEM, Tier
 
 _FORGET_AFTER: Final = 3
 """A replica that has been silent for this many times the limit of staleness is forgotten."""
@@ -92,6 +93,11 @@ class FleetView:
         self.prefill: dict[ReplicaId, PrefillView] = {}
         self.decode: dict[ReplicaId, DecodeView] = {}
         self.prefixes = PrefixIndex()
+        self.held = HeldPrefixes()
+        """Of the prompts of requests on decode."""
+        # The most valuable tier stands first; `SYSTEM` is on the level of the lowest.
+        clients = [tier for tier in weights if tier != SYSTEM]
+        self.ranks = {tier: rank for rank, tier in enumerate(reversed(clients))}
         self.prompt_length = PromptLengthEstimator()
         self._prompt_lengths: dict[str, PromptLengthEstimator] = {}
         self._weights = weights
@@ -138,18 +144,33 @@ class FleetView:
         """Remember how full and how fast a decode replica is."""
         if event.replica_id not in self.decode:
             self.decode[event.replica_id] = DecodeView(event.replica_id)
-        self.decode[event.replica_id].reported(event, now_s)
+        self.decode[event.replica_id].reported(event, now_s, self.ranks)
+        if event.kv_tokens:
+            self.held.resize(event.replica_id, event.kv_tokens)
 
     def replica_gone(self, event: ReplicaGone) -> None:
         """A replica is gone, and all that it had with it."""
         self.prefill.pop(event.replica_id, None)
         self.decode.pop(event.replica_id, None)
         self.prefixes.forget(event.replica_id)
+        self.held.forget(event.replica_id)
+
+    def placed_on_decode(
+        self, decode: DecodeView, newcomer: Newcomer, request: PlacementRequested, now_s: float
+    ) -> None:
+        """A request was sent to a decode replica; one that is prefilled once more brings no hashes along."""
+        decode.placed(newcomer, now_s)
+        self.held.placed(decode.replica_id, request.job_id, request.prefix_hashes, self.block_tokens(request))
 
     def job_ended(self, job_id: JobId) -> None:
         """Forget a request that ended before or after its replica knew of it."""
         for decode in self.decode.values():
             decode.job_ended(job_id)
+        self.held.ended(job_id)
+        self.not_for_prefill(job_id)
+
+    def not_for_prefill(self, job_id: JobId) -> None:
+        """Forget the prefill of a request that goes on without it."""
         for replica in self.prefill.values():
             if replica.remove(job_id) is not None:
                 return
@@ -187,6 +208,14 @@ class FleetView:
         found = self.prefixes.cached_blocks(request.prefix_hashes)
         return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
 
+    def held_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
+        """Of a prompt's tokens, those whose KV requests of each decode replica hold, or will by then."""
+        if not request.prefix_hashes:
+            return {}
+        block_tokens = self.block_tokens(request)
+        found = self.held.held_blocks(request.prefix_hashes)
+        return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
+
     def _prompt_length_of(self, tenant: str) -> PromptLengthEstimator:
         """One for each tenant: what one sends does not change what another is refused."""
         return self._prompt_lengths.get(tenant) or _UNLEARNED
@@ -220,6 +249,7 @@ class FleetView:
             for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:
                 del fleet[replica_id]
                 self.prefixes.forget(replica_id)
+                self.held.forget(replica_id)
 
 
 def _reported_job(

@@ -15,8 +15,8 @@ from simulator.fleet.link import Ingest, Transfer
 from simulator.fleet.reporting import VirtualReporter
 from simulator.replica.loop import EventLoop
 from slo.predict.handoff import Link
-from slo.reports import DecodeReported
-from slo.request import ReplicaId
+from slo.reports import AwaitedKv, DecodeReported
+from slo.request import JobId, ReplicaId
 from slo.tiers import Tier
 
 
@@ -48,6 +48,7 @@ class DecodeSite:
         self.replica = replica
         self._ingest = Ingest(loop, link)
         self._handovers: dict[str, _Handover] = {}
+        self._awaited: dict[JobId, AwaitedKv] = {}
         self.ongoing = 0
         self.is_draining = False
         self.is_gone = False
@@ -64,6 +65,8 @@ class DecodeSite:
             replica.tpot_s,
             draining=self.is_draining,
             load=replica.load,
+            awaited=tuple(self._awaited.values()),
+            caches_prefixes=False,
         )
 
     def drain(self) -> None:
@@ -71,14 +74,16 @@ class DecodeSite:
         self.is_draining = True
         self.reporter.changed()
 
-    def began(self) -> None:
+    def began(self, job_id: JobId, tier: Tier, prompt_tokens: int) -> None:
         """A request was placed here; its prefill comes first."""
         self.ongoing += 1
+        self._awaited[job_id] = AwaitedKv(job_id, tier, prompt_tokens)
         self.reporter.changed()
 
-    def over(self) -> None:
+    def over(self, job_id: JobId) -> None:
         """One of its requests is over, or its prefill replica has failed."""
         self.ongoing -= 1
+        self._awaited.pop(job_id, None)
         self.reporter.changed()
 
     def take(
@@ -121,7 +126,12 @@ class DecodeSite:
             compute_s: What that adds to a step.
             ended: Called after its last token.
         """
-        decoding = Decoding(*sizes, lambda: self.replica.join(decoding), ended, compute_s, request_id, tier)
+
+        def begins() -> None:
+            self._awaited.pop(JobId(request_id), None)
+            self.replica.join(decoding)
+
+        decoding = Decoding(*sizes, begins, ended, compute_s, request_id, tier)
         self.replica.admit(decoding)
 
     def lose(self, request_id: str) -> None:
@@ -138,5 +148,6 @@ class DecodeSite:
 
     def _join(self, request_id: str) -> None:
         handover = self._handovers.pop(request_id)
+        self._awaited.pop(JobId(request_id), None)
         handover.pulled()
         self.replica.join(handover.decoding)

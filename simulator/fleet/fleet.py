@@ -150,7 +150,8 @@ class _Fleet:
         passage.prefill_replica = decision.prefill_replica
         passage.decode_replica = decision.decode_replica
         passage.predicted_ttft_s = decision.predicted_ttft_s
-        self._decode[decision.decode_replica].began()
+        arrival = passage.arrival
+        self._decode[decision.decode_replica].began(JobId(str(arrival.number)), arrival.tier, arrival.tokens)
         delays = self._setup.delays
         reach_s = self._loop.now_s + delays.wire_s + delays.render_s
         if decision.prefill_replica is None:
@@ -246,8 +247,9 @@ class _Fleet:
 
     def _over(self, passage: Passage) -> None:
         assert passage.decode_replica is not None
-        self._decode[passage.decode_replica].over()
-        self._dispatch.ended(JobId(str(passage.arrival.number)))
+        job_id = JobId(str(passage.arrival.number))
+        self._decode[passage.decode_replica].over(job_id)
+        self._dispatch.ended(job_id)
         self._end(passage, Outcome.FINISHED)
 
     def _refuse(self, passage: Passage, reason: str, outcome: Outcome) -> None:
@@ -301,7 +303,7 @@ class _Fleet:
         assert passage.decode_replica is not None
         decode = self._decode[passage.decode_replica]
         decode.lose(job.request_id)
-        decode.over()
+        decode.over(job.job_id)
         site.stranded.append(job)
         if site.is_noticed:
             self._place_again(site)

@@ -57,24 +57,37 @@ class DecodeLoad:
             expected, remaining = min(expected, most), min(remaining, most)
         return Holding(tokens, remaining, rank, lasts=expected)
 
-    def limit_tokens(self, rank: int, *, is_top: bool) -> float:
-        """What the peak of a tier and those above it may come to, what they share counted once."""
-        shared_tokens = shared_from(rank, self.streams.values(), self.shared_tokens)
+    def limit_tokens(self, rank: int, *, is_top: bool, prefix_tokens: int = 0) -> float:
+        """What the peak of a tier and those above it may come to, what they share counted once.
+
+        `prefix_tokens` are what those that are to come share with the streams.
+        """
+        shared_tokens = shared_from(rank, self.streams.values(), self.shared_tokens + prefix_tokens)
         return USABLE * self.pool_tokens - (0 if is_top else self.reserve_tokens) + shared_tokens
 
-    def fits(self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool) -> bool:
+    def fits(
+        self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool, prefix_tokens: int = 0
+    ) -> bool:
         """Whether there is room for a newcomer now; tiers below its own yield.
 
         Args:
             newcomer: What it will hold.
             sent: Those on their way to the engine.
             is_top: Whether it is of the top tier, which what is kept for it does not keep out.
+            prefix_tokens: What it and those on their way share with the streams.
         """
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
-        return self._fits_now(newcomer, held, is_top=is_top)
+        limit = self.limit_tokens(newcomer.rank, is_top=is_top, prefix_tokens=prefix_tokens)
+        return self._fits_now(newcomer, held, limit)
 
     def wait_s(
-        self, newcomer: Holding, sent: Collection[Holding], *, is_top: bool, age_s: float = 0.0
+        self,
+        newcomer: Holding,
+        sent: Collection[Holding],
+        *,
+        is_top: bool,
+        age_s: float = 0.0,
+        prefix_tokens: int = 0,
     ) -> float:
         """Seconds until there is room for a newcomer, at most `FAR_S`, if nobody else comes; see `fits`.
 
@@ -82,12 +95,12 @@ class DecodeLoad:
         """
         held = not_below(newcomer.rank, [*self.streams.values(), *sent])
         all_end = all(one.ends_in == 0 for one in held)
-        if all_end or self._fits_now(newcomer, held, is_top=is_top):
+        limit = self.limit_tokens(newcomer.rank, is_top=is_top, prefix_tokens=prefix_tokens)
+        if all_end or self._fits_now(newcomer, held, limit):
             return 0.0
         # Those that wait go before it; while they do, they do not come any nearer to their ends.
         running = RunningStreams([one for one in held if not one.waits])
         waiting = deque([*[one for one in held if one.waits], newcomer])
-        limit = self.limit_tokens(newcomer.rank, is_top=is_top)
         step_s, steps = max(LEAST_STEP_S, self.step_s), 0
         at_once = max(1, len(running) // _LOOKS)
         while steps * step_s < FAR_S:
@@ -98,6 +111,6 @@ class DecodeLoad:
             steps += running.go_on(at_once)
         return FAR_S
 
-    def _fits_now(self, newcomer: Holding, held: Sequence[Holding], *, is_top: bool) -> bool:
-        limit = self.limit_tokens(newcomer.rank, is_top=is_top)
+    @staticmethod
+    def _fits_now(newcomer: Holding, held: Sequence[Holding], limit: float) -> bool:
         return not held or predicted_peak([*held, newcomer]) <= limit

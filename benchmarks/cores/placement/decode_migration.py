@@ -26,7 +26,7 @@ from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup
 from simulator.pressure.ours import Ours
 from slo.decode.victims import HORIZON_STEPS, TakenBy
-from slo.reports import DecodeReported
+from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import DEFAULT_TIERS
 
@@ -104,7 +104,7 @@ class Fleet:
         newcomer = Newcomer(JobId(one.name), one.tier, one.prompt, 1, MOST, rank == top, rank)
         view = choose_decode(self._views, newcomer, one.tpot_s, None)
         assert view is not None
-        view.placed(one.prompt, newcomer, now_s)
+        view.placed(newcomer, now_s)
         return self._views.index(view)
 
 
@@ -143,6 +143,12 @@ def _report(name: ReplicaId, engine: PressedEngine) -> DecodeReported:
         setup.blocks * setup.block_tokens,
         engine.step_s if engine.running else None,
         load=engine.way.load(engine),
+        awaited=tuple(
+            AwaitedKv(JobId(one.asked.name), one.asked.tier, one.asked.prompt)
+            for one in engine.waiting
+            if one.parked_s is None
+        ),
+        caches_prefixes=False,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -40,7 +41,7 @@ from slo.replacement import (
     Replaced,
     ReplacementRules,
 )
-from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.reports import AwaitedKv, DecodeReported, PrefillReported, ReplicaGone
 from slo.request import (
     ENGINE_DIED,
     FIRST_DUE_XARG,
@@ -252,6 +253,12 @@ def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False
     served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
     return served
+
+
+def orchestrated(  # noqa: PLR0913 - as `serve`
+    steps, counts=None, limit=2, ask=None, request=None, local=None, leaves=False, *, droppable=()
+):
+    return orchestrator(steps, counts, limit, ask, local, leaves, droppable=droppable), called(request)
 
 
 def called(request=None, amount=None):
@@ -761,6 +768,65 @@ async def test_only_what_can_be_carried_may_leave():
         steps = Play({A: ANSWER}, scheduler=scheduler)
         await serve(steps, request=asked, leaves=leaves)
         assert bool(steps.given[0].get(MAY_LEAVE_XARG)) is expected
+
+
+@CASES
+async def test_the_router_is_told_what_kv_is_awaited_until_it_is_there(request_, answer):
+    seen = []
+
+    class Watched(Play):
+        async def prefill(self, *given):
+            seen.append(served.awaited())
+            return await super().prefill(*given)
+
+        async def generate(self, *given, **options):
+            async for one in super().generate(*given, **options):
+                seen.append(served.awaited())
+                yield one
+                await asyncio.sleep(0)
+                seen.append(served.awaited())
+
+    steps = Watched({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
+    served, call = orchestrated(steps, request=request_)
+    pieces = [one async for one in served.run(call, context())]
+    assert pieces
+    waits = AwaitedKv("job", STANDARD, 100)
+    carried = AwaitedKv("job", STANDARD, 101)
+    assert seen[0] == (waits,)
+    assert set(seen) <= {(waits,), (carried,), ()}
+    assert seen[-1] == ()
+    first = seen.index(())
+    assert all(one == () for one in seen[first:])
+    assert served.awaited() == ()
+
+
+async def test_one_that_has_left_awaits_its_kv_again():
+    steps = Play({A: [[SECOND], (LEAVES, [])], B: None}, [Replaced(B, 0.2)], scheduler=PRESSURE_SCHEDULER)
+    served, call = orchestrated(steps, leaves=True)
+
+    async def answer():
+        return [one async for one in served.run(call, context())]
+
+    task = asyncio.create_task(answer())
+    await until(lambda: len(steps.contexts) == 2)
+    assert served.awaited() == (AwaitedKv("job", STANDARD, 102),)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert served.awaited() == ()
+
+
+async def test_one_whose_prompt_is_computed_here_at_once_is_awaited_until_its_first_piece():
+    steps = Play({})
+    steps.at_home = [1.0, [FIRST], None]
+    served, call = orchestrated(steps)
+    async with admitted(LocalPrefills(1), context(), 1, 60.0) as here:
+        pieces = served.run_here(replace(call, token_ids=[]), context(), here, "several_sequences")
+        first = asyncio.create_task(anext(pieces))
+        await until(lambda: steps.given)
+        assert served.awaited() == (AwaitedKv("job", STANDARD, 0),)
+        await first
+        assert served.awaited() == ()
+        await pieces.aclose()
 
 
 LOW = {"tier": BACKGROUND, "ttft_budget_s": None, "droppable": {BACKGROUND}}

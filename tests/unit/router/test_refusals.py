@@ -22,7 +22,7 @@ from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome
 from slo.predict.prefill_time import PrefillPredictor
-from slo.reports import DecodeReported, PrefillReported
+from slo.reports import DecodeReported, PrefillReported, ReplicaGone
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -496,6 +496,44 @@ def test_what_was_placed_has_a_ticket_until_it_ends():
     assert ask(core, "third", tokens=600).reason is RejectionReason.DECODE_FULL
     core.job_ended(JobEnded(JobId("first")), 1.0)
     assert isinstance(ask(core, "fourth", tokens=600), Placed)
+
+
+def test_what_others_hold_of_a_prompt_on_decode_is_no_reason_to_refuse_it():
+    core, _ = router()
+    load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("there"): Holding(100, 200)}, {BACKGROUND: 100})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 1, load=load, kv_tokens=10_000), 0.0)
+    prefix = {"prefix_hashes": tuple(range(30)), "hash_block": 128}
+    for number in range(15):
+        assert isinstance(ask(core, f"alike-{number}", tokens=4000, **prefix), Placed), number
+    other = {"prefix_hashes": tuple(range(100, 130)), "hash_block": 128}
+    assert ask(core, "other", tokens=4000, **other).reason is RejectionReason.DECODE_FULL
+    for number in range(15):
+        core.job_ended(JobEnded(JobId(f"alike-{number}")), 1.0)
+    assert isinstance(ask(core, "other", tokens=4000, **other), Placed)
+    assert isinstance(ask(core, "first", tokens=4000, **prefix), Placed), "nobody holds it any more"
+    assert ask(core, "third", tokens=4000).reason is RejectionReason.DECODE_FULL
+    core.view.replica_gone(ReplicaGone(ReplicaId("decode")))
+    assert len(core.view.held) == 0
+
+
+def test_without_a_prefix_cache_on_decode_each_holds_its_prompt_alone():
+    core, _ = router()
+    load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("there"): Holding(100, 200)}, {BACKGROUND: 100})
+    told = DecodeReported(ReplicaId("decode"), 0.0, 1, load=load, kv_tokens=10_000, caches_prefixes=False)
+    core.view.decode_reported(told, 0.0)
+    prefix = {"prefix_hashes": tuple(range(30)), "hash_block": 128}
+    found = [ask(core, str(number), tokens=4000, **prefix) for number in range(3)]
+    assert [isinstance(one, Placed) for one in found] == [True, True, False]
+
+
+def test_a_prompt_that_decode_computes_after_all_has_a_ticket_there():
+    core, _ = router()
+    load = DecodeLoad(2000, 0, 0, 0.1, {JobId("x"): Holding(100, 200)}, {BACKGROUND: 400})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, load=load), 0.0)
+    assert isinstance(ask(core, "first", tokens=600), Placed)
+    core.not_for_prefill(JobId("first"))
+    assert not core.view.prefill["prefill-0"].jobs
+    assert ask(core, "second", tokens=600).reason is RejectionReason.DECODE_FULL
 
 
 def test_load_is_relative_to_the_replicas_that_there_are():

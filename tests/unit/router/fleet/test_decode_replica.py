@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, PaceModel, choose_decode
+from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.pace_model import PaceModel
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding
-from slo.reports import DecodeReported
+from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 LINK = KvLink(bytes_per_token=100_000, bytes_ps=1e9, latency_s=0.01)
 
@@ -58,12 +59,135 @@ def test_of_none_there_is_none():
     assert chosen() is None
 
 
-def test_what_was_sent_there_counts_until_the_next_report():
+def one_of(tokens, name="job", **about):
+    return Newcomer(JobId(name), STANDARD, tokens, **about)
+
+
+def told(known, kv_usage, *awaited, now_s=1.0, **about):
+    waits = tuple(AwaitedKv(JobId(name), STANDARD, tokens) for name, tokens in awaited)
+    known.reported(
+        DecodeReported(known.replica_id, kv_usage, 1, kv_tokens=10_000, awaited=waits, **about), now_s
+    )
+
+
+def test_what_was_sent_there_counts_until_its_kv_has_come():
     known = replica("first", kv_usage=0.5, kv_tokens=10_000)
-    known.placed(4000)
-    assert known.usage_with(1000) == pytest.approx(1.0)
-    known.reported(DecodeReported(known.replica_id, 0.9, 1, kv_tokens=10_000), 1.0)
-    assert known.usage_with(1000) == pytest.approx(1.0)
+    known.placed(one_of(4000, "sent"), 0.0)
+    assert known.usage_with(one_of(1000)) == pytest.approx(1.0)
+    told(known, 0.5)
+    assert known.usage_with(one_of(1000)) == pytest.approx(1.0), "it has not reached the replica yet"
+    told(known, 0.5, ("sent", 3000))
+    assert known.usage_with(one_of(1000)) == pytest.approx(0.9), "there its tokens are known"
+    told(known, 0.5, ("sent", 3000), now_s=100.0)
+    assert known.usage_with(one_of(1000)) == pytest.approx(0.9), "however long it waits for its prefill"
+    told(known, 0.8)
+    assert known.usage_with(one_of(1000)) == pytest.approx(0.9)
+    assert not known.sent
+
+
+def test_one_that_ends_or_never_comes_does_not_count_any_more():
+    known = replica("first", kv_tokens=10_000)
+    known.placed(one_of(4000, "ended"), 0.0)
+    known.placed(one_of(2000, "lost"), 0.0)
+    known.job_ended(JobId("ended"))
+    assert known.usage_with(one_of(0)) == pytest.approx(0.2)
+    told(known, 0.0, now_s=4.9)
+    assert known.usage_with(one_of(0)) == pytest.approx(0.2)
+    told(known, 0.0, now_s=5.1)
+    assert known.usage_with(one_of(0)) == 0.0
+
+
+def test_one_that_is_prefilled_once_more_counts_once():
+    known = replica("first", kv_tokens=10_000)
+    known.placed(one_of(4000, "again"), 0.0)
+    told(known, 0.0, ("again", 4000))
+    known.placed(one_of(4100, "again"), 1.5)
+    assert known.usage_with(one_of(0)) == pytest.approx(0.41)
+    told(known, 0.0, now_s=1.6)
+    assert known.usage_with(one_of(0)) == pytest.approx(0.41), "a report that was on its way"
+
+
+def test_a_router_that_starts_anew_learns_from_one_report_what_is_on_its_way():
+    known = replica("first")
+    told(known, 0.2, ("one", 3000), ("unknown", 0))
+    assert known.usage_with(one_of(0)) == pytest.approx(0.5)
+    there = DecodeLoad(4000, 0, 0, 0.1, {}, {PREMIUM: 100, BACKGROUND: 100})
+    told(known, 0.2, load=there)
+    ranks = {PREMIUM: 2, BACKGROUND: 0}
+    for tier, has_room in ((BACKGROUND, True), (PREMIUM, False)):
+        waits = (AwaitedKv(JobId("one"), tier, 3000),)
+        anew = DecodeView(known.replica_id)
+        anew.reported(DecodeReported(known.replica_id, 0.0, 1, load=there, awaited=waits), 0.0, ranks)
+        assert anew.has_room(Newcomer(JobId("job"), PREMIUM, 1000, is_top=True, rank=2)) is has_room
+
+
+@pytest.mark.parametrize("is_pressed", [False, True])
+def test_equal_replicas_share_what_comes_while_its_prefills_run(is_pressed):
+    usage, pulled_s = {"a": 0.50, "b": 0.56}, {}
+    about = {"load": DecodeLoad(1_000_000, 0, 0, 0.1, {}, {STANDARD: 100})} if is_pressed else {}
+    known = [replica(name, of, kv_tokens=1_000_000, **about) for name, of in usage.items()]
+    taken = {"a": [], "b": []}
+    for number in range(60):  # ten a second, of 8,000 tokens each, and their prefills take six seconds
+        now_s, newcomer = number / 10, one_of(8000, str(number))
+        found = choose_decode(known, newcomer, None, None)
+        found.placed(newcomer, now_s)
+        taken[found.replica_id].append(newcomer.job_id)
+        pulled_s[newcomer.job_id] = now_s + 6.0
+        for one in known:
+            awaited = [AwaitedKv(job, STANDARD, 8000) for job in taken[one.replica_id]]
+            one.reported(
+                DecodeReported(
+                    one.replica_id, usage[one.replica_id], 0, 1_000_000, awaited=tuple(awaited), **about
+                ),
+                now_s + 0.005,
+            )
+    assert len(taken["a"]) == pytest.approx(34, abs=4), "until both are as full"
+
+
+def test_what_others_hold_of_a_prompt_takes_no_memory():
+    known = replica("first", 0.5, kv_tokens=10_000)
+    held = {known.replica_id: 3000}
+    known.placed(one_of(4000, "sent", held_tokens=held), 0.0)
+    assert known.usage_with(one_of(3500, held_tokens=held)) == pytest.approx(0.65)
+    told(known, 0.5, ("sent", 4200))
+    assert known.usage_with(one_of(0)) == pytest.approx(0.62)
+    told(known, 0.5, ("sent", 4200), caches_prefixes=False)
+    assert known.usage_with(one_of(1000, held_tokens=held)) == pytest.approx(0.72)
+
+
+def test_what_others_hold_of_a_prompt_counts_once_in_the_peak():
+    known = replica("first", load=load((600, 50)))
+    held = {known.replica_id: 500}
+    assert not known.has_room(one_of(600))
+    assert known.has_room(one_of(600, held_tokens=held))
+    known.placed(one_of(550, "sent", held_tokens=held), 0.0)
+    assert known.has_room(one_of(600, held_tokens=held))
+    assert not known.has_room(one_of(700, held_tokens=held)), "200 of its own, beside 50 and answers of 250"
+    assert known.has_room(one_of(510, held_tokens=held, most_output=10))
+
+
+def test_what_streams_of_lower_tiers_hold_of_a_prompt_is_not_there_once_they_have_yielded():
+    known = replica("first", load=load((600, 50), (10, 5, 1)))
+    above = {"rank": 1, "most_output": 10}
+    assert known.has_room(one_of(900, held_tokens={known.replica_id: 500}, **above))
+    assert not known.has_room(one_of(1100, held_tokens={known.replica_id: 500}, **above))
+
+
+def test_a_stream_that_has_left_is_neither_forgotten_nor_counted_twice():
+    known = replica("first", load=load((900, 50)))
+    known.placed(one_of(910, "s0"), 1.0)
+    repeated = load((900, 50))
+    told(known, 0.9, ("s0", 910), load=repeated, now_s=1.1)
+    assert known.has_room(one_of(0, most_output=1)), "it is in what the engine has told before"
+    told(known, 0.0, load=load(), now_s=1.2)
+    known.placed(one_of(910, "s0"), 1.3)
+    told(known, 0.0, load=load(), now_s=1.4)
+    assert not known.has_room(one_of(100)), "the replica has not heard of it"
+    told(known, 0.0, ("s0", 910), load=load(), now_s=1.5)
+    assert not known.has_room(one_of(100))
+    told(known, 0.9, ("s0", 910), load=load((910, 40, 0, True)), now_s=1.6)
+    assert known.has_room(one_of(0, most_output=1)), "it waits in the engine"
+    assert not known.has_room(one_of(100))
 
 
 def load(*streams, pool=1000, **about):
@@ -82,7 +206,7 @@ def test_what_was_sent_counts_until_the_engine_has_it_or_it_has_ended():
     known = replica("first", load=load())
     newcomer = Newcomer(JobId("job"), STANDARD, 300)
     for name in ("a", "b"):
-        known.placed(400, Newcomer(JobId(name), STANDARD, 400), 1.0)
+        known.placed(one_of(400, name), 1.0)
     assert not known.has_room(newcomer)
     known.reported(DecodeReported(known.replica_id, 0.0, 2, load=load()), 2.0)
     assert not known.has_room(newcomer), "their prefill still runs"
