@@ -22,7 +22,13 @@ import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from decode_node.answers import error_response
-from decode_node.carrying import ResampledReason, deliver_carried, why_bound, why_resampled
+from decode_node.carrying import (
+    PRESSURE_SCHEDULER,
+    ResampledReason,
+    deliver_carried,
+    why_bound,
+    why_resampled,
+)
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.rendering import LocalReason
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
@@ -112,6 +118,8 @@ class Orchestrator:
         What it asks for those of `run_here` has its turn.
         """
         straight, config = client.generate, client.vllm_config
+        by_tier = config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER
+        self.decoding.local.by_tier = self.decoding.short.by_tier = by_tier
 
         def generate(prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> Outputs:
             def here(params: SamplingParams, name: str) -> Outputs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,6 +62,7 @@ class Turn:
 
     _local: LocalPrefills
     _claim: Claim
+    _places: _Places
     _began_s: float
     _is_left: bool = False
 
@@ -75,20 +76,30 @@ class Turn:
         """It has been computed, or is not wanted any more; later calls do nothing."""
         if not self._is_left:
             self._is_left = True
-            self._local.left(self._claim)
+            self._local.left(self._claim, self._places)
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where prompts are computed that take turns with each other: how many are free, and who waits."""
+
+    free: int
+    turns: FairTurns[asyncio.Future[None]]
 
 
 class LocalPrefills:
     """Those of one replica.
 
     Args:
-        at_once: How many of those that wait their turn are computed at once.
+        at_once: How many of those that take turns with each other are computed at once.
         most: How many there may be; then only those of whom has less than their part, up to twice as many.
         clock: Says what time it is, in seconds.
 
     Attributes:
         computing: How many are computed now, whoever asked for them.
         outstanding: How many wait their turn or have it, by whose they are.
+        by_tier: Whether each tier has turns of its own. A turn is held while the engine has no memory for the
+            request; where it orders them by tier, those of another one do not wait for that.
     """
 
     def __init__(self, at_once: int, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,8 +107,9 @@ class LocalPrefills:
         self.outstanding = Counter[Party]()
         self._most = most
         self._weights = dict[str, float]()
-        self._at_once = self._free = at_once
-        self._turns = FairTurns[asyncio.Future[None]]()
+        self.by_tier = False
+        self._at_once = at_once
+        self._places = defaultdict[str, _Places](lambda: _Places(at_once, FairTurns()))
         self._clock = clock
         self._takes_s = _FIRST_GUESS_S
 
@@ -140,8 +152,9 @@ class LocalPrefills:
         """
         claim.unasked -= 1
         told = asyncio.get_running_loop().create_future()
-        self._turns.add(claim.party, told, tokens, self._weights[claim.party.tenant])
-        self._admit()
+        places = self._places[claim.party.tier if self.by_tier else ""]
+        places.turns.add(claim.party, told, tokens, self._weights[claim.party.tenant])
+        _admit(places)
         deadline_s = self._clock() + claim.wait_s
         try:
             while not told.done():
@@ -150,14 +163,14 @@ class LocalPrefills:
                     break
                 await asyncio.wait([told], timeout=None if left_s == math.inf else left_s)
         except BaseException:
-            self._give_up(claim.party, told)
+            _give_up(claim.party, told, places)
             raise
         if not told.done():
-            self._give_up(claim.party, told)
+            _give_up(claim.party, told, places)
             raise TooManyPromptsError(self.prompt_s * self.outstanding.total())
         claim.has_begun = True
         self.computing += 1
-        return Turn(self, claim, self._clock())
+        return Turn(self, claim, places, self._clock())
 
     @asynccontextmanager
     async def turn(self, claim: Claim, tokens: int) -> AsyncIterator[Callable[[], None]]:
@@ -188,25 +201,12 @@ class LocalPrefills:
         """A prompt has been computed since `began_s`."""
         self._takes_s += (self._clock() - began_s - self._takes_s) / _MEAN_OVER
 
-    def left(self, claim: Claim) -> None:
+    def left(self, claim: Claim, places: _Places) -> None:
         """A request has no turn any more that it had."""
         self.computing -= 1
         self._settle(claim, 1)
-        self._free += 1
-        self._admit()
-
-    def _give_up(self, party: Party, told: asyncio.Future[None]) -> None:
-        if told.done():
-            self._free += 1
-            self._admit()
-        else:
-            self._turns.remove(party, told)
-
-    def _admit(self) -> None:
-        """Tell those whose turn it is."""
-        while self._free and len(self._turns):
-            self._free -= 1
-            self._turns.pop().set_result(None)
+        places.free += 1
+        _admit(places)
 
     def _settle(self, claim: Claim, prompts: int) -> None:
         prompts = min(prompts, claim.left)
@@ -214,3 +214,18 @@ class LocalPrefills:
         self.outstanding[claim.party] -= prompts
         if self.outstanding[claim.party] <= 0:
             del self.outstanding[claim.party]
+
+
+def _give_up(party: Party, told: asyncio.Future[None], places: _Places) -> None:
+    if told.done():
+        places.free += 1
+        _admit(places)
+    else:
+        places.turns.remove(party, told)
+
+
+def _admit(places: _Places) -> None:
+    """Tell those whose turn it is."""
+    while places.free and len(places.turns):
+        places.free -= 1
+        places.turns.pop().set_result(None)
