@@ -73,7 +73,8 @@ def test_whatever_comes_and_goes_nothing_is_left_and_nothing_held_twice(events):
         job = JobId(str(number))
         if what == "placed":
             held.placed(replica, job, tuple(range(length)), block_tokens)
-            if alive.get(job, (None,))[0] != replica:
+            where, size = alive.get(job, (None, 0))
+            if where != replica or size == 0:
                 alive[job] = (replica, length)
         elif what == "ended":
             held.ended(job)
