@@ -73,7 +73,7 @@ def test_pools_have_their_tiers_and_the_chunks_that_are_tried():
 def test_suspend_and_resume_is_a_setting_of_ours():
     arm = FIXED["slackserve-sedf"]
     given = PreemptionConfig.model_validate({"mode": arm.preemption, **arm.rules})
-    assert given.rules().policy is PreemptionPolicy.CONSERVATIVE
+    assert given.rules("cpu").policy is PreemptionPolicy.CONSERVATIVE
     assert (given.order, given.margin) == (QueueOrder.SEDF, 1.0)
     assert arm.settings()["order"] == "sedf"
 
