@@ -73,8 +73,8 @@ bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.stop_latency
 	$(BIN)/python -m benchmarks.engines.compiled
 	$(BIN)/python -m benchmarks.engines.vote
-	$(BIN)/python -m benchmarks.cores.preemption_decision
-	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.preemption_rules
+	$(BIN)/python -m benchmarks.cores.preemption.decision
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.preemption.rules
 
 .PHONY: bench-routing
 bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)

@@ -119,10 +119,16 @@ def capacity_rps(model: str) -> float:
 
 
 def goodputs(
-    case: Case, whom: Sequence[str] = (ALL, WORST), levels: Sequence[float] = LEVELS
+    case: Case,
+    whom: Sequence[str] = (ALL, WORST),
+    levels: Sequence[float] = LEVELS,
+    arm: Arm | None = None,
 ) -> dict[str, float]:
-    """Requests per second by figure; 0 for never. Attainment is taken to fall with the load."""
-    arm = arm_of(case.arm)
+    """Requests per second by figure; 0 for never. Attainment is taken to fall with the load.
+
+    `arm` is one that takes the place of the case's.
+    """
+    arm = arm_of(case.arm) if arm is None else arm
 
     @cache
     def attained(number: int, target: float) -> Mapping[str, float]:

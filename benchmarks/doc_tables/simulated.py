@@ -109,6 +109,20 @@ def without_parts(file: str) -> str:
     return markdown(["", "requests/s", "all of it over this"], table)
 
 
+def patience() -> str:
+    """Goodput by how much of its objective a stop may wait for, and over that of stops at once."""
+    rows = result("cores/patience")["rows"]
+    figures = [*dict.fromkeys(row["figure"] for row in rows)]
+    cells = {(row["place"], row["patience"], row["figure"]): row for row in rows}
+    table = []
+    for place, part in dict.fromkeys((row["place"], row["patience"]) for row in rows):
+        of_place = [cells[place, part, figure] for figure in figures]
+        over = ["" if part == 0 else f" ({row['over none']:.2f})" for row in of_place]
+        shown = [f"{row['goodput_rps']:.2f}{ratio}" for row, ratio in zip(of_place, over, strict=True)]
+        table.append([place, f"{part:g}", *shown])
+    return markdown(["predictions, passes", "`patience`", *figures], table)
+
+
 def _goodput(row: Mapping[str, Any], *, is_ours: bool) -> str:
     """Goodput, and ours over it; bounds of both where a stream's is below what was tried."""
     at_most, at_least = ("≤ ", "≥ ") if row.get("below") else ("", "")
@@ -221,6 +235,7 @@ def long_context() -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "patience": patience,
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),

@@ -5,7 +5,7 @@ every policy, arriving one by one or in bursts, at several loads; then the defau
 other limits. Short prompts are due soon and weigh much, long ones late and weigh little. Load 1 is what the
 replica could just do with one prompt per pass; passes are shared, so that it can do somewhat more.
 
-    python -m benchmarks.cores.preemption_rules
+    python -m benchmarks.cores.preemption.rules
 """
 
 from __future__ import annotations

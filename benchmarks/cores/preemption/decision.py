@@ -4,7 +4,7 @@ Times `slo.queue.order` and `slo.preemption.decide` with 10, 30 and 100 waiting 
 other work on the machine does not lengthen much. Of a crowded queue a third is late, and more arrives than
 can be done.
 
-    python -m benchmarks.cores.preemption_decision
+    python -m benchmarks.cores.preemption.decision
 """
 
 from __future__ import annotations
