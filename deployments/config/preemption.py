@@ -56,10 +56,10 @@ class PreemptionConfig(Section):
         _RULES.margin,
         description="How much more urgent a waiter must be, or how far predictions are trusted.",
     )
-    patience: Annotated[float, Field(ge=0, le=1)] | None = Field(
+    patience: Annotated[float, Field(ge=0, le=0.75)] | None = Field(
         None,
         description="A stop waits while the first token that it is for still comes within this part of its "
-        f"objective; 0 for at once, 1 for the last moment; by default {PATIENCE} on cuda and 0 on cpu.",
+        f"objective; 0 for at once; by default {PATIENCE} on cuda and 0 on cpu.",
     )
     order: QueueOrder = Field(DEFAULT_ORDER, description="Which waiting prefill goes first.")
     aim: Aim = Field(

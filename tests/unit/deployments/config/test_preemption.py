@@ -115,6 +115,7 @@ def test_the_engine_starts_from_the_same_defaults():
 @pytest.mark.parametrize(
     ("values", "key", "hint"),
     [
+        ({"patience": 1}, "preemption.patience", "0.75"),
         ({"polcy": "rescue"}, "preemption: unknown key 'polcy'", "did you mean 'policy'?"),
         (
             {"limits": {"max_preemption": 1}},
