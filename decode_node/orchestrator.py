@@ -30,7 +30,7 @@ from decode_node.carrying import (
     why_resampled,
 )
 from decode_node.prefill_health import PrefillFailedError
-from decode_node.rendering import LocalReason
+from decode_node.rendering import LocalReason, is_search
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
 from decode_node.requests.leaving import LeftError, may_leave
 from decode_node.requests.local_decode import Decode, LocalDecode, Outputs
@@ -161,7 +161,7 @@ class Orchestrator:
                 params.extra_args = {**(params.extra_args or {}), **given}
             outputs = here(params)
             if params.output_kind is not RequestOutputKind.DELTA:  # what is new is counted as it goes on
-                outputs = _counted(outputs, run)
+                outputs = run.call.amount.counted(outputs, is_delta=False)
             if not run.may_drop:
                 return outputs
             return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
@@ -192,9 +192,7 @@ class Orchestrator:
     def awaited(self) -> tuple[AwaitedKv, ...]:
         """Its requests whose KV cache the engine has not got yet, also those whose prefill still waits."""
         here = [each.run for each in self._here.values() if each.run is not None]
-        return tuple(
-            run.awaited for run in (*self._runs.values(), *here) if run is not None and not run.has_kv
-        )
+        return tuple(run.awaited for run in (*self._runs.values(), *here) if not run.has_kv)
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
@@ -230,19 +228,19 @@ class Orchestrator:
         if (due_s := _first_due_s(context)) is not None:
             given[FIRST_DUE_XARG] = due_s
         request = call.request.model_copy(update={"vllm_xargs": given})
-        is_search = bool(getattr(request, "use_beam_search", False))
+        searches = is_search(request)
         self._here[context.job_id] = here
-        if is_search:
+        if searches:
             IN_A_SEARCH.set(here)
         # The steps of a search have no turn, and each of them computes a prompt where nothing is cached.
-        counted = self.decoding.local.counted() if is_search else nullcontext()
+        counted = self.decoding.local.counted() if searches else nullcontext()
         try:
             async with counted, aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
                     run.has_kv = True  # of several prompts, that of the shortest
                     yield piece
         finally:
-            if is_search:
+            if searches:
                 IN_A_SEARCH.set(None)
             if self._here.get(context.job_id) is here:
                 del self._here[context.job_id]
@@ -321,14 +319,6 @@ class Orchestrator:
             raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
-
-
-async def _counted(outputs: Outputs, run: Underway) -> Outputs:
-    """Outputs that each have the whole answer so far."""
-    async with aclosing(outputs):
-        async for output in outputs:
-            run.call.amount.take(output.outputs[0], is_delta=False)
-            yield output
 
 
 def _dropped(run: Underway) -> RefusedError:

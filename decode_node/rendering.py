@@ -76,7 +76,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
-        of_each = 1 if _is_search(request) else request.n or 1
+        of_each = 1 if is_search(request) else request.n or 1
         return Rendered([], reason, copy, result, len(inputs) * of_each)
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
@@ -102,7 +102,7 @@ def _take(serving: Any, method: str, rendered: Callable[[Any], Any]) -> None:
 def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
     if len(inputs) != 1:
         return LocalReason.SEVERAL_PROMPTS
-    if (request.n or 1) > 1 or _is_search(request):
+    if (request.n or 1) > 1 or is_search(request):
         return LocalReason.SEVERAL_SEQUENCES
     if _prompt_logprobs(request) is not None:
         return LocalReason.PROMPT_LOGPROBS
@@ -111,7 +111,8 @@ def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
     return None
 
 
-def _is_search(request: Any) -> bool:
+def is_search(request: Any) -> bool:
+    """Whether a request asks for a beam search."""
     return bool(getattr(request, "use_beam_search", False))
 
 

@@ -112,15 +112,10 @@ class OnlyHere:
                     output.outputs = whole
                     yield output
 
-    async def _heard(self, outputs: Outputs, kind: RequestOutputKind, name: str) -> Outputs:
+    def _heard(self, outputs: Outputs, kind: RequestOutputKind, name: str) -> Outputs:
         """Outputs of the engine, whose tokens are counted."""
         assert self.run is not None
-        amount, is_delta = self.run.call.amount, kind is RequestOutputKind.DELTA
-        async with aclosing(outputs):
-            async for output in outputs:
-                for completion in output.outputs:
-                    amount.take(completion, is_delta=is_delta, answer=name)
-                yield output
+        return self.run.call.amount.counted(outputs, is_delta=kind is RequestOutputKind.DELTA, answer=name)
 
     async def _turn(self, tokens: int) -> Turn:
         """The turn that it has had before it ran, or the next.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from slo.reports import AwaitedKv
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
+    from vllm.outputs import RequestOutput
 
     from decode_node.spans import RequestSpans
     from sampling.carried import Adapter, Carried
@@ -39,6 +42,16 @@ class Amount:
         """
         before = self._of_each.get(answer, 0) if is_delta else 0
         self._of_each[answer] = before + len(completion.token_ids)
+
+    async def counted(
+        self, outputs: AsyncGenerator[RequestOutput, None], *, is_delta: bool, answer: str = ""
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs for an answer, noted as by `take`."""
+        async with aclosing(outputs):
+            async for output in outputs:
+                for completion in output.outputs:
+                    self.take(completion, is_delta=is_delta, answer=answer)
+                yield output
 
 
 @dataclass(frozen=True, slots=True)

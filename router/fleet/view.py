@@ -10,7 +10,7 @@ of each replica. All times are seconds on the router's monotonic clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -202,18 +202,22 @@ class FleetView:
 
     def cached_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
         """Of a prompt's tokens, those that each replica is expected to have; one is always computed."""
-        if not request.prefix_hashes:
-            return {}
-        block_tokens = self.block_tokens(request)
-        found = self.prefixes.cached_blocks(request.prefix_hashes)
-        return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
+        return self._leading_tokens(request, tokens, self.prefixes.cached_blocks)
 
     def held_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
         """Of a prompt's tokens, those whose KV requests of each decode replica hold, or will by then."""
+        return self._leading_tokens(request, tokens, self.held.held_blocks)
+
+    def _leading_tokens(
+        self,
+        request: PlacementRequested,
+        tokens: int,
+        leading_blocks: Callable[[Sequence[int]], Mapping[ReplicaId, int]],
+    ) -> Mapping[ReplicaId, int]:
         if not request.prefix_hashes:
             return {}
         block_tokens = self.block_tokens(request)
-        found = self.held.held_blocks(request.prefix_hashes)
+        found = leading_blocks(request.prefix_hashes)
         return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
 
     def _prompt_length_of(self, tenant: str) -> PromptLengthEstimator:

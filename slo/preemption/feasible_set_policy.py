@@ -162,15 +162,11 @@ def _min_spare_s(prefills: Sequence[Prefill], start_s: float) -> float:
 
 
 def _patience_left_s(prefills: Sequence[Prefill], start_s: float, patience: float) -> float:
-    """How long a stop can wait for those that run in this order from `start_s` on; 0 for not at all."""
+    """How long a stop can wait for those that run in this order from `start_s` on, some of whom are due."""
     if patience == 0.0:
         return 0.0
-    left_s = math.inf
-    for prefill, end_s in zip(prefills, ends_s(prefills, start_s), strict=True):
-        if prefill.deadline_s < math.inf:
-            due_s = prefill.arrived_s + patience * (prefill.deadline_s - prefill.arrived_s)
-            left_s = min(left_s, due_s - end_s)
-    return 0.0 if left_s == math.inf else left_s
+    ends = zip(prefills, ends_s(prefills, start_s), strict=True)
+    return min([one.arrived_s + patience * (one.deadline_s - one.arrived_s) - end_s for one, end_s in ends])
 
 
 def _why_not(stopped: FeasibleSet, pool: Sequence[Prefill], now_s: float, *, in_set: bool) -> KeepReason:
