@@ -32,7 +32,7 @@ from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
-from deployments.local.machine import left_unused
+from deployments.local.machine import suited_to_this_cpu
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
@@ -73,6 +73,9 @@ QUIET_ENVIRONMENT = {
     # Serve's controller looks after its replicas ten times a second otherwise, and asks the GCS each time.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
 }
+_OF_THE_CPU = (
+    "Computing in {}, for which this CPU has matrix units (AMX); `dtype: float32` is slower and more precise."
+)
 
 
 @app.command()
@@ -84,7 +87,8 @@ def serve(
     verbose: Annotated[bool, typer.Option(help="Show the logs of all processes.")] = False,  # noqa: FBT002
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
-    settings = _settings(config, {"model": model, "host": host, "port": port})
+    given = _settings(config, {"model": model, "host": host, "port": port})
+    settings = suited_to_this_cpu(given)
     with preparation_progress(_console) as progress:
         resolved, *_ = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
@@ -103,7 +107,8 @@ def serve(
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
         model_name, tier = settings.model_name or resolved.model_id, settings.tiers.tier_set().top
-        _announce(deployment.url, model_name, tier, time.monotonic() - started_s, left_unused(settings))
+        hint = None if settings is given else _OF_THE_CPU.format(settings.dtype)
+        _announce(deployment.url, model_name, tier, time.monotonic() - started_s, hint)
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:

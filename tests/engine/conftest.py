@@ -46,6 +46,7 @@ ENGINES = {
     "llama_tp2": {"tensor_parallel_size": 2},
     "llama_chunked": {"max_num_batched_tokens": 256},
     "llama_operator": {"setup": EngineSetup(mode="resume", granularity="operator")},
+    "llama_bfloat16": {"setup": EngineSetup(mode="resume", granularity="operator"), "dtype": "bfloat16"},
     "llama_operator_tp2": {
         "setup": EngineSetup(mode="resume", granularity="operator"),
         "tensor_parallel_size": 2,

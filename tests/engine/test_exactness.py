@@ -60,6 +60,7 @@ ENGINES = [
     "llama_sublayer",
     "llama_chunked",
     "llama_recompute",
+    "llama_bfloat16",
     "llama_compiled",
     "llama_compiled_tp2",
     "llama_compiled_layer",
