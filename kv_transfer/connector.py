@@ -15,8 +15,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +28,10 @@ from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
 
 from kv_transfer.empty_pulls import EmptyPulls
-from kv_transfer.leases import Pull, PullDeadlines
+from kv_transfer.failed_pulls import follow_failures
+from kv_transfer.leases import EndedBook, EndedLeases, Leases, Pull, Pulls
 from kv_transfer.nixl_agent import sleeping_progress_threads
-from kv_transfer.side_channel import probe, serve_handshakes
+from kv_transfer.side_channel import ask_about_leases, probe, serve_handshakes
 from kv_transfer.swap.book import SwapBook, SwapStep, pool_blocks
 from kv_transfer.swap.host_blocks import HostBlocks, SwapSpeed
 from telemetry.pressure import PRESSURE_KEY
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _SWAP_BYTES: Final = "slackserve_swap_bytes"
+_ASKERS: Final = 4
 _GRACE_S: Final = 10.0
 """How long a process whose parent has ended may take to stop its own children."""
 
@@ -88,16 +92,23 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
             self._swap_slots = slots
             self._host_blocks: HostBlocks | None = None
             self._swap_speed: SwapSpeed | None = None
-            self._pulls: dict[str, Pull] = {}
+            worker = self.connector_worker
+            self._pulls = Pulls(self._ask, worker._engine_clock_offset)  # noqa: SLF001 - vLLM's own
             self._empty_pulls = EmptyPulls()
-            self._deadlines = PullDeadlines(self.connector_worker._lease_extension)  # noqa: SLF001 - vLLM's own
+            self._askers = ThreadPoolExecutor(_ASKERS, thread_name_prefix="leases")
+            self._read_by_all: set[str] = set()
+            self._ended_leases: set[str] = set()
+            follow_failures(worker, self._pulls.failed)
+            self._follow_notifications()
         if role is KVConnectorRole.SCHEDULER:  # in EngineCore, on both tiers
             end_with_parent()
             if vllm_config.kv_transfer_config.kv_role == KVRole.DECODE:
                 refuse_several_groups(self.kv_cache_config)
             if slots:
                 self.swaps = SwapBook(slots, vllm_config.cache_config.block_size)
-            self.connector_scheduler._nixl_handshake_listener = serve_handshakes  # noqa: SLF001 - started by vLLM
+            scheduler = self.connector_scheduler
+            self._ended = EndedBook(scheduler.engine_id)
+            scheduler._nixl_handshake_listener = partial(serve_handshakes, ended=self._ended.ended)  # noqa: SLF001 - started by vLLM
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
@@ -145,9 +156,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     def update_connector_output(self, connector_output: Any) -> None:
         """Take in what the workers say of a step."""
         super().update_connector_output(connector_output)
-        said = connector_output.kv_connector_worker_meta
-        if self.swaps is not None and isinstance(said, SwapSpeed):
-            self.swaps.block_s = said.block_s
+        match connector_output.kv_connector_worker_meta:
+            case EndedLeases(leases):
+                self._ended.note(leases)
+            case SwapSpeed(block_s) if self.swaps is not None:
+                self.swaps.block_s = block_s
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -182,8 +195,14 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
         if self._host_blocks is not None and (swaps := _swaps(kv_connector_metadata)) is not None:
             self._host_blocks.take(swaps.out)
 
-    def build_connector_worker_meta(self) -> SwapSpeed | None:
-        """What the scheduler is told once: how long a block takes to host memory."""
+    def build_connector_worker_meta(self) -> SwapSpeed | EndedLeases | None:
+        """What the scheduler is told once: how long a block takes to host memory, which leases have ended.
+
+        The first is decode's, the second prefill's.
+        """
+        if self._ended_leases:
+            ended, self._ended_leases = EndedLeases(frozenset(self._ended_leases)), set()
+            return ended
         speed, self._swap_speed = self._swap_speed, None
         return speed
 
@@ -201,33 +220,47 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     def _note_leases(self) -> None:
         """On decode: what is asked of prefill with this step."""
         step, now_s = self._connector_metadata, time.perf_counter()
-        if beats := step.heartbeat_by_engine:
-            known = self.connector_worker._remote_agents  # noqa: SLF001 - others are not told yet
-            asked = [beat.req_ids for engine, beat in beats.items() if engine in known]
-            self._deadlines.lengthened(set().union(*asked), now_s)
         self._empty_pulls.forget(self.connector_worker._recving_metadata, now_s)  # noqa: SLF001 - vLLM does not
         for request_id, pull in step.reqs_to_recv.items():
             peer, blocks = pull.remote, frozenset().union(*pull.local_block_ids)
             if not blocks:
                 self._empty_pulls.asked(request_id, now_s)
             elif peer.blocks_expiry_time is not None:
-                self._pulls[request_id] = Pull(
-                    peer.engine_id, peer.request_id, peer.blocks_expiry_time, blocks
+                address = peer.host, peer.port
+                self._pulls.began(
+                    request_id,
+                    Pull(peer.engine_id, address, peer.request_id, peer.blocks_expiry_time, blocks),
+                    now_s,
                 )
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """What has been sent and received; blocks that were read after their lease are not used."""
         sent, received = super().get_finished(finished_req_ids)
-        worker, now_s = self.connector_worker, time.perf_counter()
-        offsets_s = worker._engine_clock_offset  # noqa: SLF001 - of those that it has shaken hands with
-        for request_id in received:
-            pull = self._pulls.pop(request_id, None)
-            if pull is None or pull.engine not in offsets_s:
-                continue
-            if self._deadlines.is_late(pull, offsets_s[pull.engine], now_s):
-                worker._invalid_block_ids.put(set(pull.blocks))  # noqa: SLF001 - as vLLM says that a pull failed
-                worker.xfer_stats.record_failed_transfer()
-        return sent, received
+        self._ended_leases |= sent - self._read_by_all
+        self._read_by_all.clear()
+        now_s = time.perf_counter()
+        settled = self._pulls.settle(received, now_s, time.clock_gettime(time.CLOCK_BOOTTIME) - now_s)
+        worker = self.connector_worker
+        if settled.unusable:
+            worker._invalid_block_ids.put(set(settled.unusable))  # noqa: SLF001 - as vLLM says that a pull failed
+        for _ in range(settled.failed):
+            worker.xfer_stats.record_failed_transfer()
+        return sent, settled.done
+
+    def _follow_notifications(self) -> None:
+        """On prefill: take note of what has been read; of other blocks that are freed the lease has ended."""
+        worker = self.connector_worker
+        new_notifications = worker._get_new_notifs  # noqa: SLF001 - vLLM's own
+
+        def follow() -> set[str]:
+            read: set[str] = new_notifications()
+            self._read_by_all |= read
+            return read
+
+        worker._get_new_notifs = follow  # noqa: SLF001 - likewise
+
+    def _ask(self, pull: Pull, leases: Sequence[str]) -> Future[Leases]:
+        return self._askers.submit(ask_about_leases, pull.address, pull.engine, leases)
 
     def release(self, engine_request_id: str) -> None:
         """Free a finished prefill's blocks at the next step although nobody has pulled them.

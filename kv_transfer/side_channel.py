@@ -1,8 +1,9 @@
 """NIXL's side channel: where a decode engine asks a prefill engine for what it needs to read its memory.
 
 vLLM's own listener ends for good at the first packet that it cannot read, and everybody who reaches the port
-can send one. Owns a listener that answers what vLLM's answers and takes no notice of anything else, and the
-question whether one answers. What is asked and answered is vLLM's.
+can send one. Owns a listener that answers what vLLM's answers and takes no notice of anything else, the
+question whether one answers, and a question of our own: which leases have ended. What else is asked and
+answered is vLLM's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,16 +21,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import zmq_ctx
 from vllm.utils.network_utils import is_valid_ipv6_address, make_zmq_path
 
+from kv_transfer.leases import Leases
+
 _log = logging.getLogger(__name__)
 
 PROBE_S: Final = 5.0
+ANSWER_S: Final = 2.0
+"""So long an answer about leases is waited for."""
+_LEASES_MSG: Final = b"slackserve_ended_leases"
 _RECEIVE_MS: Final = 1000
 _REOPEN_S: Final = 1.0
 _MAX_BYTES: Final = 4096
-"""A question has thirty bytes; who sends more than this is cut off."""
+"""A handshake's question has thirty bytes, one about leases a hundred for each; who sends more is cut off."""
 _MAX_TOLD: Final = 10
 BIND_S: Final = 60.0
 """So long a port may still be another's, of one that is about to end."""
+Ended = Callable[[str, Sequence[str]], list[str]]
+"""Which of these leases of an engine have ended."""
 _not_ours: set[tuple[str, int]] = set()
 """Where no listener of this process could be opened; somebody else may answer there."""
 
@@ -51,6 +59,7 @@ def serve_handshakes(
     stop: threading.Event,
     host: str,
     port: int,
+    ended: Ended = lambda _, leases: list(leases),
 ) -> None:
     """Answer handshakes until told to stop, whatever else arrives; takes the place of vLLM's listener.
 
@@ -62,6 +71,7 @@ def serve_handshakes(
         stop: Looked at every second.
         host: Where it listens.
         port: Likewise.
+        ended: Called for questions about leases.
     """
     opened_s = time.monotonic()
     _not_ours.discard((host, port))
@@ -69,7 +79,7 @@ def serve_handshakes(
         try:
             with _listening(host, port) as socket:
                 ready.set()
-                _answer(socket, answers, stop)
+                _answer(socket, answers, ended, stop)
         except zmq.ZMQError as error:
             _log.exception("NIXL's side channel on %s:%d failed (%s), it is opened again", host, port, error)
             if not ready.is_set() and time.monotonic() - opened_s >= BIND_S:
@@ -112,7 +122,37 @@ def _listening(host: str, port: int) -> Iterator[Any]:
         context.destroy(linger=0)
 
 
-def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threading.Event) -> None:
+def ask_about_leases(
+    address: tuple[str, int], engine: str, leases: Sequence[str], within_s: float = ANSWER_S
+) -> Leases:
+    """Ask a prefill engine which of its leases have ended, and what its clock says.
+
+    Args:
+        address: Host and port of its side channel.
+        engine: Its id.
+        leases: Those asked about.
+        within_s: Longest wait.
+
+    Raises:
+        SideChannelError: It does not answer in time, or with something else.
+    """
+    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", *address)) as socket:
+        socket.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
+        socket.setsockopt(zmq.SNDTIMEO, int(1e3 * within_s))
+        asked_s = time.perf_counter()
+        try:
+            socket.send(msgspec.msgpack.encode((_LEASES_MSG, engine, leases)))
+            ended, clock = socket.recv_multipart()
+            told = msgspec.msgpack.decode(ended, type=frozenset[str])
+            clock_s = msgspec.msgpack.decode(clock, type=float)
+        except (zmq.ZMQError, ValueError) as error:
+            raise SideChannelError(*address) from error
+        return Leases(told, clock_s - (asked_s + time.perf_counter()) / 2)
+
+
+def _answer(
+    socket: Any, answers: Mapping[tuple[int, int], bytes], ended: Ended, stop: threading.Event
+) -> None:
     ignored = 0
     while not stop.is_set():
         try:
@@ -120,6 +160,8 @@ def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threadi
         except zmq.Again:
             continue
         answer = answers.get(_rank_in(frames))
+        if answer is None and (asked := _leases_in(frames)) is not None:
+            answer = msgspec.msgpack.encode(ended(*asked))
         if answer is None:
             ignored += 1
             if ignored <= _MAX_TOLD:
@@ -134,11 +176,23 @@ def _answer(socket: Any, answers: Mapping[tuple[int, int], bytes], stop: threadi
 
 def _rank_in(frames: list[bytes]) -> tuple[int, int]:
     """The rank that a packet asks about; one that nobody has when it is no handshake."""
-    nobody = (-1, -1)
+    question = _question(frames, tuple[bytes, int, int])
+    if question is None or question[0] != GET_META_MSG:
+        return -1, -1
+    return question[1], question[2]
+
+
+def _leases_in(frames: list[bytes]) -> tuple[str, list[str]] | None:
+    """The engine and the leases that a packet asks about, if it does."""
+    question = _question(frames, tuple[bytes, str, list[str]])
+    return None if question is None or question[0] != _LEASES_MSG else (question[1], question[2])
+
+
+def _question(frames: list[bytes], of: Any) -> Any:
+    """What a packet asks, if it is a question of this type."""
     if len(frames) != 3:  # noqa: PLR2004 - sender, delimiter, question
-        return nobody
+        return None
     try:
-        question, pipeline_rank, rank = msgspec.msgpack.decode(frames[2], type=tuple[bytes, int, int])
+        return msgspec.msgpack.decode(frames[2], type=of)
     except (msgspec.DecodeError, msgspec.ValidationError):
-        return nobody
-    return (pipeline_rank, rank) if question == GET_META_MSG else nobody
+        return None

@@ -15,7 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_
 from zmq.utils.monitor import recv_monitor_message
 
 from kv_transfer import side_channel
-from kv_transfer.side_channel import SideChannelError, probe, serve_handshakes
+from kv_transfer.leases import EndedBook
+from kv_transfer.side_channel import SideChannelError, ask_about_leases, probe, serve_handshakes
 
 HOST = "127.0.0.1"
 ANSWERS = {(0, 0): b"first", (0, 1): b"second"}
@@ -25,7 +26,11 @@ ANSWERS = {(0, 0): b"first", (0, 1): b"second"}
 def port():
     """Of a listener that runs while these tests do."""
     port, ready, stop = free_port(), threading.Event(), threading.Event()
-    listener = threading.Thread(target=serve_handshakes, args=(ANSWERS, ready, stop, HOST, port))
+    book = EndedBook("engine")
+    book.note({"a"})
+    listener = threading.Thread(
+        target=serve_handshakes, args=(ANSWERS, ready, stop, HOST, port), kwargs={"ended": book.ended}
+    )
     listener.start()
     assert ready.wait(5)
     yield port
@@ -58,10 +63,26 @@ def test_each_rank_is_told_with_the_time(port):
         assert msgspec.msgpack.decode(clock) > 0
 
 
+def test_who_asks_about_leases_is_told_which_have_ended_and_what_the_clock_says(port):
+    told = ask_about_leases((HOST, port), "engine", ["a", "b"])
+    assert told.ended == {"a"}
+    assert abs(told.offset_s) < 0.5, "both are this process's"
+    assert ask_about_leases((HOST, port), "another", ["b"]).ended == {"b"}
+
+
+@pytest.mark.parametrize("leases", [["x" * 10_000], ["a"]])
+def test_no_answer_about_leases_is_said(port, leases):
+    """A question that is too long is cut off; elsewhere nobody listens."""
+    with pytest.raises(SideChannelError):
+        ask_about_leases((HOST, port if len(leases[0]) > 1 else free_port()), "engine", leases, within_s=0.3)
+
+
 @pytest.mark.parametrize(
     "frames",
     [
         (b"",),
+        (b"", msgspec.msgpack.encode((b"slackserve_ended_leases", "engine", "a"))),
+        (b"", msgspec.msgpack.encode((b"slackserve_ended_leases", 1, ["a"]))),
         (b"\xff",),
         (b"", b""),
         (b"", b"\xc1\xc1"),

@@ -1,0 +1,76 @@
+"""Pulls that have failed, as vLLM's NIXL worker is told of them.
+
+Owns two things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them is
+told while others are still being read, into blocks that are another request's by then; and of models with a
+sliding window no block is marked, so that what was not read is answered from.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Container
+from typing import Any, Final
+
+_NULL_BLOCK: Final = 0
+"""VLLM's, which stands in all requests' tables for blocks that a sliding window has passed."""
+
+
+class FailedPulls:
+    """Takes the place of vLLM's queue of failed pulls: one is in it once nothing of it is read any more.
+
+    Args:
+        reading: The requests of which something is.
+    """
+
+    def __init__(self, reading: Container[str]) -> None:
+        self._reading = reading
+        self._failed: list[str] = []
+        self._lock = threading.Lock()
+
+    def put(self, request_id: str) -> None:
+        """A pull has failed; threads that shake hands say so, too."""
+        with self._lock:
+            self._failed.append(request_id)
+
+    def empty(self) -> bool:
+        """Whether there is none to be told now."""
+        with self._lock:
+            return all(request_id in self._reading for request_id in self._failed)
+
+    def get_nowait(self) -> str:
+        """Take one out.
+
+        Raises:
+            queue.Empty: There is none.
+        """
+        with self._lock:
+            for place, request_id in enumerate(self._failed):
+                if request_id not in self._reading:
+                    return self._failed.pop(place)
+        raise queue.Empty
+
+
+def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
+    """Put right how vLLM's worker notes failed pulls, and be told of each.
+
+    Args:
+        worker: VLLM's NIXL worker.
+        failed: Called with the request of each; by threads of its own, too.
+    """
+    worker._failed_recv_reqs = FailedPulls(worker._recving_transfers)  # noqa: SLF001 - vLLM's own
+    handle_failed = worker._handle_failed_transfer  # noqa: SLF001 - likewise
+
+    def handle(request_id: str, transfer: int | None) -> None:
+        record = worker._recving_metadata.get(request_id)  # noqa: SLF001 - likewise
+        blocks = set() if record is None else set().union(*record.local_block_ids)
+        if record is not None and not blocks:  # a request that has ended: the scheduler does not know it
+            worker._recving_metadata.pop(request_id, None)  # noqa: SLF001 - likewise
+            worker.xfer_stats.record_failed_transfer()
+            return
+        failed(request_id)
+        if blocks:
+            worker._invalid_block_ids.put(blocks - {_NULL_BLOCK})  # noqa: SLF001 - likewise
+        handle_failed(request_id, transfer)
+
+    worker._handle_failed_transfer = handle  # noqa: SLF001 - likewise
