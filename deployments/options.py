@@ -1,11 +1,12 @@
 """What several commands do with their options.
 
-They name one of several models, refuse what would count for nothing, and find out before the work whether its
-result can be written.
+They name one of several models, refuse what would count for nothing and infinite numbers, and find out before
+the work whether its result can be written.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,17 @@ import typer
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Of several models, which one; by default the first.")
 ]
+
+
+def finite(value: float | None) -> float | None:
+    """A number that an option was given, or its default.
+
+    Raises:
+        typer.BadParameter: when it is infinite, which bounds without an upper one let pass.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value:g} is no finite number")
+    return value
 
 
 def refuse_given(ctx: typer.Context, parameters: Iterable[str], when: str, refusal: type[Exception]) -> None:

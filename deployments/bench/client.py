@@ -10,9 +10,11 @@ times as long for each chunk, time that a client on the server's machine takes f
 
 from __future__ import annotations
 
+import errno
+import resource
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
@@ -25,6 +27,9 @@ _OK: Final = 200
 _REFUSALS: Final = frozenset({429, 503})
 _KEEP_ALIVE_S: Final = 2.0
 """Less than servers wait before they close an idle connection, so that no request meets one being closed."""
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_MOST_CHARACTERS: Final = 80
+"""Of what a server says, in the name of a failure."""
 
 
 class Server:
@@ -54,7 +59,11 @@ class Server:
             raise BenchError(f"{self._url}/models does not answer as the OpenAI API does") from None
 
     async def complete(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a streaming completion and read it to its end. Never raises for what the server does."""
+        """Send a streaming completion and read it to its end. Never raises for what the server does.
+
+        Raises:
+            BenchError: when this process can open no further connection.
+        """
         stream = _Stream(time.perf_counter())
         try:
             async with self._session.post(
@@ -67,8 +76,10 @@ class Server:
         except TimeoutError:
             return stream.failed("timeout")
         except (aiohttp.ClientError, OSError) as error:
+            if getattr(error, "errno", None) in _OUT_OF_DESCRIPTORS:
+                raise _too_many_open() from None
             return stream.failed(type(error).__name__)
-        except ValueError:  # a line that is not JSON, or longer than any event
+        except ValueError:  # a line that is no event, or longer than any
             return stream.failed("not an event stream")
         return stream.ended()
 
@@ -78,16 +89,48 @@ _LOOK: Final = aiohttp.ClientTimeout(total=10)
 
 @asynccontextmanager
 async def connected(url: str, api_key: str | None, timeout_s: float) -> AsyncIterator[Server]:
-    """Connect to the server at `url`, given with or without `/v1`; requests longer than `timeout_s` fail."""
+    """Connect to the server at `url`, given with or without `/v1`; requests longer than `timeout_s` fail.
+
+    From then on this process may have as many connections as the system lets it.
+    """
     base = url.rstrip("/").removesuffix("/v1").rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise BenchError(f"--url: {url!r} does not begin with http:// or https://")
+    _raise_descriptor_limit()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
     ) as session:
         yield Server(session, f"{base}/v1")
+
+
+def _raise_descriptor_limit() -> None:
+    """Each request has a descriptor while it is open; the limit that a shell gives is often 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems take less than the limit that they tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _too_many_open() -> BenchError:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return BenchError(
+        f"this client has too many requests open for its {limit:,} file descriptors; give a lower rate or a "
+        "shorter --timeout, or raise the hard limit (`ulimit -Hn`)"
+    )
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """What counts of an event; vLLM has put an error where others put the object's type."""
+
+    object: Any = None
+    error: Any = None
+    choices: list[Any] | None = None
+    usage: _Usage | None = None
 
 
 class _Stream:
@@ -101,23 +144,27 @@ class _Stream:
         self._is_done = False
 
     def read(self, line: bytes) -> None:
-        """Take a line of the event stream."""
+        """Take a line of the event stream.
+
+        Raises:
+            ValueError: when it has an event that is none of a completion.
+        """
         if not line.startswith(b"data:"):
             return
         payload = line[5:].strip()
         if payload == b"[DONE]":
             self._is_done = True
             return
-        event = msgspec.json.decode(payload)
-        if event.get("error"):
-            self._error = _code(event)
-        if event.get("choices"):
+        event = msgspec.json.decode(payload, type=_Event)
+        if event.error or event.object == "error":
+            self._error = _name(msgspec.json.decode(payload))
+        if event.choices:
             self._last_s = time.perf_counter()
             self._chunks += 1
             if self._first_s is None:
                 self._first_s = self._last_s
-        if usage := event.get("usage"):
-            self._counted = usage.get("completion_tokens")
+        if event.usage is not None:
+            self._counted = event.usage.completion_tokens
 
     def ended(self) -> Answer:
         """The stream ended as HTTP sees it; it may still not have been a whole answer."""
@@ -157,3 +204,11 @@ def _code(event: Any) -> str:
     if not isinstance(error, dict):
         return ""
     return str(next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), ""))
+
+
+def _name(event: dict[str, Any]) -> str:
+    """What an error in a stream is called: as `_code` has it, else its status, else what it says."""
+    error = event.get("error") or event
+    if isinstance(error, dict):
+        error = _code(error) or error.get("code") or error.get("message") or "error"
+    return str(error)[:_MOST_CHARACTERS]

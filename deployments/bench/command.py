@@ -16,7 +16,7 @@ from deployments.bench import BenchError
 from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
-from deployments.options import check_file, refuse_given
+from deployments.options import check_file, finite, refuse_given
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
@@ -36,25 +36,27 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         str | None, typer.Option(help="embedded (the default), assistant, or a YAML file.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Replay a Mooncake .jsonl or Azure .csv.")] = None,
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second.")] = 1.0,
+    rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Requests per second.")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="How many to send.")] = None,
     duration: Annotated[
-        float | None, typer.Option(min=0.1, help="Or for how many seconds, by default 60.")
+        float | None, typer.Option(callback=finite, min=0.1, help="Or for how many seconds, by default 60.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Times, lengths and tiers follow from it.")] = 0,
     tiers: Annotated[str | None, typer.Option(help="Shares, such as premium=0.2,standard=0.8.")] = None,
-    scale: Annotated[float, typer.Option(min=1e-6, help="Factor on all lengths.")] = 1.0,
+    scale: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Factor on all lengths.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(min=2, help="Most of prompt and output together.")] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="Most tokens of an output.")] = None,
     vocabulary: Annotated[str, typer.Option(help="Token ids that prompts are made of.")] = "1000-30000",
     profile: Annotated[Path | None, typer.Option(help="Prefill times for kinds with ttft_scale.")] = None,
     slo_headers: Annotated[bool, typer.Option(help="Send tier and objective as headers.")] = True,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of the drawn length.")] = True,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request has failed.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(callback=finite, min=0.1, help="Seconds until a request has failed.")
+    ] = 600.0,
     search: Annotated[bool, typer.Option("--search", help="Find the highest good rate instead.")] = False,
     attainment: Annotated[float, typer.Option(min=0.01, max=1, help="What --search calls good.")] = 0.9,
-    min_rate: Annotated[float, typer.Option(min=1e-6, help="Where --search begins.")] = 0.1,
-    max_rate: Annotated[float, typer.Option(min=1e-6, help="Where --search ends.")] = 10.0,
+    min_rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Where --search begins.")] = 0.1,
+    max_rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Where --search ends.")] = 10.0,
     precision: Annotated[float, typer.Option(min=0.001, max=1, help="How close --search goes.")] = 0.05,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
@@ -69,13 +71,18 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
     if requests is not None and duration is not None:
         raise BenchError("give --requests or --duration, not both")
+    rate_option = "--min-rate" if search else "--rate"
     given = load_workload(mix or ("embedded" if trace is None else "trace"))
     plan = BenchPlan(
         url=url,
         model=model,
-        api_key=api_key,
+        api_key=parse_key(api_key),
         workload=_workload(given, trace, profile),
-        extent=Extent(requests) if duration is None else Extent(None, duration),
+        extent=(
+            Extent(requests, rate_option=rate_option)
+            if duration is None
+            else Extent(None, duration, rate_option)
+        ),
         shape=Shape(
             scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers, given.tiers())
         ),
@@ -123,6 +130,18 @@ def parse_tiers(text: str, named: Iterable[Tier] = ()) -> dict[Tier, float]:
     if not all(0 <= share < float("inf") for share in shares.values()) or not any(shares.values()):
         raise BenchError(f"--tiers: {text!r} gives no share above 0, or one below")
     return shares
+
+
+def parse_key(text: str | None) -> str | None:
+    """A key without blanks around it, such as the line break that ends a file; None for none.
+
+    Raises:
+        BenchError: when no header can have it.
+    """
+    key = (text or "").strip()
+    if (stray := next((each for each in key if not each.isprintable()), None)) is not None:
+        raise BenchError(f"--api-key, or OPENAI_API_KEY: no header can have {stray!r}; give the key alone")
+    return key or None
 
 
 def parse_vocabulary(text: str) -> range:

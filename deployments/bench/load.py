@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from deployments.bench import BenchError
 from deployments.bench.answer import Answer, Ended, Offered
 from simulator.workload.arrivals import Arrival
 
@@ -95,7 +96,11 @@ class Completing(Protocol):
     """What requests are offered to."""
 
     async def complete(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a streaming completion and read it to its end. Never raises for what the server does."""
+        """Send a streaming completion and read it to its end. Never raises for what the server does.
+
+        Raises:
+            BenchError: when the client itself cannot go on.
+        """
         ...
 
 
@@ -108,6 +113,9 @@ async def offer(
     """Send all `arrivals`, which are in order, at their times, and wait for the last answer.
 
     `on_ended` is called with each request that is over.
+
+    Raises:
+        BenchError: as `server.complete`; the requests under way are given up.
     """
     start_s = time.perf_counter() + _LEAD_S
 
@@ -117,10 +125,13 @@ async def offer(
         on_ended(ended)
         return ended
 
-    async with asyncio.TaskGroup() as group:
-        sending = []
-        for arrival in arrivals:
-            body = msgspec.json.encode(asking.fields(arrival))  # in the gap before its arrival, not after
-            await asyncio.sleep(start_s + arrival.at_s - time.perf_counter())
-            sending.append(group.create_task(send(arrival, body)))
+    try:
+        async with asyncio.TaskGroup() as group:
+            sending = []
+            for arrival in arrivals:
+                body = msgspec.json.encode(asking.fields(arrival))  # in the gap before its arrival, not after
+                await asyncio.sleep(start_s + arrival.at_s - time.perf_counter())
+                sending.append(group.create_task(send(arrival, body)))
+    except ExceptionGroup as errors:
+        raise next((each for each in errors.exceptions if isinstance(each, BenchError)), errors) from None
     return Offered([task.result() for task in sending], time.perf_counter() - start_s)

@@ -46,10 +46,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a run is: a number of requests, or, where that is None, the seconds in which they arrive."""
+    """How long a run is: a number of requests, or, where that is None, the seconds in which they arrive.
+
+    Attributes:
+        rate_option: By which its rate is given, for those who have to give another one.
+    """
 
     requests: int | None = None
     duration_s: float = 60.0
+    rate_option: str = "--rate"
 
     def of(self, workload: Workload, rate_rps: float, seed: int) -> list[Arrival]:
         """The workload's first arrivals.
@@ -66,7 +71,7 @@ class Extent:
         if not inside:
             raise BenchError(
                 f"no request arrives within {self.duration_s:g} s at {rate_rps:g} requests/s; "
-                "give a longer --duration, a higher --rate or another --seed"
+                f"give a longer --duration, a higher {self.rate_option} or another --seed"
             )
         return inside
 

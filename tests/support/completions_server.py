@@ -16,7 +16,8 @@ class Behaviour:
     """How the server answers.
 
     `seconds` says how long a prompt of so many tokens takes before its first token; they wait for each other
-    if `is_serial`. `refuse` answers a request with an error if it returns a status and an error.
+    if `is_serial`. `refuse` answers a request with an error if it returns a status and an error; `event` is
+    sent as it is after the first token.
     """
 
     seconds: object = lambda tokens: 0.0
@@ -24,6 +25,7 @@ class Behaviour:
     refuse: object = lambda body, headers: None
     error_after: int | None = None
     cut_after: int | None = None
+    event: bytes | None = None
     tpot_s: float = 0.0
     key: str | None = None
     models: tuple[str, ...] = ("tiny", "other")
@@ -93,6 +95,8 @@ class CompletionsServer:
             if number == behaviour.cut_after:
                 return stream
             await self._event(stream, {"choices": [{"index": 0, "text": "x"}], "usage": None})
+            if number == 0 and behaviour.event is not None:
+                await stream.write(b"data: " + behaviour.event + b"\n\n")
             await asyncio.sleep(behaviour.tpot_s)
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
         await self._event(stream, {"choices": [], "usage": usage})

@@ -122,7 +122,16 @@ def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
         (("--vocabulary", "many"), "is not a range of token ids"),
         (("--requests", "5", "--duration", "5"), "not both"),
         (("--search", "--min-rate", "5", "--max-rate", "5"), "must be less than --max-rate"),
-        (("--rate", "0.001", "--duration", "0.1"), "no request arrives"),
+        (
+            ("--rate", "0.001", "--duration", "0.1"),
+            "no request arrives within 0.1 s at 0.001 requests/s; give a longer --duration, a higher --rate",
+        ),
+        (("--search", "--duration", "0.1"), "a higher --min-rate"),
+        (("--rate", "inf"), "Invalid value for '--rate': inf is no finite number"),
+        (("--duration", "inf"), "inf is no finite number"),
+        (("--scale", "inf"), "inf is no finite number"),
+        (("--search", "--max-rate", "inf"), "inf is no finite number"),
+        (("--api-key", "a key\nand another"), "no header can have '\\n'"),
         (("--json", "/nowhere/run.json"), "cannot be written"),
         (("--profile", "none.json"), "none.json cannot be read"),
     ],
@@ -158,6 +167,20 @@ def test_a_server_that_wants_a_key(bench):
         assert "give --api-key" in err
         code, _, err = bench("--url", server.url, *QUICK, "--api-key", "secret")
         assert code == 0, err
+
+
+def test_a_key_may_end_as_files_do(bench, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
+    with CompletionsServer(Behaviour(key="secret")) as server:
+        code, _, err = bench("--url", server.url, *QUICK)
+    assert code == 0, err
+
+
+def test_an_empty_key_is_none(bench, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "\n")
+    code, _, err = bench("--url", server.url, *QUICK)
+    assert code == 0, err
+    assert "Authorization" not in server.seen[0].headers
 
 
 def test_a_server_without_models_needs_a_name(bench):

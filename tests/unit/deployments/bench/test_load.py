@@ -1,6 +1,8 @@
 """Open-loop load on a real HTTP server."""
 
+import resource
 import time
+from contextlib import contextmanager
 
 import pytest
 from completions_server import Behaviour, CompletionsServer
@@ -103,6 +105,58 @@ async def test_what_goes_wrong_is_told_apart(behaviour, fate, reason):
     answer = run.ended[0].answer
     assert (answer.fate, answer.reason) == (fate, reason)
     assert not run.ended[0].is_met
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (b'{"error": "boom"}', "in the stream: boom"),
+        (b'{"error": {"message": "x", "code": 500}}', "in the stream: 500"),
+        (b'{"error": {"message": "x", "code": null}}', "in the stream: x"),
+        (b'{"error": {"param": "x"}}', "in the stream: error"),
+        (b'{"error": ["x"]}', "in the stream: ['x']"),
+        (
+            b'{"object": "error", "message": "x", "type": "BadRequestError", "code": 400}',
+            "in the stream: BadRequestError",
+        ),
+        (b"[]", "not an event stream"),
+        (b"null", "not an event stream"),
+        (b'"x"', "not an event stream"),
+        (b'{"choices": 5}', "not an event stream"),
+        (b'{"usage": "much"}', "not an event stream"),
+    ],
+)
+async def test_an_error_between_tokens_fails_its_request_and_no_other(event, reason):
+    with CompletionsServer(Behaviour(event=event)) as server:
+        run = await load(server, arrivals([0.0]))
+        server.behaviour.event = None
+        assert (await load(server, arrivals([0.0]))).ended[0].answer.fate is Fate.ANSWERED
+    answer = run.ended[0].answer
+    assert (answer.fate, answer.reason) == (Fate.FAILED, reason)
+
+
+@contextmanager
+def descriptors(soft):
+    """Lets this process open no descriptor from number `soft` on."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_client_without_descriptors_left_ends_the_run_and_blames_itself():
+    with CompletionsServer() as server:
+        async with connected(server.url, None, 5.0) as target:
+            with descriptors(0), pytest.raises(BenchError, match="0 file descriptors; give a lower rate"):
+                await offer(target, arrivals([0.0, 0.0, 9.0]), Asking("tiny", Prompts(range(5, 50))))
+
+
+async def test_a_client_may_have_as_many_descriptors_as_the_system_lets_it():
+    with descriptors(200) as most:
+        async with connected("http://127.0.0.1:9", None, 1.0):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 
 
 async def test_some_refusals_do_not_keep_the_others_from_being_answered():
