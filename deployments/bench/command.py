@@ -159,7 +159,7 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
         return given.mix(prefill_s)
     try:
         return given.trace(read_trace(trace), prefill_s)
-    except (TraceError, OSError, UnicodeDecodeError) as error:
+    except TraceError as error:
         raise BenchError(f"--trace: {error}") from None
 
 

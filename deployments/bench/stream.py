@@ -78,5 +78,5 @@ class Extent:
 
 def stream(workload: Workload, rate_rps: float, extent: Extent, shape: Shape, seed: int) -> list[Arrival]:
     """The requests of one run, in order of arrival; the same for the same arguments."""
-    arrivals = [shape.fit(arrival) for arrival in extent.of(workload, rate_rps, seed)]
+    arrivals = extent.of(replace(workload, fit=shape.fit), rate_rps, seed)
     return arrivals if shape.tiers is None else list(assign_tiers(arrivals, shape.tiers, seed))

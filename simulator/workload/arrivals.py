@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -55,6 +55,14 @@ Record: TypeAlias = tuple[float, int, int, tuple[int, ...]]
 
 PrefillTime: TypeAlias = Callable[[int], float]
 """Seconds that a prompt of so many tokens takes alone."""
+
+Fit: TypeAlias = Callable[[Arrival], Arrival]
+"""What is made of a request's lengths before an objective follows from them."""
+
+
+def unchanged(arrival: Arrival) -> Arrival:
+    """The lengths that were drawn, or recorded."""
+    return arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +107,13 @@ class Mix:
     Attributes:
         burst: Mean number of requests that arrive at once; sizes are geometric.
         prefill_s: Needed for kinds whose objective is a multiple of their own prefill time.
+        fit: Makes the lengths that are offered of those that are drawn.
     """
 
     kinds: Mapping[str, Kind]
     burst: float = 1.0
     prefill_s: PrefillTime | None = None
+    fit: Fit = unchanged
 
     def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
         """The first `count` arrivals at a mean rate, in order of arrival; the same for the same seed."""
@@ -121,17 +131,18 @@ class Mix:
     def _arrival(self, number: int, at_s: float, name: str, rng: random.Random) -> Arrival:
         kind = self.kinds[name]
         tokens = kind.draw_tokens(rng)
-        ttft_s = kind.ttft_s
-        if kind.ttft_scale is not None:
-            if self.prefill_s is None:
-                raise ValueError(f"{name}: an objective relative to the prefill time needs `prefill_s`")
-            ttft_s = rng.uniform(*kind.ttft_scale) * self.prefill_s(tokens)
-        return Arrival(number, at_s, name, tokens, kind.draw_output(rng), ttft_s, kind.tier)
+        factor = None if kind.ttft_scale is None else rng.uniform(*kind.ttft_scale)
+        arrival = self.fit(Arrival(number, at_s, name, tokens, kind.draw_output(rng), kind.ttft_s, kind.tier))
+        if factor is None:
+            return arrival
+        if self.prefill_s is None:
+            raise ValueError(f"{name}: an objective relative to the prefill time needs `prefill_s`")
+        return replace(arrival, ttft_s=factor * self.prefill_s(arrival.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """What a trace's request is taken for by its length: everything up to `max_prompt_tokens`."""
+    """What a trace's request is taken for by its recorded length: everything up to `max_prompt_tokens`."""
 
     max_prompt_tokens: float
     kind: str
@@ -148,6 +159,10 @@ class Trace:
         classes: By length, shortest first; the last must take every length.
         stretch: An objective is at least this many times what the prompt takes alone.
         longest_tokens: Longer prompts are left out, as a server with that context length would refuse them.
+        fit: Makes the lengths that are offered of those that are recorded, which say the class.
+
+    Raises:
+        TraceError: when fewer than two requests are left, or all at one time: they have no rate.
     """
 
     records: Sequence[Record]
@@ -155,10 +170,19 @@ class Trace:
     prefill_s: PrefillTime
     stretch: float = 2.0
     longest_tokens: int = 131_072
+    fit: Fit = unchanged
+
+    def __post_init__(self) -> None:  # noqa: D105 - see Raises
+        offered = self._offered()
+        if len({record[0] for record in offered}) < 2:  # noqa: PLR2004 - a rate needs two
+            raise TraceError(
+                f"at least two prompts of up to {self.longest_tokens:,} tokens, at two times, are needed; "
+                f"of the trace's {len(self.records):,} prompts {len(offered):,} are no longer than that"
+            )
 
     def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
         """As `Mix.stream`; `seed` chooses where in the recording the stream begins, and it wraps around."""
-        records = [record for record in self.records if record[1] <= self.longest_tokens]
+        records = self._offered()
         span_s = records[-1][0] - records[0][0]
         stretch = len(records) / span_s / rate_rps
         start = random.Random(seed).randrange(len(records))  # noqa: S311 - reproducible, not secret
@@ -168,9 +192,15 @@ class Trace:
             time_s, tokens, output, blocks = records[index]
             at_s = (lap * span_s + time_s - records[start][0]) * stretch
             taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
-            ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(tokens))
-            arrivals.append(Arrival(number, at_s, taken.kind, tokens, output, ttft_s, taken.tier, blocks))
+            arrival = self.fit(
+                Arrival(number, at_s, taken.kind, tokens, output, taken.ttft_s, taken.tier, blocks)
+            )
+            ttft_s = max(taken.ttft_s, self.stretch * self.prefill_s(arrival.tokens))
+            arrivals.append(replace(arrival, ttft_s=ttft_s))
         return arrivals
+
+    def _offered(self) -> list[Record]:
+        return [record for record in self.records if record[1] <= self.longest_tokens]
 
 
 Workload: TypeAlias = Mix | Trace
@@ -194,7 +224,7 @@ def read_mooncake(path: Path) -> list[Record]:
     Its clock has steps of 3 s; requests of one step are spread evenly until the next.
     """
     records = []
-    with path.open() as lines:
+    with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
@@ -209,12 +239,16 @@ def read_mooncake(path: Path) -> list[Record]:
 
 
 def read_azure(path: Path) -> list[Record]:
-    """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens."""
+    """Read a trace in Azure's format: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
+
+    A time without an offset is in UTC.
+    """
     records: list[Record] = []
-    with path.open(newline="") as lines:
+    with path.open(encoding="utf-8", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
             try:
-                at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+                at = datetime.fromisoformat(row["TIMESTAMP"])
+                at_s = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
                 records.append((at_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()))
             except (ValueError, KeyError, TypeError) as error:
                 wanted = "TIMESTAMP, ContextTokens and GeneratedTokens"
@@ -223,13 +257,22 @@ def read_azure(path: Path) -> list[Record]:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's."""
+    """Read a trace by its ending: `.jsonl` as Mooncake's, `.csv` as Azure's.
+
+    Raises:
+        TraceError: when it cannot be read, or is none.
+    """
     readers = {".jsonl": read_mooncake, ".csv": read_azure}
     if path.suffix not in readers:
         raise TraceError(f"{path}: give a .jsonl trace (Mooncake's format) or a .csv trace (Azure's)")
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file")
-    return readers[path.suffix](path)
+    try:
+        return readers[path.suffix](path)
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: this is not a text file in UTF-8") from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def assign_tiers(arrivals: Sequence[Arrival], shares: Mapping[Tier, float], seed: int) -> Iterator[Arrival]:
@@ -254,6 +297,6 @@ def _spread(records: list[Record]) -> list[Record]:
 
 
 def _checked(path: Path, records: list[Record]) -> list[Record]:
-    if len(records) < 2 or records[-1][0] <= records[0][0]:  # noqa: PLR2004 - a rate needs two
+    if len({record[0] for record in records}) < 2:  # noqa: PLR2004 - a rate needs two
         raise TraceError(f"{path}: at least two requests at different times are needed")
     return sorted(records, key=lambda record: record[0])

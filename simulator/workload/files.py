@@ -63,7 +63,10 @@ class KindConfig(Section):
 
 
 class ClassConfig(Section):
-    """What a trace's requests of up to `max_prompt_tokens` are taken for; without it, all that are longer."""
+    """What a trace's requests of up to `max_prompt_tokens` are taken for; without it, all that are longer.
+
+    It is the recorded length that counts, to whatever `slackserve bench --scale` or `--max-tokens` cuts it.
+    """
 
     kind: Annotated[str, Field(min_length=1)]
     max_prompt_tokens: Tokens | None = None

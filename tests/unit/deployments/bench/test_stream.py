@@ -127,6 +127,20 @@ def test_lengths_are_made_to_fit(shape, tokens, output):
     assert (fitted.tokens, fitted.output_tokens) == (tokens, output)
 
 
+@pytest.mark.parametrize("shape", [Shape(scale=0.1), Shape(max_tokens=60)])
+def test_an_objective_of_the_prefill_time_is_of_the_prompt_that_is_sent(tmp_path, shape):
+    text = "kinds: {a: {share: 1, mean_tokens: 500, ttft_scale: [3, 3]}}"
+    mix = load_workload(written(tmp_path, text)).mix(float)
+    sent = stream(mix, 1.0, Extent(requests=50), shape, seed=0)
+    assert [item.ttft_s for item in sent] == [3.0 * item.tokens for item in sent]
+    records = [(0.0, 2000, 5, ()), (1.0, 9000, 5, ())]
+    traced = stream(load_workload("trace").trace(records, float), 1.0, Extent(requests=4), shape, seed=0)
+    assert {item.kind for item in traced} == {"medium", "long"}
+    assert all(
+        item.ttft_s == max({"medium": 4.0, "long": 15.0}[item.kind], 2.0 * item.tokens) for item in traced
+    )
+
+
 @pytest.mark.parametrize("duration_s", [5.0, 60.0])
 def test_a_duration_takes_what_arrives_in_it(duration_s):
     mix = load_workload("embedded").mix(None)

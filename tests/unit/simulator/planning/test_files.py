@@ -1,7 +1,9 @@
 """The file in which a user describes a fleet."""
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,17 @@ def test_the_least_that_can_be_said_is_a_rate_and_a_workload():
     assert (setup.prefill_replicas, setup.decode_replicas) == (3, 2)
     assert setup.hardware.kv_tokens == kv_tokens(LLAMA_3_8B, A100, 1)
     assert (demand.rate_rps, demand.target, demand.requests) == (2, 0.95, 2000)
+
+
+def test_what_the_documentation_shows_is_a_fleet(tmp_path):
+    page = (Path(__file__).parents[4] / "docs" / "simulation.md").read_text()
+    whole, traced = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    row = '{"timestamp": %d, "input_length": 10, "output_length": 5}\n'
+    (tmp_path / "conversation.jsonl").write_text(row % 0 + row % 1000)
+    for name, text in (("mix", whole), ("trace", f"rate_rps: 1\n{traced}")):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        assert load_fleet(path).demand().workload.stream(1.0, 2, 0)
 
 
 def test_a_whole_file_can_be_planned(tmp_path):

@@ -134,6 +134,19 @@ def test_what_cannot_be_simulated_is_said_before_anything_is(arguments, hint):
     assert hint in str(result.exception)
 
 
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_trace_whose_prompts_are_too_long_is_refused(tmp_path, short):
+    path = tmp_path / "long.jsonl"
+    lengths = [200_000] * 3 + [100] * short
+    rows = [
+        {"timestamp": 1000 * n, "input_length": each, "output_length": 9} for n, each in enumerate(lengths)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = simulate("--trace", path)
+    assert isinstance(result.exception, SimulateError)
+    assert "at least two prompts of up to 131,072 tokens" in str(result.exception)
+
+
 def test_a_table_without_the_presets_model(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("device,model,tensor_parallel,num_tokens\n")

@@ -1,6 +1,8 @@
 """Streams of requests: mixes, traces, tiers."""
 
 import statistics
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +68,18 @@ def test_objectives_relative_to_the_prefill_time():
         Mix({"k": kind}).stream(1.0, 1, 1)
 
 
+def halved(arrival):
+    return replace(arrival, tokens=arrival.tokens // 2)
+
+
+def test_objectives_follow_from_the_lengths_that_are_offered():
+    kinds = {"k": Kind(1.0, 1000, None, ttft_scale=(2.0, 2.0)), "fixed": Kind(1.0, 1000, 0.5)}
+    offered = Mix(kinds, prefill_s=float, fit=halved).stream(1.0, 100, 1)
+    drawn = Mix(kinds, prefill_s=float).stream(1.0, 100, 1)
+    assert [a.tokens for a in offered] == [a.tokens // 2 for a in drawn]
+    assert all(a.ttft_s == (2.0 * a.tokens if a.kind == "k" else 0.5) for a in offered)
+
+
 CLASSES = (
     LengthClass(2048, "text", 0.25, PREMIUM),
     LengthClass(float("inf"), "file", 6.0, STANDARD),
@@ -91,6 +105,19 @@ def test_a_prompt_has_the_objective_of_its_length_but_at_least_twice_its_own_tim
     assert by_tokens[90_000].ttft_s == pytest.approx(18.0)
 
 
+def test_of_a_trace_too_what_is_offered_has_the_objective_and_what_is_recorded_the_class():
+    by_tokens = {a.tokens: a for a in trace(fit=halved).stream(1.0, 4, 1)}
+    assert (by_tokens[2500].kind, by_tokens[2500].ttft_s) == ("file", 6.0)
+    assert by_tokens[45_000].ttft_s == pytest.approx(9.0)
+    assert trace(fit=lambda arrival: replace(arrival, tokens=1)).stream(1.0, 4, 1)[0].tokens == 1
+
+
+@pytest.mark.parametrize("longest_tokens", [50, 100])
+def test_a_trace_of_which_too_little_is_offered_is_refused(longest_tokens):
+    with pytest.raises(TraceError, match=rf"two prompts of up to {longest_tokens} tokens"):
+        trace(longest_tokens=longest_tokens)
+
+
 def test_prompts_beyond_the_context_are_left_out():
     assert {a.tokens for a in trace(longest_tokens=6000).stream(1.0, 20, 1)} == {100, 500, 5000}
 
@@ -113,6 +140,32 @@ def test_azures_format(tmp_path):
     assert second[0] - first[0] == pytest.approx(4.0)
 
 
+def test_requests_that_were_not_recorded_in_order_are_put_in_order(tmp_path):
+    path = tmp_path / "t.jsonl"
+    row = '{{"timestamp": {}, "input_length": {}, "output_length": 5}}\n'
+    path.write_text(row.format(6000, 30) + row.format(3000, 20) + row.format(0, 10))
+    assert read_mooncake(path) == [(0.0, 10, 5, ()), (3.0, 20, 5, ()), (6.0, 30, 5, ())]
+    path.write_text(row.format(3000, 20) + row.format(0, 10) + row.format(3000, 30))
+    assert [record[1] for record in read_mooncake(path)] == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    "at",
+    ["2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:00.0099300", "2024-05-10 02:00:00.00993+02:00"],
+)
+def test_azures_times_are_in_utc_unless_they_say_otherwise(tmp_path, monkeypatch, at):
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        path = tmp_path / "t.csv"
+        path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,1,1\n{at},2,2\n")
+        first, second = read_azure(path)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert second[0] - first[0] == pytest.approx(0.00993, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "hint"),
     [
@@ -131,6 +184,14 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path, name, text, hint):
         read_trace(path)
     assert str(path) in str(caught.value)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv"])
+def test_a_trace_that_is_no_text_is_named(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"\xff\xfe{}\n")
+    with pytest.raises(TraceError, match=rf"{name}: this is not a text file in UTF-8"):
+        read_trace(path)
 
 
 def test_a_trace_that_is_not_there_is_named(tmp_path):
