@@ -93,7 +93,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         timeout_s=timeout,
     )
     check_file("--json", json_file, BenchError)
-    console = Console()
+    console = Console(soft_wrap=True)
     if search:
         found = run_search(plan, console, (min_rate, max_rate), attainment, precision)
     else:

@@ -15,7 +15,7 @@ from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import Goodput, Result, bisection, score
 from deployments.bench.stream import Extent, Shape, stream
-from deployments.bench.view import goodput_line, probe_line, remarks, run_progress, table
+from deployments.bench.view import goodput_line, print_table, probe_line, remarks, run_progress
 from simulator.workload.arrivals import Workload
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class BenchPlan:
 def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, Any]:
     """Offer one rate, print its table, and return it as JSON."""
     model, result = asyncio.run(_once(plan, rate_rps))
-    console.print(table(result))
+    print_table(console, result)
     for line in remarks(result):
         console.print(Text(line, style="yellow"))
     return {"model": model, "rate_rps": rate_rps, **asdict(result)}

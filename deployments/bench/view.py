@@ -34,10 +34,20 @@ def run_progress(total: int) -> Iterator[Callable[[Ended], None]]:
         yield count
 
 
-def table(result: Result) -> Table:
-    """All scores of a run, one a row."""
-    shown = Table(caption=_sending(result), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column()
+def print_table(console: Console, result: Result) -> None:
+    """Print all scores of a run, one a row, and whole: a terminal that is too narrow wraps the lines."""
+    shown = _table(result)
+    needed = console.measure(shown, options=console.options.update(max_width=_ANY_COLUMNS)).maximum
+    if needed > console.width:
+        shown.width = needed
+    console.print(shown, crop=False)
+
+
+def _table(result: Result) -> Table:
+    shown = Table(
+        caption=_sending(result), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+    shown.add_column(no_wrap=True)
     for name in _COLUMNS:
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_row("all", *_cells(result.overall), end_section=True)
@@ -47,6 +57,7 @@ def table(result: Result) -> Table:
     return shown
 
 
+_ANY_COLUMNS = 1000
 _SMALL_MS = 30
 _QUANTILES = "p50/p90/p99"
 _COLUMNS = (
@@ -56,7 +67,7 @@ _COLUMNS = (
     f"TPOT, ms\n{_QUANTILES}",
     "refused",
     "failed",
-    "tokens/s",
+    "tokens\n/s",
 )
 
 
