@@ -1,18 +1,21 @@
 """Structured logs: one line per event of a request, the same fields in every process.
 
 Lines go through Ray Serve's logger, which adds time, replica and deployment and writes JSON when the
-deployment is configured so; the event's own fields are `key=value` text and JSON fields alike.
+deployment is configured so; the event's own fields are `key=value` text and JSON fields alike. Owns how that
+text is written, and how it is read again.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from typing import Any, Final
 
 _LOGGER: Final = logging.getLogger("ray.serve")
+_FIELD: Final = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^" ]\S*)(?: |$)')
 
 
 def event(name: str, *, level: int = logging.INFO, **fields: Any) -> None:
@@ -42,7 +45,19 @@ def kept() -> Iterator[None]:
             handler.setTarget(target)
 
 
+def fields_of(text: str) -> list[tuple[str, str]]:
+    """The fields that stand in the text of an event, and their values as they stand there."""
+    return _FIELD.findall(text)
+
+
 def _shown(value: Any) -> str:
-    """A value on one line: what a client has sent forges no line of its own."""
+    """A value on one line, in quotes unless it is one word.
+
+    What a client has sent forges no line of its own, and no field.
+    """
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+    is_printable = text.isprintable()
+    if is_printable and text and " " not in text and text[0] != '"':
+        return text
+    escaped = text.replace("\\", "\\\\") if is_printable else text.encode("unicode_escape").decode()
+    return '"' + escaped.replace('"', '\\"') + '"'

@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from rich.table import Table
+from rich.text import Text
+
+from telemetry.logs import fields_of
 
 SESSION_LOGS: Final = Path("/tmp/ray/session_latest/logs")  # noqa: S108 - where Ray keeps them unless told otherwise
 _TEXT: Final = re.compile(
     r"[A-Z]+ (?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) "
     r"(?P<deployment>\S+) (?P<replica>\S+) .*?-- (?P<event>[a-z_]+) (?P<fields>.*=.*)"
 )
-_SHOWN: Final = re.compile(r"([a-z_]+)=(\S+)")
+_PATTERNS: Final = ("*.err", "*.log", "*.err.[0-9]*", "*.log.[0-9]*")
+"""What processes write, and what was theirs until it was full."""
 _EVERYWHERE: Final = frozenset({"request_id", "job_id", "jobs"})
 """Fields that say which request it is, which is known."""
 
@@ -49,13 +53,15 @@ def timeline(events: Iterable[LogEvent]) -> Table:
     first: datetime | None = None
     for event in events:
         first = first or event.at
-        said = [f"{name}={value}" for name, value in _SHOWN.findall(event.fields) if name not in _EVERYWHERE]
-        table.add_row(f"{(event.at - first).total_seconds():.3f}", event.where, event.event, " ".join(said))
+        said = [f"{name}={value}" for name, value in fields_of(event.fields) if name not in _EVERYWHERE]
+        table.add_row(
+            f"{(event.at - first).total_seconds():.3f}", event.where, event.event, Text(" ".join(said))
+        )
     return table
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    yield from (path for pattern in ("*.err", "*.log") for path in sorted(directory.rglob(pattern)))
+    yield from (path for pattern in _PATTERNS for path in sorted(directory.rglob(pattern)))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -83,6 +89,6 @@ def _is_of(request_id: str, event: LogEvent) -> bool:
     """Whether it is about the request itself, or a job of it, by the client's id or the server's."""
     return any(
         re.fullmatch(rf"{re.escape(request_id)}(-[0-9a-f]+)?|.+-{re.escape(request_id)}", each)
-        for _, value in _SHOWN.findall(event.fields)
-        for each in value.split(",")
+        for _, value in fields_of(event.fields)
+        for each in value.strip('"').split(",")
     )

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from deployments.cli import app
 from deployments.local.request_log import events_of, timeline
+from telemetry import logs
 
 ID = "ab17aac6-70a1-4e9c-8fd8-40fe25c4bdbe"
 OTHER = "0ae072ba-074b-4b03-86e1-b2b67f67ebcb"
@@ -27,7 +28,7 @@ ROUTER = (
 
 
 @pytest.fixture
-def logs(tmp_path):
+def request_logs(tmp_path):
     (tmp_path / "serve").mkdir()
     (tmp_path / "worker-1.err").write_text(PREFILL)
     (tmp_path / "serve" / "replica_Prefill.log").write_text(PREFILL)
@@ -35,8 +36,14 @@ def logs(tmp_path):
     return tmp_path
 
 
-def test_the_lines_of_a_request_are_found_once_and_in_order(logs):
-    found = events_of(ID, logs)
+def shown(events):
+    console = Console(file=io.StringIO(), width=400)
+    console.print(timeline(events))
+    return console.file.getvalue()
+
+
+def test_the_lines_of_a_request_are_found_once_and_in_order(request_logs):
+    found = events_of(ID, request_logs)
     assert [(each.where, each.event) for each in found] == [
         ("Router jkrp47a2", "request_placed"),
         ("Prefill:tiny ow9z80ls", "prefill_accepted"),
@@ -44,26 +51,47 @@ def test_the_lines_of_a_request_are_found_once_and_in_order(logs):
     ]
 
 
-def test_another_request_whose_id_begins_in_the_same_way_is_another(logs):
-    assert events_of(ID[:8], logs) == []
-    assert events_of("prefill", logs) == []
+def test_another_request_whose_id_begins_in_the_same_way_is_another(request_logs):
+    assert events_of(ID[:8], request_logs) == []
+    assert events_of("prefill", request_logs) == []
 
 
-def test_a_request_is_found_by_the_servers_own_id_as_well(logs):
-    assert events_of("fc419b9ddd3", logs) == events_of(ID, logs)
+def test_a_request_is_found_by_the_servers_own_id_as_well(request_logs):
+    assert events_of("fc419b9ddd3", request_logs) == events_of(ID, request_logs)
 
 
-def test_it_is_shown_with_the_seconds_since_it_began(logs):
-    shown = Console(file=io.StringIO(), width=200)
-    shown.print(timeline(events_of(ID, logs)))
-    placed, accepted, stopped = shown.file.getvalue().splitlines()[1:]
+def test_it_is_shown_with_the_seconds_since_it_began(request_logs):
+    text = shown(events_of(ID, request_logs))
+    placed, accepted, stopped = text.splitlines()[1:]
     assert placed.split()[:4] == ["0.000", "Router", "jkrp47a2", "request_placed"]
     assert accepted.split()[0] == "0.010"
     assert "reason=rescue" in stopped
     assert f"beneficiary={OTHER}" in stopped
-    assert JOB not in shown.file.getvalue(), "which job it is, is known"
+    assert JOB not in text, "which job it is, is known"
 
 
-def test_the_command_says_when_there_is_nothing(logs):
-    assert CliRunner().invoke(app, ["trace", ID, "--logs", str(logs)]).exit_code == 0
-    assert CliRunner().invoke(app, ["trace", "nobody", "--logs", str(logs)]).exit_code == 1
+def test_values_of_several_words_and_names_with_digits_are_shown_whole(tmp_path, caplog):
+    error = "RuntimeError('no \"[/x]\" in [fd00::5] reason=none')"
+    with caplog.at_level("INFO", "ray.serve"):
+        logs.event("prefill_failed", job_id=JOB, error=error, p99_ms=5)
+    message = caplog.records[0].getMessage()
+    (tmp_path / "replica.log").write_text(f"ERROR 2026-11-22 20:32:50,010 {HERE} {ID} -- {message}\n")
+    written = error.replace('"', '\\"')
+    assert f'error="{written}" p99_ms=5' in shown(events_of(ID, tmp_path))
+
+
+def test_what_another_requests_value_says_is_not_of_this_one(tmp_path):
+    said = f'body_not_understood request_id=r error="no request_id={ID} here"'
+    (tmp_path / "replica.log").write_text(f"INFO 2026-11-22 20:32:50,010 {HERE} -- {said}\n")
+    assert events_of(ID, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["replica.log.1", "worker-1.err.12"])
+def test_logs_that_were_full_are_searched_too(tmp_path, name):
+    (tmp_path / name).write_text(PREFILL)
+    assert [each.event for each in events_of(ID, tmp_path)] == ["prefill_accepted", "prefill_stopped"]
+
+
+def test_the_command_says_when_there_is_nothing(request_logs):
+    assert CliRunner().invoke(app, ["trace", ID, "--logs", str(request_logs)]).exit_code == 0
+    assert CliRunner().invoke(app, ["trace", "nobody", "--logs", str(request_logs)]).exit_code == 1
