@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -106,9 +108,9 @@ def serve(
         shown = _StartProgress(started_s)
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
-        model_name, tier = settings.model_name or resolved.model_id, settings.tiers.tier_set().top
+        asking = example(deployment.url, settings, settings.model_name or resolved.model_id)
         hint = None if settings is given else _OF_THE_CPU.format(settings.dtype)
-        _announce(deployment.url, model_name, tier, time.monotonic() - started_s, hint)
+        announce(_console, deployment.url, asking, time.monotonic() - started_s, hint)
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:
@@ -228,6 +230,34 @@ def preparation_progress(console: Console) -> Iterator[ProgressCallback]:
         bar.stop()
 
 
+def example(url: str, settings: SlackServeConfig, model: str) -> str:
+    """A command that asks the server at `url`, for a shell; `$KEY` stands for a key where it wants one."""
+    tier = settings.tiers.tier_set().top
+    lines = [
+        f"curl {shlex.quote(f'{url}/v1/completions')}",
+        f"-H 'content-type: application/json' -H 'x-slo-tier: {tier}'",
+    ]
+    if settings.api_keys or settings.api_keys_file is not None:
+        lines.append('-H "authorization: Bearer $KEY"')
+    if settings.tls is not None and not settings.tls.is_known():
+        lines.append(f"--cacert {shlex.quote(str(settings.tls.certificate))}")
+    body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 8})
+    return " \\\n    ".join([*lines, f"-d {shlex.quote(body)}"])
+
+
+def announce(console: Console, url: str, asking: str, seconds: float, hint: str | None) -> None:
+    """Say that the server is ready, and how to ask it, in lines to be pasted from any terminal."""
+    lines = [
+        f"Ready after {seconds:.0f} s: {url}",
+        "",
+        f"  {asking}",
+        "",
+        *([hint] if hint else []),
+        "Ctrl-C stops.",
+    ]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
 class _StopRequested(Exception):  # noqa: N818 - not an error
     """Ctrl-C before the deployment is up."""
 
@@ -265,17 +295,6 @@ class _StartProgress:
             table.add_row(mark, part.name, part.state)
         table.add_row("", Text(f"{time.monotonic() - self._started_s:.0f} s", style="dim"), "")
         return table
-
-
-def _announce(url: str, model: str, tier: str, seconds: float, hint: str | None) -> None:
-    _console.print(
-        f"Ready after {seconds:.0f} s: {url}\n\n"
-        f"  curl {url}/v1/completions -H 'content-type: application/json' -H 'x-slo-tier: {tier}' \\\n"
-        f'    -d \'{{"model": "{model}", "prompt": "The capital of France is", "max_tokens": 8}}\'\n\n'
-        + (f"{hint}\n" if hint else "")
-        + "Ctrl-C stops.",
-        highlight=False,
-    )
 
 
 if __name__ == "__main__":

@@ -35,9 +35,7 @@ class TLSConfig(Section):
             except OSError as error:
                 raise ConfigError(f"tls.{name}: {path} cannot be read ({error.strerror})") from None
         try:
-            # A passphrase that is asked for would be asked for on the terminal.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.certificate, self.key, password="")
+            context = self._server()
         except ssl.SSLError as error:
             why = error.reason or "no certificate and key in PEM"
             raise ConfigError(f"tls: {self.certificate} and {self.key} cannot be used ({why})") from None
@@ -50,6 +48,22 @@ class TLSConfig(Section):
             )
             raise ConfigError(msg) from None
         return {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
+
+    def is_known(self) -> bool:
+        """Whether this machine's clients trust the certificate without being given it, for its names."""
+        client = ssl.create_default_context()
+        client.check_hostname = False
+        try:
+            _shake_hands(self._server(), client)
+        except ssl.SSLCertVerificationError:
+            return False
+        return True
+
+    def _server(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # A passphrase that is asked for would be asked for on the terminal.
+        context.load_cert_chain(self.certificate, self.key, password="")
+        return context
 
     def trust(self) -> ssl.SSLContext:
         """Trusts this certificate alone, whatever names it is for: the server calls itself by an address."""

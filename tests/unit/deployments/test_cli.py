@@ -1,10 +1,15 @@
 """What the command line draws."""
 
 import io
+import json
+import shlex
 
+import pytest
+from certificates import self_signed
 from rich.console import Console
 
-from deployments.cli import preparation_progress
+from deployments.cli import announce, example, preparation_progress
+from deployments.config.settings import parse
 
 
 class TestPreparationProgress:
@@ -25,3 +30,40 @@ class TestPreparationProgress:
 
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue() == ""
+
+
+def words_of(url: str, **settings: object) -> list[str]:
+    """What a shell makes of the command that is printed on a narrow terminal."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=40)
+    announce(console, url, example(url, parse(settings, "test"), "a-model"), 3.2, None)
+    assert isinstance(console.file, io.StringIO)
+    ready, _, *command, _, end = console.file.getvalue().splitlines()
+    assert (ready, end) == (f"Ready after 3 s: {url}", "Ctrl-C stops.")
+    return shlex.split("\n".join(command))
+
+
+class TestAnnounce:
+    @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://[fd00::5]:8000"])
+    def test_the_command_can_be_pasted(self, url: str) -> None:
+        words = words_of(url)
+
+        assert words[:2] == ["curl", f"{url}/v1/completions"]
+        assert "x-slo-tier: premium" in words
+        assert json.loads(words[-1])["model"] == "a-model"
+        assert not [word for word in words if "authorization" in word or word == "--cacert"]
+
+    def test_it_says_where_a_key_goes(self) -> None:
+        assert "authorization: Bearer $KEY" in words_of(
+            "http://127.0.0.1:8000", api_keys=[{"tenant": "acme", "key_env": "ACME_KEY"}]
+        )
+        assert "authorization: Bearer $KEY" in words_of("http://127.0.0.1:8000", api_keys_file="keys.yaml")
+
+    def test_it_gives_a_certificate_that_nobody_knows(self, tmp_path, monkeypatch) -> None:
+        made = self_signed(tmp_path)
+        tls = {"certificate": str(made.certificate), "key": str(made.key)}
+
+        words = words_of("https://127.0.0.1:8000", tls=tls)
+        assert words[words.index("--cacert") + 1] == str(made.certificate)
+
+        monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
+        assert "--cacert" not in words_of("https://127.0.0.1:8000", tls=tls)

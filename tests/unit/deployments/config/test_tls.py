@@ -52,6 +52,12 @@ def test_a_certificate_that_is_not_valid_now_is_refused(tmp_path, begins_in_days
         config(made).http_options()
 
 
+def test_whether_this_machine_knows_a_certificate(made, monkeypatch):
+    assert not config(made).is_known()
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
+    assert config(made).is_known()
+
+
 @pytest.mark.parametrize("name", ["certificate", "key"])
 def test_a_file_that_is_not_there_is_named(made, tmp_path, name):
     gone = made._replace(**{name: tmp_path / "gone.pem"})
