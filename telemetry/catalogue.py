@@ -278,6 +278,11 @@ SLO_BURN: Final = _gauge(
     "slackserve_slo_burn_rate", "ratio",
     "The fraction that missed an objective over the fraction that may.", "model", "tier", "window",
 )  # fmt: skip
+SLO_BURN_IN_REACH: Final = _gauge(
+    "slackserve_slo_burn_rate_in_reach", "ratio",
+    "The same without objectives that a request would miss with the fleet to itself: the policy acts on it.",
+    "model", "tier", "window",
+)  # fmt: skip
 SLO_GOODPUT: Final = _gauge(
     "slackserve_slo_goodput", "requests per second",
     "Requests that were finished without missing an objective.", "model", "tier", "window",

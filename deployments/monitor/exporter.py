@@ -121,12 +121,13 @@ def samples(model: str, core: MonitorCore, now_s: float) -> Iterator[Sample]:
 def _tiers(model: str, state: MonitorState) -> Iterator[Sample]:
     for tier, each in state.tiers.items():
         yield catalogue.SLO_TARGET, (model, tier), each.target
-        for window, attainment, burn in (
-            ("short", each.short, each.burn.short),
-            ("long", each.long, each.burn.long),
+        for window, attainment, burn, in_reach in (
+            ("short", each.short, each.burn.short, each.burn_in_reach.short),
+            ("long", each.long, each.burn.long, each.burn_in_reach.long),
         ):
             labels = (model, tier, window)
             yield catalogue.SLO_BURN, labels, burn.rate
+            yield catalogue.SLO_BURN_IN_REACH, labels, in_reach.rate
             yield catalogue.SLO_GOODPUT, labels, attainment.goodput_per_s
             if attainment.ratio is not None:
                 yield catalogue.SLO_ATTAINMENT, labels, attainment.ratio

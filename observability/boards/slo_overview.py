@@ -19,6 +19,7 @@ from telemetry.catalogue import (
     SHED_LEVEL,
     SLO_ATTAINMENT,
     SLO_BURN,
+    SLO_BURN_IN_REACH,
     SLO_GOODPUT,
     SLO_HEADROOM,
     SLO_JUDGED,
@@ -75,9 +76,19 @@ BOARD: Final = Dashboard(
                     meaning="Over the monitor's own long window.",
                 ),
                 Panel(
-                    "Burn rate that the policy acts on",
+                    "Burn rate now",
                     Unit.COUNT,
                     (now(SLO_BURN, "{{model}} {{tier}} {{window}}"),),
+                    meaning="Of all objectives, over the monitor's own windows.",
+                ),
+                Panel(
+                    "Burn rate that the policy acts on",
+                    Unit.COUNT,
+                    (now(SLO_BURN_IN_REACH, "{{model}} {{tier}} {{window}}"),),
+                    meaning=(
+                        "Without objectives that nothing would keep. Where it is below the burn rate now, "
+                        "requests ask for what the idle fleet cannot do, and nothing is shed for them."
+                    ),
                 ),
                 Panel(
                     "Headroom",

@@ -79,11 +79,13 @@ class TierState:
 
     Attributes:
         burn: Of all promises.
-        at_risk: Whether others are shed for it, under load: by the promises that an idle fleet would keep.
+        burn_in_reach: Of those that an idle fleet would keep, by which the fleet is steered.
+        at_risk: Whether others are shed for it, under load, by these.
     """
 
     target: float
     burn: TierBurn
+    burn_in_reach: TierBurn
     long: Attainment
     short: Attainment
     at_risk: bool
@@ -203,6 +205,7 @@ class MonitorCore:
                 tier: TierState(
                     target=targets[tier],
                     burn=burns[tier],
+                    burn_in_reach=steering[tier],
                     long=windows.over(windows.long_s, now_s, targets[tier], tier=tier),
                     short=windows.over(windows.short_s, now_s, targets[tier], tier=tier),
                     at_risk=steering[tier].at_risk(settings.rules),

@@ -60,6 +60,12 @@ def test_what_an_ingress_or_the_router_records_is_not_asked_of_a_replica_of_the_
     assert "replica" not in filters(metric)
 
 
+def test_the_policys_burn_rate_is_the_one_that_it_acts_on():
+    shown = {panel.title: panel.queries for row in BY_NAME["slo_overview"].rows for panel in row.panels}
+    (query,) = shown["Burn rate that the policy acts on"]
+    assert query.expr.startswith("slackserve_slo_burn_rate_in_reach{")
+
+
 def scraped(page):
     """The jobs that a page of the documentation has Prometheus scrape."""
     for block in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):

@@ -22,7 +22,7 @@ from slo.outcomes import Outcome, RequestEnded
 from slo.predict.prediction_error import PassMeasured
 from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
 from telemetry import catalogue
 
 R = ReplicaId("r")
@@ -90,6 +90,19 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_monitor_subscribers", ("m", "prefill")] == 1
     assert found["slackserve_monitor_subscribers", ("m", "decode")] == 0, "which is not absent"
     assert found["slackserve_monitor_dropped", ("m",)] == 2
+
+
+def test_the_burn_rate_that_the_policy_acts_on_is_told_beside_that_of_all():
+    core = MonitorCore(MonitorSettings(models=("m",)), 0.0)
+    hopeless = replace(LATE, tpot_budget_s=None, unattainable=(ObjectiveName.TTFT,))
+    core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen((hopeless,) * 10)), SETTLE_S)
+    found = exported(core)
+    assert found["slackserve_slo_burn_rate", ("m", "premium", "short")] == pytest.approx(100.0)
+    assert found["slackserve_slo_burn_rate_in_reach", ("m", "premium", "short")] == 0.0
+    core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen((LATE,) * 10)), SETTLE_S)
+    assert exported(core)["slackserve_slo_burn_rate_in_reach", ("m", "premium", "short")] == pytest.approx(
+        100.0
+    )
 
 
 def test_a_replica_with_too_few_passes_has_a_correction_and_no_error(core):
