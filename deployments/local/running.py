@@ -15,7 +15,7 @@ from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
-from telemetry.reporting.monitor_client import find_monitor
+from telemetry.reporting.monitor_client import find_any_monitor
 from telemetry.reporting.of_model import OfModel, in_names
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _deployment(
         )
         address = ray.get_runtime_context().gcs_address
         return RunningDeployment(
-            name, address, OfModel(router, name), prefill, decode, partial(find_monitor, application)
+            name, address, OfModel(router, name), prefill, decode, partial(find_any_monitor, application)
         )
     if there:
         raise NotRunningError(f"{APP_NAME} serves no model {model!r} here; give one of {', '.join(there)}")

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from slo.autoscaling.need import FleetDemand
 from slo.monitor.core import MonitorCore, MonitorState
 from slo.monitor.messages import MonitorAnswer, MonitorReport
 from slo.monitor.settings import MonitorSettings
-from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitor_prefix
+from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitors_of
 from telemetry.reporting.of_model import named
 
 LOOK_S: Final = 1.0
@@ -159,7 +159,7 @@ def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool
     monitor = actor.remote(options, name)
     monitor.export_at.remote(options.host, options.port)
     if is_ingress:
-        for other in _monitors(application):
+        for other in monitors_of(application):
             if other != monitor:
                 with contextlib.suppress(AttributeError):  # other code may not know how
                     other.yield_port.remote()
@@ -173,18 +173,8 @@ def start_own_monitor(options: MonitorOptions, *, is_ingress: bool = False) -> A
 
 def stop_monitor(application: str) -> None:
     """End an application's monitors for good, whatever code they run."""
-    for each in _monitors(application):
+    for each in monitors_of(application):
         ray.kill(each, no_restart=True)
-
-
-def _monitors(application: str) -> Iterator[Any]:
-    """The handles of an application's monitors, whatever code they run."""
-    prefix = monitor_prefix(application)
-    for each in ray.util.list_named_actors(all_namespaces=True):
-        code = each["name"].removeprefix(prefix)
-        if each["namespace"] == NAMESPACE and code != each["name"] and "-" not in code:
-            with contextlib.suppress(ValueError):  # it has just ended
-                yield ray.get_actor(each["name"], namespace=NAMESPACE)
 
 
 def shown(state: MonitorState, exporter: Exporter) -> dict[str, Any]:

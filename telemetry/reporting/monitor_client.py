@@ -13,7 +13,8 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +70,32 @@ def find_monitor(application: str, code: str | None = None) -> Any:
         ValueError: when there is none that runs that code.
     """
     return ray.get_actor(monitor_name(application, code), namespace=NAMESPACE)
+
+
+def monitors_of(application: str) -> Iterator[Any]:
+    """The handles of an application's monitors, whatever code they run."""
+    prefix = monitor_prefix(application)
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        code = each["name"].removeprefix(prefix)
+        if each["namespace"] == NAMESPACE and code != each["name"] and "-" not in code:
+            with suppress(ValueError):  # it has just ended
+                yield ray.get_actor(each["name"], namespace=NAMESPACE)
+
+
+def find_any_monitor(application: str) -> Any:
+    """The handle of an application's monitor that runs this process's code, or else any other.
+
+    The files that this process has may be newer than what runs, and that is what is asked for.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    try:
+        return find_monitor(application)
+    except ValueError:
+        if (other := next(monitors_of(application), None)) is None:
+            raise
+        return other
 
 
 def find_own_monitor() -> Any:

@@ -390,3 +390,42 @@ def test_two_applications_and_two_versions_have_a_monitor_each(monkeypatch):
     monkeypatch.setattr(monitor_client, "running_code", lambda: "newer")
     names.add(monitor_client.monitor_name("one"))
     assert len(names) == 3
+
+
+class NamedActors:
+    """Names of actors, as Ray lists and finds them; a handle is its name."""
+
+    def __init__(self, *names, listed_only=()):
+        self.there = names
+        self.listed = (*listed_only, *names)
+        self.util = SimpleNamespace(list_named_actors=self._list)
+
+    def _list(self, *, all_namespaces):
+        assert all_namespaces
+        elsewhere = {"name": monitor_client.monitor_name("app"), "namespace": "another's"}
+        return [elsewhere, *({"name": name, "namespace": monitor_client.NAMESPACE} for name in self.listed)]
+
+    def get_actor(self, name, namespace):
+        if namespace != monitor_client.NAMESPACE or name not in self.there:
+            raise ValueError(name)
+        return name
+
+
+@pytest.mark.parametrize(
+    ("codes", "found"),
+    [(("old", "own"), "own"), (("own", "old"), "own"), (("old",), "old"), (("a", "b"), "a")],
+)
+def test_who_only_asks_finds_the_monitor_of_whatever_code_runs(monkeypatch, codes, found):
+    monkeypatch.setattr(monitor_client, "running_code", lambda: "own")
+    names = [f"slo-monitor-app-{code}" for code in codes]
+    others = "slo-monitor-app-two-old", "slo-monitor-other-old", "someone"
+    monkeypatch.setattr(monitor_client, "ray", NamedActors(*others, *names))
+    assert monitor_client.find_any_monitor("app") == f"slo-monitor-app-{found}"
+
+
+def test_without_a_monitor_nobody_else_is_found(monkeypatch):
+    others = "slo-monitor-app-two-old", "slo-monitor-other-old"
+    actors = NamedActors(*others, listed_only=("slo-monitor-app-ended",))
+    monkeypatch.setattr(monitor_client, "ray", actors)
+    with pytest.raises(ValueError, match="slo-monitor-app-"):
+        monitor_client.find_any_monitor("app")
