@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from deployments.local.running import NotRunningError, RunningDeployment
-from prefill_node.replica.job_history import ReplicaPast
+from deployments.timeline.page import Heard
 
 _TIMEOUT_S = 10.0
 
 
 async def pasts(
     running: RunningDeployment, last_s: float
-) -> tuple[Sequence[str], Mapping[str, ReplicaPast | None]]:
-    """The tiers, the most valuable first; and what is past by replica, None for one that does not answer.
+) -> tuple[Sequence[str], Mapping[str, Heard | None]]:
+    """The tiers, the most valuable first; and what each replica says, None for one that does not answer.
 
     Raises:
         NotRunningError: when the router does not say which there are.
@@ -29,9 +30,10 @@ async def pasts(
     return fleet["tiers"], dict(zip(replicas, answers, strict=True))
 
 
-async def _past(running: RunningDeployment, replica: str, last_s: float) -> ReplicaPast | None:
+async def _past(running: RunningDeployment, replica: str, last_s: float) -> Heard | None:
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            return await running.ask_prefill("past", replica, last_s)  # type: ignore[no-any-return]
+            past = await running.ask_prefill("past", replica, last_s)
     except Exception:  # noqa: BLE001 - not answering is the answer
         return None
+    return None if past is None else Heard(past, datetime.now().astimezone())

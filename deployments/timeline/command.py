@@ -47,11 +47,12 @@ def timeline(
 
         try:
             running = connect(model)
+            asked_at = datetime.now().astimezone()
             tiers, found = asyncio.run(pasts(running, last))
         except NotRunningError as error:
             _console.print(Text(f"timeline: {error}", style="red"))
             raise typer.Exit(1) from None
-        page = html(running.model, datetime.now().astimezone(), last, found, tiers)
+        page = html(running.model, asked_at, last, found, tiers)
     out.write_text(page, encoding="utf-8")
-    requests = sum(len(past.jobs) for past in found.values() if past is not None)
+    requests = sum(len(heard.past.jobs) for heard in found.values() if heard is not None)
     _console.print(f"{out}: {requests} requests on {len(found)} prefill replicas", highlight=False)

@@ -34,6 +34,14 @@ _CAPTION: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """What a replica remembers, and when it said so, from which its times count."""
+
+    past: ReplicaPast
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ShownStop:
     """A suspension, in words; times in seconds before now."""
 
@@ -49,7 +57,7 @@ def html(
     model: str,
     asked_at: datetime,
     last_s: float,
-    pasts: Mapping[str, ReplicaPast | None],
+    answers: Mapping[str, Heard | None],
     tiers: Sequence[str],
 ) -> str:
     """The page.
@@ -58,7 +66,7 @@ def html(
         model: What is served.
         asked_at: When the replicas were asked.
         last_s: How far back they were asked.
-        pasts: By replica; None for one that did not answer.
+        answers: By replica; None for one that did not answer.
         tiers: The most valuable first; their colours go by this order.
     """
     environment = Environment(
@@ -74,15 +82,14 @@ def html(
         model=model,
         begun_at=f"{asked_at - timedelta(seconds=last_s):%H:%M:%S}",
         asked_at=f"{asked_at:%Y-%m-%d %H:%M:%S}",
-        replicas=[_replica(name, past, asked_at, last_s, tiers) for name, past in pasts.items()],
+        replicas=[_replica(name, heard, last_s, tiers) for name, heard in answers.items()],
     )
 
 
-def _replica(
-    name: str, past: ReplicaPast | None, asked_at: datetime, last_s: float, tiers: Sequence[str]
-) -> dict[str, Any]:
-    if past is None or not past.jobs:
-        return {"name": name, "answers": past is not None, "picture": None}
+def _replica(name: str, heard: Heard | None, last_s: float, tiers: Sequence[str]) -> dict[str, Any]:
+    if heard is None or not heard.past.jobs:
+        return {"name": name, "answers": heard is not None, "picture": None}
+    past = heard.past
     chosen = _shown(past.jobs)
     # The picture begins with the first request in it: what is empty says nothing.
     start_s = max(past.since_s, chosen[0].arrived_s)
@@ -90,7 +97,7 @@ def _replica(
     lives = [_life(*job) for job in enumerate(chosen)]
     panel = LifeRows(f"{len(past.jobs)} requests", lives, len(past.jobs) - len(chosen))
     kinds = list(dict.fromkeys([*tiers, *(job.tier for job in past.jobs)]))
-    label = f"seconds after {asked_at + timedelta(seconds=start_s):%H:%M:%S}"
+    label = f"seconds after {heard.at + timedelta(seconds=start_s):%H:%M:%S}"
     draw = partial(_draw, panel, window, kinds, label)
     stops = list(_stops(past.jobs))
     return {

@@ -1,13 +1,14 @@
 """The page of a server's last minutes."""
 
 import re
-from datetime import UTC, datetime
+from base64 import b64decode
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
 
 from deployments.timeline.command import seconds
-from deployments.timeline.page import MOST_ROWS, _shown, html
+from deployments.timeline.page import MOST_ROWS, Heard, _shown, html
 from prefill_node.replica.job_history import JobState, PastJob, ReplicaPast, Stretch
 from slo.request import JobId
 from slo.tiers import BACKGROUND, PREMIUM
@@ -34,8 +35,9 @@ def stopped(name, start_s, beneficiary):
     return job(name, start_s, start_s + 3, stop=stop)
 
 
-def page(**pasts):
-    return html("a <model>", ASKED_AT, 60.0, pasts, TIERS)
+def page(at=ASKED_AT, **pasts):
+    answers = {name: None if past is None else Heard(past, at) for name, past in pasts.items()}
+    return html("a <model>", ASKED_AT, 60.0, answers, TIERS)
 
 
 def test_it_says_who_made_way_for_whom_and_what_was_kept():
@@ -47,6 +49,16 @@ def test_it_says_who_made_way_for_whom_and_what_was_kept():
     assert written.count("data:image/svg+xml") == 2
     assert "a &lt;model&gt;" in written
     assert "from 11:59:30 until 2026-03-04 12:00:30" in written
+
+
+def test_the_times_of_a_replica_count_from_its_answer():
+    def began(at):
+        written = page(at, one=ReplicaPast(-60.0, (job("short", -20.0, -1.0),)))
+        pictures = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", written)
+        return {found for each in pictures for found in re.findall(rb"seconds after [\d:]+", b64decode(each))}
+
+    assert began(ASKED_AT) == {b"seconds after 12:00:10"}
+    assert began(ASKED_AT + timedelta(seconds=8)) == {b"seconds after 12:00:18"}
 
 
 def test_a_replica_without_requests_one_that_is_silent_and_one_that_forgot_say_so():
