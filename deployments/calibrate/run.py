@@ -23,34 +23,43 @@ class Measuring:
         self._prefill, self._decode = running.prefill, running.decode
 
     def measurable(self) -> Measurable:
-        """What is measured."""
-        measurable: Measurable = self._prefill.measurable.remote().result()
+        """What is measured.
+
+        Raises:
+            ConfigError: when no replica says so.
+        """
+        measurable: Measurable = _answer(self._prefill.measurable.remote(), "its description")
         return measurable
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds of a prefill behind a cached prefix.
 
         Raises:
-            ConfigError: when the engine refuses the length.
+            ConfigError: when the engine refuses the length, or a replica ends.
         """
-        length = f"{tokens} tokens" + (f" behind {context_tokens}" if context_tokens else "")
-        return float(_answer(self._prefill.measure_prefill.remote(tokens, context_tokens), length))
+        asked = f"a prompt of {tokens} tokens" + (f" behind {context_tokens}" if context_tokens else "")
+        return float(_answer(self._prefill.measure_prefill.remote(tokens, context_tokens), asked))
 
     def handoff(self, tokens: int) -> HandoffSample:
         """What lies between the end of a prefill, its first token, and the KV cache on decode.
 
         Raises:
-            ConfigError: when an engine refuses the length.
+            ConfigError: when an engine refuses the length, or a replica ends.
         """
-        sample: HandoffSample = _answer(self._decode.measure_handoff.remote(tokens), f"{tokens} tokens")
+        sample: HandoffSample = _answer(
+            self._decode.measure_handoff.remote(tokens), f"a prompt of {tokens} tokens"
+        )
         return sample
 
 
-def _answer(response: DeploymentResponse, length: str) -> Any:
+def _answer(response: DeploymentResponse, asked: str) -> Any:
     try:
         return response.result()
-    except REPLICA_ERRORS:
-        raise
+    except REPLICA_ERRORS as error:
+        raise ConfigError(
+            f"calibrate: a replica ended when it was asked for {asked} ({type(error).__name__}); nothing was "
+            "saved, as a profile needs all lengths; look at its log, and measure again once all are ready"
+        ) from None
     except Exception as error:  # noqa: BLE001 - over gRPC a replica's own error is raised as it is
         why = getattr(error, "cause", error)
-        raise ConfigError(f"calibrate: a prompt of {length} was refused: {why}") from None
+        raise ConfigError(f"calibrate: {asked} was refused: {why}") from None

@@ -1,9 +1,11 @@
-"""A length that an engine refuses is told of in one line."""
+"""A length that an engine refuses, and a replica that ends, are told of in one line."""
 
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.calibrate.run import Measuring
 from deployments.config import ConfigError
@@ -18,7 +20,7 @@ def measuring(error):
         raise error
 
     measure = SimpleNamespace(remote=lambda *_: SimpleNamespace(result=result))
-    replica = SimpleNamespace(measure_prefill=measure, measure_handoff=measure)
+    replica = SimpleNamespace(measure_prefill=measure, measure_handoff=measure, measurable=measure)
     return Measuring(SimpleNamespace(prefill=replica, decode=replica))
 
 
@@ -30,6 +32,11 @@ def test_a_refused_length_is_an_error_of_the_configuration(error):
         measuring(error).handoff(9)
 
 
-def test_a_replica_that_dies_has_refused_nothing():
-    with pytest.raises(RayActorError):
-        measuring(RayActorError()).prefill_s(9, 0)
+@pytest.mark.parametrize("error", [RayActorError(), DeploymentUnavailableError(DeploymentID("Prefill"))])
+def test_a_replica_that_dies_has_refused_nothing_and_is_told_in_one_line(error):
+    with pytest.raises(
+        ConfigError, match=r"a replica ended .* a prompt of 9 tokens \(\w+\); nothing was saved"
+    ):
+        measuring(error).prefill_s(9, 0)
+    with pytest.raises(ConfigError, match="a replica ended when it was asked for its description"):
+        measuring(error).measurable()
