@@ -28,6 +28,7 @@ from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import too_much_text
+from decode_node.requests import engine_limits
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.openai_layer import OpenAILayer
@@ -167,6 +168,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
         self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
         self._orchestrator.stand_before(client)
+        engine_limits.stand_before(client)
         rendering.stand_before(self.engine, self._orchestrator.rendered)
         self._grammars = GrammarCheck(
             node.grammars, client.get_tokenizer(), client.model_config.get_vocab_size()

@@ -33,6 +33,8 @@ Generate: TypeAlias = Callable[[SamplingParams, str], Outputs]
 """Runs one request on the engine, with its parameters and its name there."""
 
 _MAX_RETRY_S: Final = 60.0
+_SEEDS: Final = 2**64
+"""So many there are, half of them below zero."""
 _MEDIA_TOKENS: Final = 1024
 """A prompt with media counts as so many where turns are compared: it is not rendered before it has one."""
 
@@ -180,6 +182,6 @@ def _of_one(params: SamplingParams, number: int) -> SamplingParams:
     """How one of several answers is sampled."""
     params = params.clone()
     params.n = 1
-    if params.seed is not None:
-        params.seed += number
+    if params.seed is not None:  # an engine ends of a seed of more than 64 bits
+        params.seed = (params.seed + number + _SEEDS // 2) % _SEEDS - _SEEDS // 2
     return params

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from sampling.engine_limits import MOST_BAD_WORDS, MOST_STOP_TOKENS, MOST_TOKEN_IDS
 from slo.files.strict_yaml import Positive, Section
 
 Count = Annotated[int, Field(ge=1)]
@@ -56,11 +57,16 @@ class LimitsConfig(Section):
         50_000, description="Names in all objects of a body; each takes as long to read as several values."
     )
     max_sequences: Count = Field(16, description="Answers that one request may ask for: prompts times `n`.")
-    max_stop_tokens: Count = Field(64, description="Token ids in `stop_token_ids`.")
-    max_bad_words: Count = Field(64, description="Texts in `bad_words`; vLLM itself allows four in `stop`.")
+    max_stop_tokens: Annotated[int, Field(ge=1, le=MOST_STOP_TOKENS)] = Field(
+        64, description="Token ids in `stop_token_ids`."
+    )
+    max_bad_words: Annotated[int, Field(ge=1, le=MOST_BAD_WORDS)] = Field(
+        64, description="Texts in `bad_words`; vLLM itself allows four in `stop`."
+    )
     max_stop_bytes: Count = Field(4096, description="Bytes of all texts in `stop`, and in `bad_words`.")
-    max_token_ids: Count = Field(
-        10_000, description="Token ids in `allowed_token_ids`, `logprob_token_ids` and `logit_bias`, each."
+    max_token_ids: Annotated[int, Field(ge=1, le=MOST_TOKEN_IDS)] = Field(
+        MOST_TOKEN_IDS,
+        description="Token ids in `allowed_token_ids` and in `logit_bias`; `logprob_token_ids` may have 128.",
     )
     max_output_tokens: Count | None = Field(
         None, description="The largest `max_tokens`; none leaves it to the model's length."

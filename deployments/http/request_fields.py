@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.allowed_fields import MEDIA_KEYS
+from sampling.engine_limits import MOST_COMPARED_TOKENS, MOST_LOGPROB_TOKEN_IDS, MOST_REPEATED_TOKENS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from slo.predict.prompt_length import PromptLengthEstimator
@@ -89,6 +90,24 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
         limit = getattr(limits, name)
         if limit is not None and found > limit:
             raise FieldError(field, f"asks for {found} {what}", f"limits.{name} allows {limit}")
+    if (found := len(_listed(body, "logprob_token_ids"))) > MOST_LOGPROB_TOKEN_IDS:
+        problem = f"asks for {found} token ids"
+        raise FieldError("logprob_token_ids", problem, f"give at most {MOST_LOGPROB_TOKEN_IDS}")
+    _refuse_long_comparisons(body)
+
+
+def _refuse_long_comparisons(body: Any) -> None:
+    """Refuse a search for repetitions that would keep the engine from the next step."""
+    wanted = getattr(body, "repetition_detection", None)
+    if wanted is None:
+        return
+    pattern, field = wanted.max_pattern_size, "repetition_detection"
+    if pattern > MOST_REPEATED_TOKENS:
+        problem = f"has a max_pattern_size of {pattern}"
+        raise FieldError(field, problem, f"give at most {MOST_REPEATED_TOKENS}")
+    if (compared := pattern * wanted.min_count) > MOST_COMPARED_TOKENS:
+        problem = f"compares {compared} tokens, max_pattern_size times min_count"
+        raise FieldError(field, problem, f"give at most {MOST_COMPARED_TOKENS} of them")
 
 
 def allowed_default(

@@ -107,6 +107,11 @@ def test_headers(deployment, headers, param, message):
         ({"logprobs": 1000}, "logprobs"),
         ({"logprobs": 1000, "stream": True}, "logprobs"),
         ({"logit_bias": {"999999": 1}, "stream": True}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+        ({"bad_words": [f"{number:017}" for number in range(64)]}, "bad_words"),
+        ({"bad_words": [f"{number:017}" for number in range(64)], "stream": True}, "bad_words"),
+        ({"routed_experts_prompt_start": 5000}, "routed_experts_prompt_start"),
+        ({"repetition_detection": {"max_pattern_size": 21, "min_count": 2}}, "repetition_detection"),
         ({"temperature": -1}, "temperature"),
     ],
 )

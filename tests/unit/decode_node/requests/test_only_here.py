@@ -114,6 +114,11 @@ async def test_several_answers_come_as_one_with_their_numbers_and_seeds():
     assert (whole.request_id, whole.finished) == ("name", True)
     assert [(each.index, each.token_ids) for each in whole.outputs] == [(n, TOKENS) for n in range(3)]
     assert sorted(given.seed for given in engine.given) == [7, 8, 9], "as in vLLM"
+    engine.given.clear()
+    await answer(LocalPrefills(2), engine, params(2, seed=2**63 - 1))
+    assert {given.seed for given in engine.given} == {2**63 - 1, -(2**63)}, (
+        "64 bits, as an engine has room for"
+    )
     streamed = await answer(LocalPrefills(2), engine, params(3, DELTA))
     assert {each.request_id for each in streamed} == {"name"}
     assert [each.finished for each in streamed] == [False] * 8 + [True]

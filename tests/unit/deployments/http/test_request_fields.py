@@ -34,6 +34,10 @@ def chosen(name):
     return {"type": "function", "function": {"name": name}}
 
 
+def repetition(longest, times):
+    return {"max_pattern_size": longest, "min_count": times}
+
+
 def completion(**fields):
     return parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
 
@@ -56,8 +60,24 @@ def chat(**fields):
         (completion(bad_words=["a"] * 65), "bad_words", "asks for 65 texts; limits.max_bad_words allows 64"),
         (chat(stop="\u00e9" * 2049), "stop", "asks for 4098 bytes; limits.max_stop_bytes allows 4096"),
         (completion(bad_words=["a" * 3000] * 2), "bad_words", "limits.max_stop_bytes allows 4096"),
-        (completion(allowed_token_ids=[1] * 10_001), "allowed_token_ids", "limits.max_token_ids allows"),
-        (chat(logit_bias={str(token): 1.0 for token in range(10_001)}), "logit_bias", "asks for 10001 token"),
+        (completion(allowed_token_ids=[1] * 1025), "allowed_token_ids", "limits.max_token_ids allows 1024"),
+        (chat(logit_bias={str(token): 1.0 for token in range(1025)}), "logit_bias", "asks for 1025 token"),
+        (
+            completion(logprobs=129, logprob_token_ids=[1] * 129),
+            "logprob_token_ids",
+            "asks for 129 token ids; give at most 128",
+        ),
+        (
+            chat(repetition_detection=repetition(21, 2)),
+            "repetition_detection",
+            "max_pattern_size of 21; give at",
+        ),
+        (completion(repetition_detection=repetition(20, 5)), "repetition_detection", "compares 100 tokens"),
+        (
+            chat(repetition_detection=repetition(1, 10**9)),
+            "repetition_detection",
+            "compares 1000000000 tokens",
+        ),
         (
             completion(max_tokens=101),
             "max_tokens",
@@ -108,7 +128,10 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
         completion(prompt=[1] * 1000),
         completion(structured_outputs={"regex": "a" * 40}),
         completion(stop="a" * 4096, bad_words=["a" * 64] * 64, stop_token_ids=[1] * 64),
-        chat(stop=["a"] * 4, logit_bias={str(token): 1.0 for token in range(300)}),
+        chat(stop=["a"] * 4, logit_bias={str(token): 1.0 for token in range(1024)}),
+        completion(allowed_token_ids=[1] * 1024, logprobs=128, logprob_token_ids=[1] * 128),
+        chat(repetition_detection=repetition(20, 4)),
+        completion(repetition_detection=repetition(0, 10**9)),
         chat(tools=[TOOL]),
         chat(tools=[DESCRIBED, TOOL], tool_choice=chosen("g")),
         chat(tools=[DESCRIBED], tool_choice="required"),

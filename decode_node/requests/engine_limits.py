@@ -1,0 +1,72 @@
+"""Refuses what no engine takes, before one has seen it: a request that ends an engine would be placed again.
+
+Owns what only a replica can count, as its tokenizer has it. The numbers are `sampling.engine_limits`'s, with
+those that an operator can set for vLLM (`VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`, `VLLM_MAX_NUM_BAD_WORDS`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm import envs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+from sampling.engine_limits import MOST_LOGPROB_TOKEN_IDS, MOST_STOP_TOKENS, MOST_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+def stand_before(client: Any) -> None:
+    """Have vLLM's client refuse what its engine is asked to generate when that is more than it takes."""
+    generate, tokenizer = client.generate, client.get_tokenizer()
+
+    def checked(prompt: Any, params: SamplingParams, *rest: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        refuse_excess(params, prompt.get("prompt_token_ids") or (), tokenizer)
+        answer: AsyncGenerator[Any, None] = generate(prompt, params, *rest, **options)
+        return answer
+
+    client.generate = checked
+
+
+def refuse_excess(params: SamplingParams, prompt_token_ids: Any, tokenizer: Any) -> None:
+    """Refuse parameters that an engine does not take.
+
+    Raises:
+        VLLMValidationError: naming the field and the limit.
+    """
+    found = (
+        ("allowed_token_ids", len(params.allowed_token_ids or ()), MOST_TOKEN_IDS, "token ids"),
+        ("logit_bias", len(params.logit_bias or ()), MOST_TOKEN_IDS, "token ids"),
+        ("logprob_token_ids", len(params.logprob_token_ids or ()), MOST_LOGPROB_TOKEN_IDS, "token ids"),
+        ("stop_token_ids", len(params.all_stop_token_ids), MOST_STOP_TOKENS, "token ids"),
+        (
+            "bad_words",
+            _bad_word_tokens(params, tokenizer),
+            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+            "tokens, with and without a blank before each text",
+        ),
+    )
+    for field, count, most, what in found:
+        if count > most:
+            raise VLLMValidationError(f"{field} has {count} {what}; the engine takes {most}", parameter=field)
+    start = params.routed_experts_prompt_start
+    if start and start >= len(prompt_token_ids):
+        raise VLLMValidationError(
+            f"routed_experts_prompt_start is {start}, and the prompt has {len(prompt_token_ids)} tokens",
+            parameter="routed_experts_prompt_start",
+        )
+
+
+def _bad_word_tokens(params: SamplingParams, tokenizer: Any) -> int:
+    """How many tokens a request's bad words are, as vLLM will make them.
+
+    Raises:
+        VLLMValidationError: There are too many texts, or one that is no token.
+    """
+    if not params.bad_words:
+        return 0
+    tried = SamplingParams(bad_words=params.bad_words)
+    tried.update_from_tokenizer(tokenizer)
+    return sum(map(len, tried.bad_words_token_ids or ()))

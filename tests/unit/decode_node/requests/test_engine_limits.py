@@ -1,0 +1,80 @@
+"""What would end an engine is refused before one has seen it, so that nobody places it again."""
+
+import re
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.hf import get_cached_tokenizer
+
+from benchmarks.harness.tiny_models import build_tiny_llama
+from decode_node.requests import engine_limits
+
+PROMPT = {"type": "token", "prompt_token_ids": [1, 2, 3]}
+TEXTS = [f"{number:017}" for number in range(64)]
+"""As many as the ingress lets through, and a quarter as long; with a token for each byte 1,088 of them."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    model = build_tiny_llama(tmp_path_factory.mktemp("m") / "tiny")
+    tokenizer = get_cached_tokenizer(PreTrainedTokenizerFast.from_pretrained(model))
+
+    class Client:
+        asked = 0
+
+        def get_tokenizer(self):
+            return tokenizer
+
+        async def generate(self, prompt, params, request_id):
+            self.asked += 1
+            yield request_id
+
+    client = Client()
+    engine_limits.stand_before(client)
+    return client
+
+
+async def answer(client, **given):
+    return [piece async for piece in client.generate(PROMPT, SamplingParams(**given), "name")]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+            "logit_bias has 1025 token ids; the engine takes 1024",
+        ),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids has 1025"),
+        ({"logprob_token_ids": [1] * 129}, "logprob_token_ids has 129"),
+        ({"stop_token_ids": list(range(113)), "min_tokens": 1}, "stop_token_ids has 113"),
+        ({"bad_words": [f"{number:03}" for number in range(129)]}, "Too many bad words after tokenization"),
+        (
+            {"bad_words": TEXTS},
+            "bad_words has 1088 tokens, with and without a blank before each text; the engine takes 1024",
+        ),
+        ({"routed_experts_prompt_start": 3}, "routed_experts_prompt_start is 3, and the prompt has 3 tokens"),
+    ],
+)
+async def test_what_ends_an_engine_is_refused(client, given, message):
+    asked = client.asked
+    with pytest.raises(VLLMValidationError, match=re.escape(message)) as refused:
+        await answer(client, **given)
+    assert refused.value.parameter == next(iter(given))
+    assert client.asked == asked
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"logit_bias": dict.fromkeys(range(1024), 1.0), "allowed_token_ids": [1] * 1024},
+        {"logprob_token_ids": [1] * 128, "stop_token_ids": list(range(112)), "min_tokens": 1},
+        {"bad_words": [text[1:] for text in TEXTS]},
+        {"routed_experts_prompt_start": 2},
+    ],
+)
+async def test_what_does_not_goes_on(client, given):
+    assert await answer(client, **given) == ["name"]
