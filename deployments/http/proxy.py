@@ -23,6 +23,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -48,6 +49,8 @@ _TO_SERVE: Final = frozenset({b"serve-multiplexed-model-id", b"x-session-id"})
 """Serve's proxy goes by them, with underscores as well, when it chooses an ingress."""
 _DROP: Final = struct.pack("ii", 1, 0)
 _NOTHING: Final = struct.pack("i", 0)
+_READY: Final = "/ready"
+_PROXYS_HEALTH: Final = "/-/healthz"
 _CLOSE: Final = (b"connection", b"close")
 """uvicorn closes the connection behind an answer with this header."""
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
@@ -58,13 +61,47 @@ def middlewares() -> list[Middleware]:
     """What stands before each request in this proxy; also bounds how long headers may take."""
     limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
     _bound_connections(limits)
-    return [Middleware(ConnectionLimits, limits=limits)]
+    return [
+        Middleware(ReadyUntilDrained),
+        Middleware(ConnectionLimits, limits=limits),
+    ]  # the last is before all
 
 
 def bounded(app: ASGIApp, limits: LimitsConfig) -> ConnectionLimits:
     """The application with the same before it, for a server of uvicorn's in this process."""
     _bound_connections(limits)
     return ConnectionLimits(app, limits)
+
+
+class ReadyUntilDrained:
+    """Answers `/ready` for a proxy that Serve drains, or that knows of no replica: nobody else may connect.
+
+    The ingress that would answer knows nothing of the proxy on the way, and Serve ends that, with its port.
+
+    Args:
+        app: Serve's proxy, which says so of itself under another path.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; part of ASGI."""
+        if scope["type"] != "http" or scope["path"] != _READY or await self._is_healthy(scope, receive):
+            await self._app(scope, receive, send)
+            return
+        body = {"status": "not ready", "reason": "the proxy of this node is draining, or knows of no replica"}
+        await JSONResponse(body, 503)(scope, receive, send)
+
+    async def _is_healthy(self, scope: Scope, receive: Receive) -> bool:
+        is_healthy = False
+
+        async def hear(message: Message) -> None:
+            nonlocal is_healthy
+            is_healthy = is_healthy or message.get("status") == HTTPStatus.OK
+
+        await self._app({**scope, "path": _PROXYS_HEALTH}, receive, hear)
+        return is_healthy
 
 
 class ConnectionLimits:

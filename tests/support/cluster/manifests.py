@@ -88,14 +88,23 @@ def groups(objects):
 
 
 def pod_templates(objects):
-    """Every pod template by name, those inside the RayService included."""
+    """Every pod template by name, those inside the RayService included, which KubeRay gives a label."""
     cluster = ray_service(objects)["spec"]["rayClusterConfig"]
-    found = {"head": cluster["headGroupSpec"]["template"]}
-    found |= {name: group["template"] for name, group in groups(objects).items()}
+    found = {"head": labelled(cluster["headGroupSpec"]["template"], "head")}
+    found |= {name: labelled(group["template"], "worker") for name, group in groups(objects).items()}
     for each in objects:
         if each["kind"] in ("StatefulSet", "Deployment", "Job"):
             found[each["metadata"]["name"]] = each["spec"]["template"]
     return found
+
+
+def labelled(template, node_type):
+    """A template with KubeRay's label of a pod that is made of it; of the head's also `redis-cleanup` is."""
+    metadata = template["metadata"]
+    return {
+        **template,
+        "metadata": {**metadata, "labels": metadata["labels"] | {"ray.io/node-type": node_type}},
+    }
 
 
 def problems(objects):

@@ -4,15 +4,29 @@ import re
 
 import pytest
 import yaml
-from manifests import K8S, ROOT, compose, groups, overlay, pod_templates, ray_service, serve_config
+from manifests import (
+    K8S,
+    ROOT,
+    compose,
+    groups,
+    labelled,
+    overlay,
+    pod_templates,
+    ray_service,
+    serve_config,
+)
+from ray.serve._private.constants import PROXY_MIN_DRAINING_PERIOD_S
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.settings import SlackServeConfig, parse
 from deployments.grpc import SERVICERS
+from deployments.http.proxy import IMPORT_PATH
 
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 ANSWER_TOKENS = 4096
 """An answer that is not unusually long."""
+_DRAINED_S = PROXY_MIN_DRAINING_PERIOD_S / 2
+"""Within this the service shall have left a proxy that drains; kube-proxy and clients need some time, too."""
 LOCK = (ROOT / "requirements" / "cpu.lock").read_text()
 
 
@@ -159,6 +173,9 @@ def _times(objects, config: SlackServeConfig):
         command = container_of(group["template"])["lifecycle"]["preStop"]["exec"]["command"]
         within = float(command[command.index("--within") + 1])
         grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        probe = container_of(group["template"])["readinessProbe"]
+        if probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"] > _DRAINED_S:
+            yield f"{tier}: clients are sent to a proxy that has ended"
         if command[:2] != ["slackserve", "leave"] or not longest <= within < grace:
             yield f"a pod of {tier} takes {within:g} s to leave, of {grace}, with what may take {longest} s"
     stays_s = ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"]
@@ -196,7 +213,8 @@ def test_everything_agrees(name):
                 (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == mount["name"]]
                 assert volume["emptyDir"]["medium"] == "Memory"
     for group in groups(objects).values():
-        assert container_of(group["template"])["readinessProbe"]["httpGet"]["path"] == "/ready?degraded"
+        probe = container_of(group["template"])["readinessProbe"]
+        assert (probe["httpGet"]["path"], probe["periodSeconds"]) == ("/ready?degraded", 1)
         (spread,) = group["template"]["spec"]["topologySpreadConstraints"]
         labels = group["template"]["metadata"]["labels"]
         assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
@@ -227,6 +245,22 @@ def test_pods_have_the_environment_that_serve_is_started_with_elsewhere(name):
     for template in ray_templates(overlay(name)).values():
         environment = {each["name"]: each.get("value") for each in container_of(template)["env"]}
         assert SERVE_ENVIRONMENT.items() <= environment.items()
+        assert environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == IMPORT_PATH
+
+
+def test_the_pod_that_cleans_up_redis_is_no_head():
+    objects = overlay("production")
+    head = pod_templates(objects)["head"]
+    cleanup = labelled(head, "redis-cleanup")["metadata"]["labels"]
+    chosen = {
+        (each["kind"], each["metadata"]["name"]): each["spec"]["selector"]["matchLabels"].items()
+        for each in [*of_kind(objects, "PodDisruptionBudget"), *of_kind(objects, "PodMonitor")]
+        if each["metadata"]["name"] == "slackserve-head"
+    }
+    assert len(chosen) == 2
+    for labels in chosen.values():
+        assert labels <= head["metadata"]["labels"].items()
+        assert not labels <= cleanup.items()
 
 
 def in_serve_config(before, after):
@@ -277,6 +311,9 @@ MISTAKES = {
         lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
             command=["slackserve", "leave", "--within", "700"]
         )
+    ),
+    "to a proxy that has ended": in_prefill(
+        lambda group, container: container["readinessProbe"].update(periodSeconds=5)
     ),
     "an upgrade cuts answers": in_serve_config("drain_s: 600", "drain_s: 300"),
     "before its pods may end": lambda objects: ray_service(objects)["spec"].update(

@@ -13,6 +13,8 @@ COMPONENTS = sorted(
     (path.name for path in (K8S / "components").iterdir()),
     key=lambda name: (name in {"grpc", "tracing"}, name),  # after the policies that it changes
 )
+STARTS_WITHIN_S = 1800
+"""What a cluster is given from nothing to its last replica: nodes, image and model."""
 EXCLUSIVE = {"grpc", "incremental-upgrade"}
 """An incremental upgrade routes HTTP only."""
 
@@ -169,6 +171,12 @@ def test_the_operators_rules_for_incremental_upgrades(option, value, rule, tmp_p
     assert not refusals(service)
     service["spec"]["upgradeStrategy"]["clusterUpgradeOptions"][option] = value
     assert any(rule in refusal for refusal in refusals(service))
+
+
+def test_an_incremental_upgrade_leads_nobody_to_a_cluster_that_still_starts(tmp_path):
+    """KubeRay's first step waits for this alone: an application without replicas runs, in its eyes."""
+    service = ray_service(compose(tmp_path, "h100", ["incremental-upgrade"]))
+    assert service["spec"]["upgradeStrategy"]["clusterUpgradeOptions"]["intervalSeconds"] >= STARTS_WITHIN_S
 
 
 RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"} | {

@@ -3,7 +3,7 @@
 import ipaddress
 
 import pytest
-from manifests import compose, overlay, pod_templates
+from manifests import compose, labelled, overlay, pod_templates
 
 OURS = "slackserve"
 NAMESPACES = {
@@ -38,7 +38,8 @@ def pods():
         name.removeprefix("slackserve-"): (OURS, template["metadata"]["labels"])
         for name, template in pod_templates(overlay("production")).items()
     }
-    return ours | OTHERS
+    cleanup = labelled(pod_templates(overlay("production"))["head"], "redis-cleanup")
+    return ours | OTHERS | {"cleanup": (OURS, cleanup["metadata"]["labels"])}
 
 
 def matches(selector, labels):
@@ -117,6 +118,8 @@ ALLOWED = [
     ("web", "ingress", 8000),
     ("prefill", "hub", 443),
     ("head", "redis", 6379),
+    ("cleanup", "redis", 6379),  # else the cluster is never deleted
+    ("head", "private", 443),  # the Kubernetes API
 ]
 DENIED = [
     ("web", "head", 8265),
@@ -133,6 +136,7 @@ DENIED = [
     ("web", "redis", 6379),
     ("prefill", "redis", 6379),
     ("redis", "hub", 443),
+    ("cleanup", "private", 443),
 ]
 
 

@@ -13,13 +13,14 @@ from certificates import self_signed
 from ray.serve._private.http_util import MessageQueue
 from ray.serve._private.proxy import HTTPProxy
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.config.tls import TLSConfig
 from deployments.http.door import EndsWithItsClient
 from deployments.http.gatekeeper import Gatekeeper
-from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, middlewares
+from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, ReadyUntilDrained, middlewares
 from slo.admission.tenants import KeyRing
 
 LIMITS = LimitsConfig(
@@ -86,9 +87,10 @@ async def serving(monkeypatch, limits=LIMITS, **options):
     """The proxy, its port, and what bounds its clients."""
     kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
     monkeypatch.setenv(LIMITS_VARIABLE, limits.model_dump_json())
-    (middleware,) = middlewares()
     proxy = Proxy()
-    app = middleware.cls(proxy, **middleware.kwargs)
+    app = proxy
+    for middleware in middlewares():  # as Serve puts them around its proxy
+        app = middleware.cls(app, **middleware.kwargs)
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools", **options))
     running = asyncio.create_task(server.serve(sockets=[listening]))
@@ -597,10 +599,51 @@ async def test_all_of_it_holds_over_tls(monkeypatch, tmp_path):
             await post(port)
 
 
+class Routes:
+    """Of Serve's proxy: to one ingress, or to none yet."""
+
+    def __init__(self):
+        self.has_replicas = True
+
+    def ready_for_traffic(self, is_head):
+        return self.has_replicas, "no replicas"
+
+
+async def test_a_proxy_that_drains_is_not_ready():
+    """Serve ends it when it has drained: who has opened a connection by then is refused."""
+    routes, asked = Routes(), []
+    drains = HTTPProxy("node", "127.0.0.1", is_head=False, proxy_router=routes, self_actor_name="proxy")
+
+    async def serves_proxy(scope, receive, send):
+        if scope["path"] == "/-/healthz":
+            await drains(scope, receive, send)
+            return
+        asked.append(scope["path"])
+        await JSONResponse({"status": "ready"})(scope, receive, send)
+
+    transport = httpx.ASGITransport(ReadyUntilDrained(serves_proxy))
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+
+        async def is_ready():
+            answer = await client.get("/ready?degraded")
+            assert answer.json()["status"] == ("ready" if answer.is_success else "not ready")
+            return answer.status_code
+
+        assert await is_ready() == 200
+        drains.update_draining(draining=True)
+        assert await is_ready() == 503
+        assert (await client.get("/v1/models")).is_success, "what comes all the same is answered"
+        drains.update_draining(draining=False)
+        assert await is_ready() == 200
+        routes.has_replicas = False
+        assert await is_ready() == 503
+    assert asked == ["/ready", "/v1/models", "/ready"]
+
+
 def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch):
     monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
     kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
-    (middleware,) = middlewares()
+    *_, middleware = middlewares()
     for name, method in kept.items():
         setattr(HttpToolsProtocol, name, method)
     assert middleware.cls is ConnectionLimits
