@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from deployments.http.gatekeeper import SERVER_ID_HEADER
+from telemetry import logs
 
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
@@ -35,6 +36,8 @@ _STATUS_OF_TYPE: Final = {
 """Of an error that comes after the answer has begun and so has no HTTP status."""
 SERVES_ID: Final = "request_id"
 """A trailer that Serve sets itself: the id that it gave the request."""
+_AHEAD_BYTES: Final = 64 * 1024
+"""So much of an answer may wait for its client, as in the kernel over HTTP, and one piece more."""
 _EVENT_END: Final = b"\n\n"
 _DONE: Final = b"[DONE]"
 
@@ -52,6 +55,50 @@ class Head:
         return self.status == _OK
 
 
+class SlowReaderError(Exception):
+    """A client has not read its answer for too long, and its request has been cancelled."""
+
+
+class _Unread:
+    """What an application has sent and nobody has taken; with much of it the application waits."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._bytes = 0
+        self._taken = asyncio.Event()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there, neither a message nor the end."""
+        return self._messages.empty()
+
+    async def put(self, message: Message) -> None:
+        """Add a message, and wait until there is room for another."""
+        self._messages.put_nowait(message)
+        self._bytes += len(message.get("body", b""))
+        while self._bytes > _AHEAD_BYTES:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def end(self) -> None:
+        """There will be no more messages."""
+        self._messages.put_nowait(None)
+
+    async def get(self) -> Message | None:
+        """The next message, once it is there; None at the end."""
+        return self._had(await self._messages.get())
+
+    def get_more(self) -> Message | None:
+        """The next message, if it is there; None if it is not, and at the end."""
+        return None if self._messages.empty() else self._had(self._messages.get_nowait())
+
+    def _had(self, message: Message | None) -> Message | None:
+        if message is not None:
+            self._bytes -= len(message.get("body", b""))
+            self._taken.set()
+        return message
+
+
 async def exchange(
     app: ASGIApp,
     method: str,
@@ -59,12 +106,19 @@ async def exchange(
     headers: list[tuple[bytes, bytes]],
     body: bytes = b"",
     query: bytes = b"",
+    *,
+    write_timeout_s: float | None = None,
 ) -> AsyncGenerator[Head | bytes, None]:
     """Yield the head of the answer, then of its body what has come since, as it comes.
 
-    Whoever closes it early, or is cancelled, has the request cancelled as a client does that goes away.
+    Whoever closes it early, or is cancelled, has the request cancelled as a client does that goes away, and
+    so does one that takes nothing for `write_timeout_s` while much is there.
+
+    Raises:
+        SlowReaderError: Nothing was taken for so long.
     """
-    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    unread = _Unread()
+    is_left = False
     request = asyncio.Queue[dict[str, Any]]()  # after its one message it waits, as for a client that stays
     request.put_nowait({"type": "http.request", "body": body, "more_body": False})
     scope = {
@@ -79,21 +133,36 @@ async def exchange(
         "query_string": query,
         "headers": headers,
     }
-    running = asyncio.ensure_future(app(scope, request.get, messages.put))
-    running.add_done_callback(lambda _: messages.put_nowait(None))
+
+    async def send(message: Message) -> None:
+        nonlocal is_left
+        if is_left:
+            return
+        try:
+            async with asyncio.timeout(write_timeout_s):
+                await unread.put(message)
+        except TimeoutError:
+            logs.event("slow_reader_left", limit_s=write_timeout_s, grpc=True)
+            is_left = True
+            running.cancel()  # where it waits next: in what generates the answer, which then ends itself
+
+    running = asyncio.ensure_future(app(scope, request.get, send))
+    running.add_done_callback(lambda _: unread.end())
     try:
-        while (message := await messages.get()) is not None:
+        while (message := await unread.get()) is not None:
             if message["type"] == "http.response.start":
                 named = [(name.decode(), value.decode()) for name, value in message["headers"]]
                 yield Head(message["status"], dict(named))
                 continue
             parts = [message.get("body", b"")]
-            while not messages.empty() and (more := messages.get_nowait()) is not None:
+            while (more := unread.get_more()) is not None:
                 parts.append(more.get("body", b""))
             if piece := b"".join(parts):
                 yield piece
-            if running.done() and messages.empty():
+            if running.done() and unread.is_empty:
                 break
+        if is_left:
+            raise SlowReaderError
         await running
     finally:
         running.cancel()

@@ -43,6 +43,9 @@ def request_body(request: Message, *, stream: bool) -> bytes:
     for message in values.get("messages", []):
         if "content_parts" in message:
             message["content"] = message.pop("content_parts").get("parts", [])
+        for call in message.get("tool_calls", []):
+            if "function" in call:  # empty arguments are not there, and have to be
+                call["function"].setdefault("arguments", "")
     fields = [*values.items(), ("stream", stream), *extra.items()]
     texts = [f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields]
     if inside := written[1:-1].strip():

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments.grpc import inference_pb2 as pb
-from deployments.grpc.exchange import SERVES_ID, Events, Head, exchange, refuse, tell
+from deployments.grpc.exchange import SERVES_ID, Events, Head, SlowReaderError, exchange, refuse, tell
 from deployments.grpc.messages import Answer, parsed, request_body, request_headers
 from deployments.http import errors as http_errors
 from deployments.http.ingress import SlackServeIngress
@@ -54,9 +54,8 @@ class InferenceIngress(SlackServeIngress):
         self, request: pb.ChatRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[pb.ChatStreamResponse, None]:
         """Answer a chat completion as it comes."""
-        async with aclosing(
-            _stream(self.app, _CHAT, request, pb.ChatStreamResponse, grpc_context)
-        ) as answers:
+        kind, limit_s = pb.ChatStreamResponse, self._limits.write_timeout_s
+        async with aclosing(_stream(self.app, _CHAT, request, kind, grpc_context, limit_s)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -70,8 +69,8 @@ class InferenceIngress(SlackServeIngress):
         self, request: pb.CompleteRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[pb.CompleteStreamResponse, None]:
         """Answer a text completion as it comes."""
-        kind = pb.CompleteStreamResponse
-        async with aclosing(_stream(self.app, _COMPLETIONS, request, kind, grpc_context)) as answers:
+        kind, limit_s = pb.CompleteStreamResponse, self._limits.write_timeout_s
+        async with aclosing(_stream(self.app, _COMPLETIONS, request, kind, grpc_context, limit_s)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -136,11 +135,17 @@ async def _whole(
 
 
 async def _stream(
-    app: ASGIApp, path: str, request: Any, kind: type[Answer], context: RayServegRPCContext
+    app: ASGIApp,
+    path: str,
+    request: Any,
+    kind: type[Answer],
+    context: RayServegRPCContext,
+    write_timeout_s: float,
 ) -> AsyncGenerator[Answer, None]:
     """The answers of a streaming method; code and trailers travel with one only, so an error has one too."""
     try:
-        async with aclosing(_pieces(app, path, request, context, stream=True)) as pieces:
+        answer = _pieces(app, path, request, context, stream=True, write_timeout_s=write_timeout_s)
+        async with aclosing(answer) as pieces:
             head = await anext(pieces)
             assert isinstance(head, Head)
             if not head.is_ok:
@@ -161,13 +166,23 @@ async def _stream(
                     return
             if not events.is_complete:
                 raise RuntimeError("the stream ended without an end")  # noqa: TRY301 - as any other failure
-    except Exception as error:  # noqa: BLE001 - likewise
+    except SlowReaderError:
+        context.set_code(grpc.StatusCode.CANCELLED)
+        context.set_details(f"the answer was not read for {write_timeout_s:g} s, limits.write_timeout_s")
+        yield kind()
+    except Exception as error:  # noqa: BLE001 - whatever it is, a client gets no traceback
         _fail(context, error)
         yield kind()
 
 
 async def _pieces(
-    app: ASGIApp, path: str, request: Any, context: RayServegRPCContext, *, stream: bool
+    app: ASGIApp,
+    path: str,
+    request: Any,
+    context: RayServegRPCContext,
+    *,
+    stream: bool,
+    write_timeout_s: float | None = None,
 ) -> AsyncGenerator[Head | bytes, None]:
     """The HTTP application's answer to a request, its head told to `context`."""
     headers = request_headers(context.invocation_metadata(), request)
@@ -176,7 +191,9 @@ async def _pieces(
         headers.append((REQUEST_ID_HEADER.encode(), request_id.encode()))  # the id that Serve gave it
     is_get = isinstance(request, pb.ListModelsRequest)
     body = b"" if is_get else request_body(request, stream=stream)
-    async with aclosing(exchange(app, "GET" if is_get else "POST", path, headers, body)) as pieces:
+    method = "GET" if is_get else "POST"
+    answer = exchange(app, method, path, headers, body, write_timeout_s=write_timeout_s)
+    async with aclosing(answer) as pieces:
         async for piece in pieces:
             if isinstance(piece, Head):
                 tell(context, piece, given[0] if given else None)

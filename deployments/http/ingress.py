@@ -25,6 +25,7 @@ from starlette.requests import Request  # noqa: TC002 - FastAPI reads it in anno
 from starlette.responses import JSONResponse, Response
 
 from deployments.config.limits import LimitsConfig
+from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
@@ -131,6 +132,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def model_data(self, model: str) -> Any:
         """Describe one model."""
+        if not model:
+            raise http_errors.no_route(404, "Not Found")
         self._models.check(model)
         return await super().model_data(model)
 

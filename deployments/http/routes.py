@@ -53,7 +53,15 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
         async with door.opened(app, limits, _is_in_place):
             yield
 
-    app = FastAPI(title="SlackServe", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    # A redirect would name the scheme here: behind a proxy with TLS a client would send its body in clear.
+    app = FastAPI(
+        title="SlackServe",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     app.add_exception_handler(HTTPError, answer_refusal)
     app.add_exception_handler(FieldError, answer_refusal)
     app.add_exception_handler(HTTPException, answer_refusal)

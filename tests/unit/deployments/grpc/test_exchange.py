@@ -9,12 +9,14 @@ from fastapi import FastAPI, Request
 from grpc_context import Context
 from starlette.responses import JSONResponse, StreamingResponse
 
-from deployments.grpc.exchange import Events, Head, exchange, refuse, tell
+from deployments.grpc.exchange import Events, Head, SlowReaderError, exchange, refuse, tell
+
+PIECES, PIECE = 200, b"x" * 10_000
 
 
 def application():
     app = FastAPI()
-    app.left = asyncio.Event()
+    app.left, app.made = asyncio.Event(), 0
 
     @app.post("/echo")
     async def echo(request: Request):
@@ -30,6 +32,19 @@ def application():
                 for number in range(1000):
                     yield f'data: {{"n": {number}}}\n\n'
                     await asyncio.sleep(0.001)
+            finally:
+                app.left.set()
+
+        return StreamingResponse(events())
+
+    @app.get("/large")
+    async def large():
+        async def events():
+            try:
+                for _ in range(PIECES):
+                    app.made += 1
+                    yield PIECE
+                    await asyncio.sleep(0)  # as what generates
             finally:
                 app.left.set()
 
@@ -90,6 +105,31 @@ async def test_a_slow_reader_gets_what_has_come_at_once():
         await anext(pieces)
         await asyncio.sleep(0.1)
         assert len(Events().read(await anext(pieces))) > 5
+
+
+async def test_an_application_gets_no_further_ahead_of_its_reader_than_so_much():
+    app = application()
+    async with aclosing(exchange(app, "GET", "/large", [], write_timeout_s=5.0)) as pieces:
+        await anext(pieces)
+        size = len(await anext(pieces))
+        await asyncio.sleep(0.05)
+        assert app.made * len(PIECE) - size <= 64 * 1024 + 2 * len(PIECE)
+        assert not app.left.is_set()
+        async for piece in pieces:  # who reads on has all of it
+            size += len(piece)
+    assert size == PIECES * len(PIECE)
+
+
+async def test_a_reader_that_reads_nothing_for_too_long_is_a_client_that_goes():
+    app = application()
+    async with aclosing(exchange(app, "GET", "/large", [], write_timeout_s=0.1)) as pieces:
+        await anext(pieces)
+        await anext(pieces)
+        async with asyncio.timeout(5):
+            await app.left.wait()
+        assert app.made < 20
+        with pytest.raises(SlowReaderError):
+            [piece async for piece in pieces]
 
 
 async def test_an_application_that_breaks_breaks_the_exchange():

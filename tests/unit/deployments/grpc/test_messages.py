@@ -69,6 +69,15 @@ def test_a_prompt_of_text_or_tokens(prompt, expected):
     assert body == {"model": "tiny", "prompt": expected, "stream": False}
 
 
+def test_a_call_without_arguments_is_replayed_as_it_was_answered():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+    answer = parsed({"role": "assistant", "content": "", "tool_calls": [call]}, pb.Message())
+    asked = pb.Message(role="user", content="call f")
+    body = request_body(pb.ChatRequest(model="tiny", messages=[asked, answer]), stream=False)
+    assert json.loads(body)["messages"][1]["tool_calls"] == [call]
+    read(body, ChatCompletionRequest, LimitsConfig(), ANONYMOUS)
+
+
 def test_zero_is_sent_and_what_is_not_set_is_not():
     body = json.loads(request_body(pb.CompleteRequest(prompt="", max_tokens=0, temperature=0), stream=False))
     assert body == {"prompt": "", "max_tokens": 0, "temperature": 0.0, "stream": False}

@@ -1,5 +1,7 @@
 """The methods of the ingress over a scripted application: health, failures, streams that break off."""
 
+import asyncio
+
 import grpc
 import pytest
 from fastapi import FastAPI
@@ -7,6 +9,7 @@ from grpc_context import Context
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from starlette.responses import JSONResponse, StreamingResponse
 
+from deployments.config.limits import LimitsConfig
 from deployments.grpc import inference_pb2 as pb
 from deployments.grpc import methods
 from deployments.grpc.methods import InferenceIngress
@@ -19,6 +22,7 @@ def ingress():
     class Scripted(InferenceIngress):
         def __init__(self):
             self.ready, self.events = True, []
+            self._limits = LimitsConfig(write_timeout_s=0.1)
             self.app = FastAPI()
 
             @self.app.get("/ready")
@@ -74,6 +78,19 @@ async def test_a_stream_that_does_not_get_there_never_ends_well(ingress, last, c
     assert sum(len(answer.chunks) for answer in answers) == 1
     assert context.code is grpc.StatusCode[code]
     assert "path" not in context.details
+
+
+async def test_a_stream_that_is_not_read_ends_as_cancelled(ingress):
+    """It would be generated to its end, and kept, for a client that reads nothing and counts no more."""
+    text = '{"choices": [{"text": "%s"}]}' % ("a" * 10_000)
+    ingress.events, context = [text] * 100, Context()
+    answers = ingress.CompleteStream(pb.CompleteRequest(), context)
+    read = len((await anext(answers)).chunks)
+    await asyncio.sleep(0.3)
+    rest = [answer async for answer in answers]
+    assert read + sum(len(answer.chunks) for answer in rest) < 20
+    assert not rest[-1].chunks
+    assert (context.code, "write_timeout_s" in context.details) == (grpc.StatusCode.CANCELLED, True)
 
 
 async def test_what_cannot_be_understood_is_an_error_without_a_traceback(ingress):

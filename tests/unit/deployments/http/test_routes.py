@@ -1,0 +1,60 @@
+"""A path that is not one of ours is answered as such, and sends nobody elsewhere."""
+
+import httpx
+import pytest
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import routes
+from deployments.http.ingress import SlackServeIngress
+from deployments.http.served_model import ServedModels
+from slo.admission.tenants import KeyRing
+
+
+class Keys:
+    ring = KeyRing(())
+
+
+class Ingress(SlackServeIngress):
+    def __init__(self):
+        self._model_cards, self._models = {}, ServedModels([], {})
+
+
+@pytest.fixture
+async def client(monkeypatch):
+    def made(ingress, endpoint_map, app):
+        for name, route in endpoint_map.items():
+            route(app)(getattr(ingress, name))
+        return app
+
+    monkeypatch.setattr(routes, "make_fastapi_ingress", made)
+    app = routes.make_ingress(Ingress(), Keys(), LimitsConfig())
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://inside", follow_redirects=False
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions/"),
+        ("POST", "/v1/completions/"),
+        ("POST", "/v1/responses/"),
+        ("POST", "/tokenize/"),
+        ("GET", "/v1/models/"),
+        ("GET", "/health/"),
+        ("GET", "/"),
+    ],
+)
+async def test_a_slash_too_many_is_no_route_and_no_redirect(client, method, path):
+    """A redirect names the scheme inside: whoever follows it sends its prompt and its key again, in clear."""
+    answer = await client.request(method, path, json={"model": "m", "prompt": "secret"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "no_such_route"
+    assert "location" not in answer.headers
+
+
+async def test_the_paths_themselves_are_routes(client):
+    assert (await client.get("/health")).json() == {"status": "ok"}
+    assert (await client.get("/v1/models")).json()["data"] == []
+    assert (await client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
