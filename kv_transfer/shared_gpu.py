@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +18,26 @@ from filelock import FileLock, Timeout
 
 GPU_PER_WORKER: Final = "VLLM_RAY_PER_WORKER_GPUS"
 """By which an engine knows what part of a GPU each of its workers has, and its workers know it."""
+_SAID_EVERY_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
 class TakesTurns:
     """Mixed into a vLLM worker, outermost: from before it looks at the GPU's memory until it has its own.
 
-    The first rank does so for its engine; the others wait for it in `init_device`, before they look. On
-    several hosts only that of the first rank is guarded. A worker that dies gives its turn up.
+    The first rank does so for its engine, on each of its GPUs; the others wait for it in `init_device`,
+    before they look. On several hosts only that of the first rank is guarded. A worker that dies gives its
+    turns up.
     """
 
     rank: int
-    _turn: FileLock | None = None
+    parallel_config: Any
+    _turns: ExitStack | None = None
 
     def init_device(self) -> None:
-        """Wait for a turn if GPUs are shared; then as vLLM."""
+        """Wait for a turn on GPUs that are shared; then as vLLM."""
         if self.rank == 0 and float(os.environ.get(GPU_PER_WORKER, "1")) < 1:
-            self._turn = _await_turn(Path(tempfile.gettempdir(), f"slackserve-gpus-{os.getuid()}.lock"))
+            self._turns = _await_turns(self.parallel_config.assigned_physical_gpu_ids or ["all"])
         super().init_device()  # type: ignore[misc] # the worker mixed in
 
     def compile_or_warm_up_model(self) -> Any:
@@ -40,15 +45,27 @@ class TakesTurns:
         try:
             return super().compile_or_warm_up_model()  # type: ignore[misc] # the worker mixed in
         finally:
-            if self._turn is not None:
-                self._turn.release()
+            if self._turns is not None:
+                self._turns.close()
 
 
-def _await_turn(path: Path) -> FileLock:
-    turn = FileLock(path, thread_local=False)
-    try:
-        turn.acquire(blocking=False)
-    except Timeout:
-        _log.info("waiting until another engine on this host has taken its memory of a GPU that is shared")
-        turn.acquire()
-    return turn
+def _await_turns(gpus: Sequence[int | str]) -> ExitStack:
+    """A turn on each GPU, by its physical number; all take them in one order, so that no circle waits."""
+    turns = ExitStack()
+    for gpu in sorted(map(str, gpus)):
+        path = Path(tempfile.gettempdir(), f"slackserve-gpu-{gpu}-{os.getuid()}.lock")
+        turns.enter_context(_await_turn(FileLock(path, thread_local=False), gpu))
+    return turns
+
+
+def _await_turn(turn: FileLock, gpu: str) -> FileLock:
+    """One that hangs as it starts keeps its turn: what is waited for is said again and again."""
+    timeout_s = 0.0
+    while True:
+        try:
+            turn.acquire(timeout=timeout_s)
+        except Timeout:
+            _log.warning("waiting until another engine has taken its memory of GPU %s, which is shared", gpu)
+            timeout_s = _SAID_EVERY_S
+        else:
+            return turn

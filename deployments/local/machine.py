@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SMALL_CPUS: Final = 0.1
 """Ray CPUs that the router and each ingress take."""
+_RAY_UNITS: Final = 10_000
+"""Of a resource; Ray rounds what is asked for to them."""
 _OF_AMX: Final = "bfloat16"
 _TYPE: Final = "accelerator_type:"
 """What Ray's name of the resource that stands for a kind of GPU begins with."""
@@ -31,13 +33,13 @@ def cpus_needed(config: SlackServeConfig) -> int:
 
 
 def _fit(parts: Sequence[float], gpus: int) -> bool:
-    """Whether each part finds a GPU that has it left, the largest first."""
-    left = [1.0] * gpus
-    for part in sorted(parts, reverse=True):
-        room = next((place for place, free in enumerate(left) if round(free - part, 6) >= 0), None)
+    """Whether each part finds a GPU that has it left, the largest first; Ray counts in rounded units."""
+    left = [_RAY_UNITS] * gpus
+    for units in sorted((int(part * _RAY_UNITS + 0.5) for part in parts), reverse=True):
+        room = next((place for place, free in enumerate(left) if free >= units), None)
         if room is None:
             return False
-        left[room] -= part
+        left[room] -= units
     return True
 
 
@@ -57,7 +59,7 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
     pools = [pool for each in models.values() for pool in (each.prefill, each.decode)]
     parts = [pool.gpus_per_worker for pool in pools for _ in range(pool.fewest * pool.tensor_parallel_size)]
     found = resources.get("GPU", 0.0)
-    if round(sum(parts), 3) > found:
+    if round(sum(parts), 2) > found:
         msg = (
             f"accelerator: the replicas need {sum(parts):g} GPUs (replicas * tensor_parallel_size * "
             f"gpus_per_worker, both tiers of each model), and Ray finds {found:g} on this machine; ask for "

@@ -1,5 +1,6 @@
 """Engines that share a GPU, each a process: no two take their memory at the same time."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,13 @@ from itertools import pairwise
 import pytest
 
 WORKER = """
-import os, sys, time
+import json, os, sys, time
+from types import SimpleNamespace
 from kv_transfer.shared_gpu import TakesTurns
 
 class Worker:
     rank = int(sys.argv[2])
+    parallel_config = SimpleNamespace(assigned_physical_gpu_ids=json.loads(sys.argv[3]))
     def init_device(self):
         print("begins", time.monotonic(), flush=True)
     def compile_or_warm_up_model(self):
@@ -36,9 +39,9 @@ sys.stdin.read()  # a worker that serves
 def start(tmp_path):
     started = []
 
-    def start_one(seconds, *, share="0.5", rank=0):
+    def start_one(seconds, *, share="0.5", rank=0, gpus=(0,)):
         process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(seconds), str(rank)],
+            [sys.executable, "-c", WORKER, str(seconds), str(rank), json.dumps(gpus)],
             env=os.environ | {"VLLM_RAY_PER_WORKER_GPUS": share, "TMPDIR": str(tmp_path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -65,6 +68,18 @@ def test_one_begins_when_the_other_has_its_memory_and_not_when_it_ends(start):
         assert begins_s >= ended_s
 
 
+@pytest.mark.parametrize("gpus", [(1,), (2, 1), None])
+def test_one_waits_for_each_of_its_gpus(start, gpus):
+    """Without numbers those of one host are taken to share one."""
+    first = start(60, gpus=gpus and (1, 0))
+    said(first, "begins")
+    second = start(0, gpus=gpus)
+    time.sleep(1.5)
+    os.kill(first.pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    assert said(second, "begins") > killed_s
+
+
 def test_one_that_is_killed_gives_its_turn_up(start):
     first = start(60)
     said(first, "begins")
@@ -75,7 +90,11 @@ def test_one_that_is_killed_gives_its_turn_up(start):
     assert killed_s < said(second, "begins") < killed_s + 5
 
 
-@pytest.mark.parametrize("other", [{"share": "1"}, {"rank": 1}], ids=["a GPU of its own", "a further rank"])
+@pytest.mark.parametrize(
+    "other",
+    [{"share": "1"}, {"rank": 1}, {"gpus": (7,)}],
+    ids=["a whole GPU", "a further rank", "another shared GPU"],
+)
 def test_nobody_else_waits(start, other):
     first = start(60)
     begun_s = said(first, "begins")

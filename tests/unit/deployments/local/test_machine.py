@@ -57,6 +57,18 @@ TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
             {"prefill": {"replicas": 3, "gpus_per_worker": 0.3}, "decode": {"gpus_per_worker": 0.7}},
             None,
         ),
+        # Ray makes 0.1667 of it, of which a GPU has room for five.
+        (
+            {
+                "prefill": {"replicas": 11, "gpus_per_worker": 0.16666667},
+                "decode": {"gpus_per_worker": 0.16666667},
+            },
+            "accelerator: what the workers take of a GPU, 0.166667, .* does not fit on 2 GPUs",
+        ),
+        (
+            {"prefill": {"replicas": 11, "gpus_per_worker": 0.1666}, "decode": {"gpus_per_worker": 0.1666}},
+            None,
+        ),
         ({"decode": {"replicas": 3, "min_replicas": 1, "max_replicas": 8}}, None),
         ({"decode": {"replicas": 3, "min_replicas": 2, "max_replicas": 8}}, "the replicas need 3 GPUs"),
         ({"accelerator_type": "H100"}, "accelerator_type: the GPUs of this machine are A100, not H100"),
