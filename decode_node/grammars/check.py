@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import xgrammar
 from vllm.exceptions import VLLMServerError, VLLMValidationError
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import (
     choice_as_grammar,
@@ -141,7 +142,7 @@ class GrammarCheck:
             tenant: Whose request it is; empty for the server's own.
 
         Raises:
-            VLLMValidationError: when that takes too much.
+            VLLMValidationError: when that takes too much, or cannot be known for this model.
             GrammarNotCheckedError: when nobody knows.
             TooManyGrammarsError: when the tenant has too many others that wait.
         """
@@ -285,9 +286,24 @@ def _key(params: StructuredOutputsParams) -> tuple[str, str] | None:
 
 
 def _tokenizer_info(tokenizer: Any, vocab_size: int) -> str:
-    """The vocabulary that masks are made for; none where xgrammar knows no way to read it."""
+    """The vocabulary that masks are made for, as vLLM's xgrammar backend reads it.
+
+    Raises:
+        VLLMValidationError: when xgrammar knows no way to read it, so that nobody knows what a grammar takes.
+    """
     try:
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
-    except (ValueError, AttributeError, TypeError):
-        info = xgrammar.TokenizerInfo([])
+        if is_mistral_tokenizer(tokenizer):
+            kind = xgrammar.VocabType.RAW if tokenizer.is_tekken else xgrammar.VocabType.BYTE_FALLBACK
+            info = xgrammar.TokenizerInfo(
+                tokenizer.vocab,
+                kind,
+                vocab_size=len(tokenizer.vocab),
+                stop_token_ids=[tokenizer.eos_token_id],
+                add_prefix_space=True,
+            )
+        else:
+            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    except (ValueError, AttributeError, TypeError) as error:
+        message = f"this model's answers cannot be held to anything: its vocabulary cannot be read ({error})"
+        raise VLLMValidationError(message, parameter="structured_outputs") from error
     return str(info.serialize_json())

@@ -1,17 +1,21 @@
 """Grammars that would keep an engine busy or eat its memory."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import mistral_common
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
 from vllm.exceptions import GenerationError, VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.grammars import check as grammar_check
@@ -122,6 +126,33 @@ async def test_what_compiles_passes_and_what_is_wrong_is_left_to_vllm_and_verdic
     for params in GOOD:
         await check.check(params)
     assert check._child is None, "nobody was asked"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "as_name"),
+    [
+        ("tekken_240911.json", "tekken.json"),
+        ("mistral_instruct_tokenizer_240323.model.v3", "tokenizer.model.v3"),
+    ],
+)
+async def test_the_limits_hold_with_a_tokenizer_of_mistrals(tmp_path, file, as_name):
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / file, tmp_path / as_name)
+    mistrals = MistralTokenizer.from_pretrained(str(tmp_path))
+    check = GrammarCheck(GrammarLimits(timeout_s=0.3), mistrals, mistrals.vocab_size)
+    wide = StructuredOutputsParams(regex="(.{1,400}é){1,40}")
+    try:
+        await check.check(GOOD[0])
+        with pytest.raises(VLLMValidationError, match="takes too long or too much memory"):
+            await check.check(wide)
+    finally:
+        await check.close()
+
+
+async def test_where_the_vocabulary_cannot_be_read_grammars_are_refused():
+    check = GrammarCheck(GrammarLimits(), object(), 100)
+    with pytest.raises(VLLMValidationError, match="its vocabulary cannot be read"):
+        await check.check(GOOD[0])
 
 
 @pytest.mark.slow
