@@ -37,8 +37,6 @@ from router.serve.model_router import Route, RouterConfig
 from telemetry.reporting.of_model import in_names
 
 INGRESS_NAME = "Ingress"
-_UNKNOWN_LENGTH = 32_768
-"""Tokens that a model takes which vLLM has yet to fetch, for what a request without `max_tokens` reserves."""
 
 
 def build(config: SlackServeConfig) -> serve.Application:
@@ -119,7 +117,7 @@ def _spread(config: SlackServeConfig) -> dict[str, Any]:
 def _told(model: FoundModel) -> ModelConfig:
     """What the ingress is told of a model."""
     shows_usage = bool(model.config.decode.engine_kwargs.get("enable_force_include_usage"))
-    return ModelConfig(model.name, model.longest or _UNKNOWN_LENGTH, shows_usage)
+    return ModelConfig(model.name, model.longest, shows_usage)
 
 
 def _check_names(models: Sequence[FoundModel]) -> None:

@@ -224,6 +224,11 @@ def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, 
     return kwargs
 
 
+def of_the_model(config: SlackServeConfig) -> dict[str, Any]:
+    """What is configured of arguments that shape the model, for both tiers."""
+    return _of_both(config, _OF_THE_MODEL)
+
+
 def _of_both(config: SlackServeConfig, keys: tuple[str, ...]) -> dict[str, Any]:
     """What either tier is given of arguments that hold for both."""
     given = config.prefill.engine_kwargs | config.decode.engine_kwargs

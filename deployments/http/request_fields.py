@@ -24,6 +24,10 @@ from slo.request import RESERVED_XARG_PREFIX
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+UNKNOWN_LENGTH: Final = 32_768
+"""Tokens that a model is taken to take while only its replicas know it."""
+_MOST_LENGTH: Final = 1 << 24
+"""More than any model takes."""
 _INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
@@ -126,10 +130,14 @@ def _listed(body: Any, field: str) -> Collection[Any]:
     return [value] if isinstance(value, str) else value
 
 
-def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int) -> int:
-    """The most tokens that all answers to a request may have together."""
-    longest = min(limits.max_output_tokens or max_model_len, max_model_len)
+def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int | None) -> int:
+    """The most tokens that all answers to a request may have together.
+
+    Where the model's length is not known, what is named counts as it is.
+    """
     named = _named_output_tokens(body)
+    room = max_model_len or min(max(UNKNOWN_LENGTH, named or 0), _MOST_LENGTH)
+    longest = min(limits.max_output_tokens or room, room)
     # An echo without an answer computes a token, too.
     of_each = longest if named is None else max(1, min(named, longest))
     return of_each * prompts(body) * answers_per_prompt(body)
@@ -257,15 +265,18 @@ def materialise(body: Any) -> None:
                 message[field] = list(value)
 
 
-def refuse_too_long(body: Any, max_model_len: int) -> None:
+def refuse_too_long(body: Any, max_model_len: int | None) -> None:
     """Refuse a prompt of token ids that cannot fit, before anybody looks for a place for it.
+
+    Where the length is not known, a decode replica refuses it.
 
     Raises:
         HTTPError: 400, in vLLM's words, which clients look for.
     """
     prompt = getattr(body, "prompt", None)
     if (
-        getattr(body, "truncate_prompt_tokens", None) is not None
+        max_model_len is None
+        or getattr(body, "truncate_prompt_tokens", None) is not None
         or not isinstance(prompt, list)
         or not prompt
     ):

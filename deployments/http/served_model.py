@@ -37,12 +37,12 @@ class ModelConfig:
 
     Attributes:
         name: Of its replicas; requests may name it, or one of its adapters.
-        max_model_len: Longest prompt plus output, tokens.
+        max_model_len: Longest prompt plus output, tokens; None where only its replicas know it.
         shows_usage: Whether all its streams say their usage in each event, whoever asks.
     """
 
     name: str
-    max_model_len: int
+    max_model_len: int | None
     shows_usage: bool = False
 
 

@@ -37,6 +37,9 @@ from deployments.models.embedded import (
 )
 
 MARKER_NAME: Final = "slackserve-model.json"
+HF_CONFIG: Final = "config.json"
+MISTRAL_CONFIG: Final = "params.json"
+"""The same in Mistral's own format."""
 FORMAT_VERSION: Final = 2
 """Raised whenever the conversion would write something else for the same source."""
 
@@ -256,7 +259,7 @@ def _expand(model: str) -> Path:
 
 
 def _local_model(path: Path) -> ResolvedModel:
-    """A model directory of the user's own, which must hold a config.json. Its name becomes the model's id."""
+    """A model directory of the user's own, with a configuration. Its name becomes the model's id."""
     directory = path.resolve()
     if not directory.exists():
         raise ModelPathError(
@@ -265,7 +268,10 @@ def _local_model(path: Path) -> ResolvedModel:
         )
     if not directory.is_dir():
         raise ModelPathError(f"{directory} is a file. Give the directory that holds the model's config.json.")
-    if not (directory / "config.json").is_file():
-        message = f"{directory} holds no config.json, so vLLM cannot load it. Give a model's own directory."
+    if not any((directory / name).is_file() for name in (HF_CONFIG, MISTRAL_CONFIG)):
+        message = (
+            f"{directory} holds no {HF_CONFIG}, nor Mistral's {MISTRAL_CONFIG}, so vLLM cannot load it. "
+            "Give a model's own directory."
+        )
         raise ModelPathError(message)
     return ResolvedModel(directory.name, str(directory))

@@ -32,6 +32,8 @@ from vllm.entrypoints.openai.responses.protocol import (
 from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEventProcessor, split_delta
 from vllm.entrypoints.openai.responses.utils import build_response_output_items
 
+from deployments.http.request_fields import UNKNOWN_LENGTH
+
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
 _CUT: Final = "length"
@@ -44,10 +46,11 @@ class ResponseWording:
     Args:
         asked: The request.
         response_id: Of the response.
-        max_model_len: Tokens that the model takes, prompt and answer together.
+        max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
+            know it.
     """
 
-    def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int) -> None:
+    def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int | None) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
         self._max_model_len = max_model_len
         self._created_s = int(time.time())
@@ -96,14 +99,15 @@ class ResponseWording:
         asked, status = self._asked, "in_progress"
         most, room = asked.max_output_tokens, self._max_model_len
         if usage is not None:
-            room -= usage["prompt_tokens"]
+            room = None if room is None else room - usage["prompt_tokens"]
             # A call that was cut is a call to a chat.
             is_cut = finish_reason == "tool_calls" and most is not None and usage["completion_tokens"] >= most
             status = "incomplete" if finish_reason == _CUT or is_cut else "completed"
+        bounds = [bound for bound in (most, room) if bound is not None]
         sampled = SimpleNamespace(
             temperature=1.0 if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,
-            max_tokens=max(1, room if most is None else min(most, room)),
+            max_tokens=max(1, min(bounds, default=UNKNOWN_LENGTH)),
             presence_penalty=asked.presence_penalty or 0.0,
             frequency_penalty=asked.frequency_penalty or 0.0,
             logprobs=asked.top_logprobs if asked.include else None,

@@ -278,6 +278,13 @@ def test_what_may_fit_is_not_too_long(body):
     request_fields.refuse_too_long(body, 100)
 
 
+def test_where_the_length_is_not_known_nothing_is_too_long_and_what_is_named_is_reserved():
+    request_fields.refuse_too_long(completion(prompt=[1] * 60_000), None)
+    for named, counts in ((50_000, 50_000), (1 << 60, 1 << 24), (None, 32_768)):
+        body = chat() if named is None else chat(max_tokens=named)
+        assert request_fields.output_tokens(body, LimitsConfig(), None) == counts
+
+
 @pytest.mark.parametrize("prompt", [[1] * 101, [[1], [1] * 101]])
 def test_what_can_never_fit_is_refused_in_vllms_words(prompt):
     """Clients look for them, to fall back to another model; a 429 would have them try again."""

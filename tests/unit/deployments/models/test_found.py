@@ -107,3 +107,80 @@ def test_the_longest_is_what_vllm_takes(model, changes, by_default, most):
     assert vllm_takes(most) == most
     with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
         vllm_takes(most + 1)
+
+
+def gemma3(**text):
+    """What a model says whose text is a part of it."""
+    return {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "max_position_embeddings": None,
+        "text_config": {"model_type": "gemma3_text", **text},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        (gemma3(max_position_embeddings=131_072, rope_scaling={"type": "linear", "factor": 8.0}), 131_072),
+        (gemma3(), None),
+    ],
+)
+def test_the_length_of_a_part_for_text_counts_and_is_unknown_where_it_says_none(model, changes, length):
+    assert FoundModel.of(parse({"model": model(changes)})).longest == length
+
+
+def test_tensor_parallel_degrees_are_held_against_the_part_for_text(model):
+    directory = model(gemma3(num_attention_heads=6) | {"num_attention_heads": None})
+    with pytest.raises(ConfigError, match="does not divide the model's 6 attention heads"):
+        FoundModel.of(parse({"model": directory, "prefill": {"tensor_parallel_size": 4}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "length"),
+    [
+        ({}, {"rope_parameters": YARN | {"rope_theta": 1e4}}, 8192),
+        ({"rope_scaling": YARN}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 2048),
+        ({}, {"max_position_embeddings": 4096}, 4096),
+    ],
+)
+@pytest.mark.parametrize("section", ["prefill", "decode"])
+def test_overrides_of_a_models_configuration_count(model, changes, overrides, length, section):
+    directory = model(changes)
+    options = {"hf_overrides": overrides}
+    vllms = AsyncEngineArgs(model=directory, **options).create_model_config()
+    values = {"model": directory, section: {"engine_kwargs": options}}
+    assert FoundModel.of(parse(values)).longest == vllms.max_model_len == length
+    assert FoundModel.of(parse(values | {"max_model_len": length})).longest == length
+    with pytest.raises(ConfigError, match="is more than the model's"):
+        FoundModel.of(parse(values | {"max_model_len": length + 1}))
+
+
+def test_overrides_of_a_part_for_text_count(model):
+    directory = model(gemma3(max_position_embeddings=4096))
+    options = {"hf_overrides": {"text_config": {"max_position_embeddings": 8192}}}
+    assert FoundModel.of(parse({"model": directory, "decode": {"engine_kwargs": options}})).longest == 8192
+
+
+@pytest.mark.parametrize(
+    ("params", "length"),
+    [
+        ({"max_position_embeddings": 4096, "n_heads": 4}, 4096),
+        ({"max_position_embeddings": 4096, "yarn": {"factor": 4}}, None),
+        ({}, None),
+    ],
+)
+def test_of_mistrals_format_is_known_what_it_says(tmp_path, params, length):
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    (tmp_path / "consolidated.safetensors").touch()
+    assert FoundModel.of(parse({"model": str(tmp_path)})).longest == length
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [('{"model_type": "lla', "is it whole?"), ("[]", "holds no keys and values")]
+)
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, text, why):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model: .*config\.json") as refused:
+        FoundModel.of(parse({"model": str(tmp_path)}))
+    assert why in str(refused.value)

@@ -132,6 +132,11 @@ class TestResolve:
 
         assert store.resolve(model) == ResolvedModel("my-model", str(directory))
 
+    def test_a_directory_in_mistrals_format_is_a_model(self, store: ModelStore, tmp_path: Path) -> None:
+        (tmp_path / "params.json").write_text("{}")
+
+        assert store.resolve(str(tmp_path)).source == str(tmp_path)
+
     def test_the_current_directory_has_a_name_too(
         self, store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
