@@ -123,8 +123,8 @@ def _told(model: FoundModel) -> ModelConfig:
 def _check_names(models: Sequence[FoundModel]) -> None:
     """Make sure that each name means one model or adapter, and one deployment, and that Ray can find it."""
     for name in (name for model in models for name in model.names):
-        # Ray reads what is behind a colon as an adapter, and two dashes as a slash.
-        if bad := next((each for each in (":", "--") if each in name), None):
+        # Ray reads what is behind a colon as an adapter, two dashes as a slash, and takes no "#".
+        if bad := next((each for each in (":", "--", "#") if each in name), None):
             msg = (
                 f"{name!r} is the name of a model or adapter and has {bad!r}, with which it would not be "
                 "found; give it another (model_name)"

@@ -39,6 +39,7 @@ from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
+from deployments.models.text_model import text_model
 from deployments.options import ModelOption, check_directory
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
@@ -92,7 +93,9 @@ def serve(
     given = _settings(config, {"model": model, "host": host, "port": port})
     settings = suited_to_this_cpu(given)
     with preparation_progress(_console) as progress:
-        resolved, *_ = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
+        resolved, *further = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
+    for each in (resolved, *further):
+        text_model(each.source, {})  # what cannot be read is refused before Ray starts
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
 
     traces = settings.tracing.options()

@@ -134,7 +134,7 @@ def engine_kwargs(
     config: SlackServeConfig, longest: int | None, pool: PoolConfig, role: KVRole
 ) -> dict[str, Any]:
     """Of one tier; `longest` is what the model takes, tokens, where that is known."""
-    buffer_device = config.kv_transfer.buffer_device
+    buffer_device, longest = config.kv_transfer.buffer_device, config.max_model_len or longest
     kwargs: dict[str, Any] = {
         "tensor_parallel_size": pool.tensor_parallel_size,
         "async_scheduling": False,
@@ -155,7 +155,8 @@ def engine_kwargs(
         kwargs["dtype"] = config.dtype
     if pool.gpus_per_worker < 1:
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
-    kwargs |= _decode_kwargs(config, pool) if role is KVRole.DECODE else _prefill_kwargs(config, longest)
+    of_tier = _decode_kwargs if role is KVRole.DECODE else _prefill_kwargs
+    kwargs |= of_tier(config, longest, pool)
     kwargs |= _of_both(config, _OF_SAMPLING + _OF_THE_MODEL) | pool.engine_kwargs | _generation(config)
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
@@ -166,7 +167,7 @@ def engine_kwargs(
     return kwargs
 
 
-def _decode_kwargs(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]:
+def _decode_kwargs(config: SlackServeConfig, longest: int | None, pool: PoolConfig) -> dict[str, Any]:
     scheduler = PRESSURE_SCHEDULER if config.pressure.enabled else SCHEDULER
     is_ahead = _is_a_step_ahead(config, pool)
     chunk = config.degraded.chunk_tokens or (128 if config.accelerator == "cpu" else 512)
@@ -174,7 +175,7 @@ def _decode_kwargs(config: SlackServeConfig, pool: PoolConfig) -> dict[str, Any]
         "scheduler_cls": ASYNC_SCHEDULER if is_ahead else scheduler,
         "async_scheduling": is_ahead,
         "worker_cls": WORKERS[config.accelerator],
-        "long_prefill_token_threshold": min(chunk, config.max_model_len or chunk),
+        "long_prefill_token_threshold": min(chunk, longest or chunk),
     }
 
 
@@ -210,7 +211,7 @@ def stock_prefill(config: SlackServeConfig) -> dict[str, Any]:
     return {"async_scheduling": None, "enforce_eager": is_eager}
 
 
-def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, Any]:
+def _prefill_kwargs(config: SlackServeConfig, longest: int | None, pool: PoolConfig) -> dict[str, Any]:
     kwargs: dict[str, Any] = {
         "scheduler_cls": engine_setup.SCHEDULER,
         "worker_cls": _PREFILL_WORKERS[config.accelerator],
@@ -219,8 +220,10 @@ def _prefill_kwargs(config: SlackServeConfig, longest: int | None) -> dict[str, 
         kwargs |= stock_prefill(config)
     else:
         kwargs["enforce_eager"] = not config.preemption.compiled
-    if (most := config.max_model_len or longest) is not None:
-        kwargs["max_num_batched_tokens"] = min(most, STEP_TOKENS)
+    given = pool.engine_kwargs
+    if given.get("enable_chunked_prefill") is not False:  # else a step takes the longest prompt whole
+        tokens = min(longest or STEP_TOKENS, STEP_TOKENS)
+        kwargs["max_num_batched_tokens"] = max(tokens, given.get("max_num_seqs") or 0)
     return kwargs
 
 

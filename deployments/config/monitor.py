@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from deployments.config.preemption import PreemptionConfig
-from slo.files.strict_yaml import Section
+from slo.files.strict_yaml import Address, Section
 from slo.monitor.settings import MonitorSettings
 from slo.tiers import TierSet
 
@@ -22,7 +22,7 @@ class MonitorConfig(Section):
     node: Literal["head", "any"] = Field(
         "head", description="Where it runs: on Ray's head node, or wherever Ray puts it."
     )
-    host: str = Field("127.0.0.1", description="Address on which it exports; 0.0.0.0 for other machines.")
+    host: Address = Field("127.0.0.1", description="Address on which it exports; 0.0.0.0 for other machines.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         9465, description="Where it exports metrics to Prometheus; 0 for nowhere."
     )

@@ -88,6 +88,26 @@ class PoolConfig(Section):
                 raise ValueError(msg)
         return values
 
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _of_their_kinds(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What is read before vLLM reads it, or fails in a replica only."""
+        given = {key: value for key, value in values.items() if value is not None}
+        for key in _MAPPINGS & given.keys():
+            if not isinstance(given[key], dict):
+                raise ValueError(f"{key!r} has keys and values of its own, not {given[key]!r}")  # noqa: TRY004 - pydantic wants it
+        for key in _COUNTS & given.keys():
+            if type(given[key]) is not int or given[key] < 1:
+                raise ValueError(f"{key!r} is a number from 1 on, not {given[key]!r}")
+        tokens, streams = given.get("max_num_batched_tokens"), given.get("max_num_seqs", 1)
+        if tokens is not None and tokens < streams:
+            msg = (
+                f"max_num_batched_tokens ({tokens}) is less than max_num_seqs ({streams}), each of which "
+                "takes one at least; raise the one or lower the other"
+            )
+            raise ValueError(msg)
+        return values
+
 
 _RESERVED_ENGINE_KWARGS = {
     "model": "use the key model",
@@ -109,7 +129,25 @@ _RESERVED_ENGINE_KWARGS = {
     "lora_modules": "use the section lora",
     "max_loras": "use the section lora",
     "max_lora_rank": "use the section lora",
+    **dict.fromkeys(
+        ("spec_method", "spec_model", "spec_tokens"),
+        "use speculative_config, as {method: ngram, num_speculative_tokens: 4}",
+    ),
+    **dict.fromkeys(
+        ("kv_offloading_size", "kv_offloading_backend"),
+        "KV moves by SlackServe's own connector, which can keep it in host memory: use pressure.swap_gib",
+    ),
 }
+_MAPPINGS: Final = frozenset(
+    {
+        "additional_config",
+        "hf_overrides",
+        "override_generation_config",
+        "speculative_config",
+        "structured_outputs_config",
+    }
+)
+_COUNTS: Final = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 
 
 class AutoscalingConfig(Section):

@@ -28,7 +28,7 @@ from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
 from router.fleet.view import RouterLimits
 from router.placement.registry import PlacementName
-from slo.files.strict_yaml import Positive, Section, TierName, explain, nearest, read_mapping
+from slo.files.strict_yaml import Address, Positive, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
 from telemetry.reporting.reporter import HEARTBEAT_S
 
@@ -109,7 +109,7 @@ class SlackServeConfig(Section):
         None, description="Longest prompt plus output, tokens; by default what the model allows."
     )
     kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     port: Port = 8000
     tls: TLSConfig | None = Field(None, description="Serve HTTPS on the port; none serves plain HTTP.")
     grpc: GrpcConfig = GrpcConfig()
@@ -167,6 +167,16 @@ class SlackServeConfig(Section):
             raise ValueError(msg)
         if self.decode.engine_kwargs.get("async_scheduling", False) is not False:
             msg = "decode.engine_kwargs may set 'async_scheduling' to false only; it is on where it can be"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _one_name_for_chunks(self) -> Self:
+        if "long_prefill_token_threshold" in self.decode.engine_kwargs:
+            msg = (
+                "decode.engine_kwargs may not set 'long_prefill_token_threshold'; use degraded.chunk_tokens, "
+                "which sets it"
+            )
             raise ValueError(msg)
         return self
 

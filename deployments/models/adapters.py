@@ -61,11 +61,10 @@ def _rank(name: str, place: str) -> int | None:
     if not written.is_file():
         return None
     try:
-        rank = json.loads(written.read_text())["r"]
+        return int(json.loads(written.read_text())["r"])
     except (ValueError, KeyError, TypeError) as error:
         msg = f"lora.adapters.{name}: {written} does not say its rank r ({error!r}); is it a LoRA of PEFT?"
         raise ConfigError(msg) from None
-    return int(rank)
 
 
 def _room(ranks: Mapping[str, int], max_rank: int | None) -> int:

@@ -10,6 +10,7 @@ from deployments.engine_kwargs import check_engine_kwargs, of_the_model
 from deployments.models.adapters import adapter_kwargs
 from deployments.models.store import ModelStore, ResolvedModel
 from deployments.models.text_model import lengths, text_model
+from deployments.ray_names import check_ray_names
 from slo.files.profile import Profile
 from slo.predict.measured_on import Subject
 
@@ -46,6 +47,7 @@ class FoundModel:
         profile = None if config.profile is None else profile_of(config.profile, subject)
         found = replace(found, model_id=config.model_name or found.model_id)
         check_engine_kwargs(config)
+        check_ray_names(config)
         adapters = adapter_kwargs(config.lora.adapters, config.lora.max_rank, found.model_id)
         _check_model_fits(config, found)
         return cls(config, found, subject, profile, adapters)
@@ -83,6 +85,20 @@ def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:
     )
 
 
+def _check_whole_prompts_fit(config: SlackServeConfig, longest: int | None) -> None:
+    """Compare what a step takes with the model's length, where prompts are not cut into chunks."""
+    for section in ("prefill", "decode"):
+        given = getattr(config, section).engine_kwargs
+        tokens = given.get("max_num_batched_tokens")
+        if None in (tokens, longest) or given.get("enable_chunked_prefill") is not False or tokens >= longest:
+            continue
+        msg = (
+            f"{section}.engine_kwargs: max_num_batched_tokens ({tokens}) is less than the {longest} tokens "
+            "that a prompt may have, which enable_chunked_prefill: false leaves whole; leave out one"
+        )
+        raise ConfigError(msg)
+
+
 def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
     """Compare a local model's own configuration with what is asked of it."""
     values = text_model(model.source, of_the_model(config))
@@ -90,6 +106,7 @@ def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
     if config.max_model_len is not None and most is not None and config.max_model_len > most:
         msg = f"max_model_len: {config.max_model_len} is more than the model's {most}"
         raise ConfigError(msg)
+    _check_whole_prompts_fit(config, config.max_model_len or lengths(values).by_default)
     heads = values.get("num_attention_heads")
     for section in ("prefill", "decode"):
         degree = getattr(config, section).tensor_parallel_size

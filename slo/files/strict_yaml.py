@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
 from slo.tiers import Tier, check_tier_name
@@ -20,6 +28,16 @@ SECRET = "key"  # noqa: S105 - the key of a file
 """The key of a file whose value is nobody's business."""
 _MERGE = "tag:yaml.org,2002:merge"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _named_address(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty; give an address, such as 127.0.0.1, or 0.0.0.0 for all of the machine's")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_named_address)]
+"""Where something listens; the system takes nothing for every address there is."""
 
 
 class _KeyGivenTwiceError(ValueError):

@@ -76,6 +76,21 @@ def build():
             "load_format is 'auto' and 'dummy'; 'dummy' makes weights up",
         ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
+        ({"model_name": "tiny#8b"}, "'tiny#8b' is the name of a model or adapter and has '#'"),
+        (
+            {"accelerator": "cuda", "accelerator_type": "h100"},
+            "accelerator_type: Ray knows no 'h100'; did you mean 'H100'?",
+        ),
+        (
+            {"accelerator": "cuda", "decode": {"accelerator_type": "Gaudi9"}},
+            "decode.accelerator_type: Ray knows no 'Gaudi9'; ",
+        ),
+        ({"node_labels": {"a b": "c"}}, "node_labels: Invalid label key name `a b`"),
+        ({"prefill": {"node_labels": {"pool": "a b"}}}, "prefill.node_labels: Invalid label selector value"),
+        (
+            {"prefill": {"engine_kwargs": {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}}},
+            "prefill.engine_kwargs: max_num_batched_tokens (1024) is less than the 2048 tokens",
+        ),
         ({"model_name": "tiny:8b"}, "'tiny:8b' is the name of a model or adapter and has ':'"),
         ({"model_name": "tiny--8b"}, "has '--', with which it would not be found; give it another"),
         ({"profile": "/nowhere/profile.json"}, "profile: /nowhere/profile.json cannot be read"),
@@ -174,6 +189,39 @@ def test_engines_ask_the_hub_for_what_is_not_here(options, tiny, values, is_offl
         environment = config.runtime_env["env_vars"]
         assert ("HF_HUB_OFFLINE" in environment) is is_offline
         assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "step_tokens"),
+    [
+        ({}, 2048),
+        ({"max_model_len": 64}, 64),
+        ({"max_model_len": 64, "prefill": {"engine_kwargs": {"max_num_seqs": 128}}}, 128),
+        ({"prefill": {"engine_kwargs": {"enable_chunked_prefill": False}}}, None),
+        ({"prefill": {"engine_kwargs": {"max_num_batched_tokens": 512}}}, 512),
+        ({"model": "org/model"}, 8192),
+        ({"model": "org/model", "max_model_len": 4096}, 4096),
+    ],
+    ids=str,
+)
+def test_a_step_of_prefill_takes_as_much_as_a_chunk_whether_or_not_the_length_is_known(
+    options, tiny, values, step_tokens
+):
+    config, _ = options({"model": tiny, **values})["prefill"]
+    given = config.engine_kwargs
+    assert given.get("max_num_batched_tokens") == step_tokens
+    if "model" not in values:
+        sizes = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill")
+        AsyncEngineArgs(tiny, **{key: given[key] for key in sizes if key in given}).create_engine_config()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{}, {"max_model_len": 1024}], ids=str)
+def test_chunks_of_decode_are_no_longer_than_the_model(options, tiny, values):
+    config, _ = options({"model": tiny, "degraded": {"chunk_tokens": 4096}, **values})["decode"]
+    longest = values.get("max_model_len", 2048)
+    assert config.engine_kwargs["long_prefill_token_threshold"] == longest
 
 
 @pytest.mark.slow

@@ -121,6 +121,35 @@ def test_defaults_are_the_documented_tiers():
             "ports from 65535 on need 2 in a row, one per worker; they run beyond 65535",
         ),
         ({"api_keys": [{"tenant": "a"}]}, "api_keys.0", "exactly one of key and key_env"),
+        ({"host": ""}, "host", "is empty; give an address"),
+        ({"monitor": {"host": " "}}, "monitor.host", "is empty; give an address"),
+        *(
+            ({tier: {"engine_kwargs": {key: value}}}, f"{tier}.engine_kwargs", hint)
+            for tier in ("prefill", "decode")
+            for key, value, hint in (
+                ("spec_method", "ngram", "use speculative_config"),
+                ("spec_model", "org/draft", "use speculative_config"),
+                ("spec_tokens", 4, "use speculative_config"),
+                ("kv_offloading_size", 4.0, "use pressure.swap_gib"),
+                ("kv_offloading_backend", "native", "use pressure.swap_gib"),
+                ("max_num_batched_tokens", "8192", "is a number from 1 on, not '8192'"),
+                ("max_num_seqs", 0, "is a number from 1 on, not 0"),
+                ("speculative_config", "ngram", "has keys and values of its own, not 'ngram'"),
+                ("override_generation_config", "{}", "has keys and values of its own"),
+                ("additional_config", "{}", "has keys and values of its own"),
+                ("hf_overrides", "{}", "has keys and values of its own"),
+            )
+        ),
+        (
+            {"decode": {"engine_kwargs": {"max_num_seqs": 256, "max_num_batched_tokens": 128}}},
+            "decode.engine_kwargs",
+            "max_num_batched_tokens (128) is less than max_num_seqs (256)",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"long_prefill_token_threshold": 64}}},
+            "decode.engine_kwargs",
+            "use degraded.chunk_tokens",
+        ),
         ({"router": {"stale_after_s": 0.3}}, "router.stale_after_s", "give at least 1, or leave it out"),
         (
             {"limits": {"max_bytes_in_flight": 1024}},

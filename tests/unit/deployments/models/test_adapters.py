@@ -46,6 +46,8 @@ def test_what_cannot_be_an_adapter_is_named(saved, tmp_path):
         adapter_kwargs({"a": str(tmp_path)}, None, "model")
     with pytest.raises(ConfigError, match=r"lora.adapters.a: .* does not say its rank"):
         adapter_kwargs({"a": saved("a", peft_type="PREFIX_TUNING")}, None, "model")
+    with pytest.raises(ConfigError, match=r"lora.adapters.d: .* does not say its rank"):
+        adapter_kwargs({"d": saved("d", r="x")}, None, "model")
     with pytest.raises(ConfigError, match=r"lora.max_rank: the rank of 'b' is 32, and room is kept for 16"):
         adapter_kwargs({"b": saved("b", r=32)}, 16, "model")
     with pytest.raises(ConfigError, match=r"lora.adapters.c: its rank is 1024, and vLLM takes at most 512"):
