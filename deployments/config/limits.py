@@ -3,14 +3,31 @@
 A refusal names its limit. What a tenant may ask for in a time is `deployments.config.admission`'s.
 """
 
-from typing import Annotated, Self
+import re
+from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sampling.engine_limits import MOST_BAD_WORDS, MOST_STOP_TOKENS, MOST_TOKEN_IDS
 from slo.files.strict_yaml import Positive, Section
 
 Count = Annotated[int, Field(ge=1)]
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?")
+_PORT_LEFT_OUT: Final = re.compile(r"http://.*:80|https://.*:443")
+_ALL: Final = "*"
+_OPAQUE: Final = "null"
+"""What browsers say of a page that is a file, or in a sandbox."""
+
+
+def _as_browsers_say_it(origin: str) -> str:
+    """An origin that the header of a browser can be, letter by letter."""
+    if origin in (_ALL, _OPAQUE) or (_ORIGIN.fullmatch(origin) and not _PORT_LEFT_OUT.fullmatch(origin)):
+        return origin
+    msg = (
+        "is no origin that a browser names; give scheme and host in small letters, and a port if it is not "
+        "the scheme's own, as https://chat.example, without a path, a slash at the end or *; * alone is all"
+    )
+    raise ValueError(msg)
 
 
 class LimitsConfig(Section):
@@ -75,7 +92,7 @@ class LimitsConfig(Section):
         (),
         description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",
     )
-    allowed_origins: tuple[str, ...] = Field(
+    allowed_origins: tuple[Annotated[str, AfterValidator(_as_browsers_say_it)], ...] = Field(
         ("*",), description="Origins whose web pages may ask; `*` for all, none for no page."
     )
     max_grammar_bytes: Count = Field(

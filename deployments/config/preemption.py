@@ -4,9 +4,9 @@ Owns their names and ranges; the defaults are those of the rules.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from slo.files.strict_yaml import Positive, Section
 from slo.preemption.types import (
@@ -94,6 +94,25 @@ class PreemptionConfig(Section):
     def _off_is_a_word(cls, value: Any) -> Any:
         """YAML reads a bare `off` as false."""
         return PreemptionMode.OFF if value is False else value
+
+    @model_validator(mode="after")
+    def _something_comes_of_it(self) -> Self:
+        is_by_sets = self.policy is PreemptionPolicy.FEASIBLE_SET
+        if self.compiled and self.mode is PreemptionMode.OFF:
+            msg = (
+                "compiled is how passes run that can be stopped; with mode: off vLLM runs them as it does by "
+                "itself, so leave out one"
+            )
+            raise ValueError(msg)
+        if self.aim is Aim.TARGETS and not is_by_sets and self.order is not QueueOrder.FEASIBLE_SET:
+            msg = (
+                f"aim: targets is feasible_set's; with order: {self.order} and policy: {self.policy} "
+                "leave it out"
+            )
+            raise ValueError(msg)
+        if self.patience and not is_by_sets:
+            raise ValueError(f"patience is feasible_set's; with policy: {self.policy} leave it out")
+        return self
 
     def stop_within_s(self, accelerator: str) -> float:
         """How long a stop may take."""

@@ -51,7 +51,8 @@ class PressureConfig(Section):
         return droppable_tiers(tiers)
 
     @model_validator(mode="after")
-    def _swap_needs_pressure(self) -> Self:
-        if self.swap_gib and not self.enabled:
-            raise ValueError("swap_gib goes with enabled: true")
+    def _all_of_it_is_of_pressure(self) -> Self:
+        for key in self.model_fields_set - {"enabled"}:
+            if getattr(self, key) and not self.enabled:
+                raise ValueError(f"{key} goes with enabled: true")
         return self

@@ -57,7 +57,7 @@ class RouterSection(Section):
         ),
     )
 
-    @field_validator("stale_after_s")
+    @field_validator("stale_after_s", "silent_after_s")
     @classmethod
     def _longer_than_between_reports(cls, value: float) -> float:
         if value < (least_s := 2 * HEARTBEAT_S):
@@ -67,6 +67,16 @@ class RouterSection(Section):
             )
             raise ValueError(msg)
         return value
+
+    @model_validator(mode="after")
+    def _silent_before_stale(self) -> Self:
+        if "silent_after_s" in self.model_fields_set and self.silent_after_s > self.stale_after_s:
+            msg = (
+                f"silent_after_s ({self.silent_after_s:g}) is more than stale_after_s "
+                f"({self.stale_after_s:g}), after which a replica is not used; lower it, or leave it out"
+            )
+            raise ValueError(msg)
+        return self
 
     def limits(self, degraded: DegradedConfig) -> RouterLimits:
         """The same in the router's vocabulary."""
@@ -192,6 +202,16 @@ class SlackServeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _kv_cache_of_cpus(self) -> Self:
+        if self.accelerator == "cuda" and "kv_cache_gib" in self.model_fields_set:
+            msg = (
+                "kv_cache_gib goes with accelerator: cpu; on cuda use gpu_memory_utilization in "
+                "engine_kwargs, of which the KV cache is a part"
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.accelerator == "cpu":
             self._no_gpu_settings()
@@ -221,6 +241,13 @@ class SlackServeConfig(Section):
     def _adapters_run_eagerly(self) -> Self:
         if self.lora.adapters and self.preemption.compiled:
             msg = "preemption.compiled: compiled passes with LoRA adapters are not supported; leave out one"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_or_eager(self) -> Self:
+        if self.preemption.compiled and self.prefill.engine_kwargs.get("enforce_eager"):
+            msg = "preemption.compiled: prefill's enforce_eager: true has passes not compiled; leave out one"
             raise ValueError(msg)
         return self
 

@@ -122,6 +122,17 @@ def test_the_engine_starts_from_the_same_defaults():
             "preemption.limits: unknown key 'max_preemption'",
             "did you mean 'max_preemptions'?",
         ),
+        ({"mode": "off", "compiled": True}, "preemption", "compiled is how passes run that can be stopped"),
+        (
+            {"aim": "targets", "order": "sedf", "policy": "rescue"},
+            "preemption",
+            "aim: targets is feasible_set's",
+        ),
+        (
+            {"patience": 0.5, "policy": "rescue"},
+            "preemption",
+            "patience is feasible_set's; with policy: rescue",
+        ),
         ({"mode": "pause"}, "preemption.mode", "'resume', 'recompute' or 'off'"),
         ({"policy": "greedy"}, "preemption.policy", "'conservative', 'aggressive', 'rescue'"),
         ({"order": "fifo"}, "preemption.order", "sedf"),

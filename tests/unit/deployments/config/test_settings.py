@@ -121,6 +121,34 @@ def test_defaults_are_the_documented_tiers():
             "ports from 65535 on need 2 in a row, one per worker; they run beyond 65535",
         ),
         ({"api_keys": [{"tenant": "a"}]}, "api_keys.0", "exactly one of key and key_env"),
+        ({"router": {"silent_after_s": 0.3}}, "router.silent_after_s", "give at least 1, or leave it out"),
+        ({"router": {"silent_after_s": 11}}, "router", "silent_after_s (11) is more than stale_after_s (10)"),
+        ({"pressure": {"drop_after_s": 60}}, "pressure", "drop_after_s goes with enabled: true"),
+        ({"pressure": {"reprefill": True}}, "pressure", "reprefill goes with enabled: true"),
+        ({"pressure": {"swap_gib": 1}}, "pressure", "swap_gib goes with enabled: true"),
+        ({"accelerator": "cuda", "kv_cache_gib": 4}, "kv_cache_gib", "goes with accelerator: cpu"),
+        (
+            {"preemption": {"compiled": True}, "prefill": {"engine_kwargs": {"enforce_eager": True}}},
+            "preemption.compiled",
+            "leave out one",
+        ),
+        *(
+            (
+                {"limits": {"allowed_origins": [origin]}},
+                "limits.allowed_origins.0",
+                "is no origin that a browser",
+            )
+            for origin in (
+                "https://chat.example/",
+                "chat.example",
+                "https://*.example",
+                "https://Chat.example",
+                "https://chat.example:443",
+                "http://chat.example:80",
+                "https://chat.example/path",
+                "",
+            )
+        ),
         ({"host": ""}, "host", "is empty; give an address"),
         ({"monitor": {"host": " "}}, "monitor.host", "is empty; give an address"),
         *(
@@ -162,6 +190,34 @@ def test_what_cannot_work_is_refused_by_name(values, key, hint):
     message = refusal(values)
     assert key in message
     assert hint in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pressure": {"enabled": False, "reprefill": False, "drop_after_s": None}},
+        {"router": {"stale_after_s": 1}},
+        {"accelerator": "cuda"},
+        {"preemption": {"aim": "targets", "policy": "rescue"}},
+        {"preemption": {"patience": 0, "policy": "rescue"}},
+        {"preemption": {"mode": "off", "compiled": False}},
+        *(
+            {"limits": {"allowed_origins": [origin]}}
+            for origin in (
+                "*",
+                "null",
+                "https://chat.example",
+                "http://localhost:3000",
+                "http://[::1]:8080",
+                "https://chat.example:80",
+                "chrome-extension://abcdefghijklmnop",
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_what_says_no_more_than_the_rest_is_taken(values):
+    assert parse(values)
 
 
 @pytest.mark.parametrize(
