@@ -7,9 +7,20 @@ import shlex
 import pytest
 from certificates import self_signed
 from rich.console import Console
+from typer.testing import CliRunner
 
-from deployments.cli import announce, example, preparation_progress
+from deployments.cli import announce, app, example, preparation_progress
+from deployments.config import ConfigError
 from deployments.config.settings import parse
+from deployments.local.launcher import LocalDeployment
+
+
+def test_a_model_whose_configuration_is_cut_off_is_refused_before_ray_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalDeployment, "start", lambda *_: pytest.fail("Ray would have been started"))
+    (tmp_path / "config.json").write_text('{"model_type": "lla')
+    refused = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)]).exception
+    assert isinstance(refused, ConfigError)
+    assert "is it whole?" in str(refused)
 
 
 class TestPreparationProgress:

@@ -22,6 +22,13 @@ def wording(**fields):
     return ResponseWording(ResponsesRequest(input="hi", model="m", **fields), "resp_1", 100)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, 32_768), (50_000, 50_000)])
+def test_where_the_models_length_is_not_known_what_was_asked_for_is_told(asked, told):
+    request = ResponsesRequest(input="hi", model="m", max_output_tokens=asked)
+    response = ResponseWording(request, "resp_1", None).response("m", [], "stop", USAGE)
+    assert response.max_output_tokens == told
+
+
 def whole(message, finish_reason="stop", logprobs=None, **fields):
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": logprobs}
     return Response.model_validate(
