@@ -8,7 +8,8 @@ the mean is then a bound. With `--sigma` the predictions of all arms are off, lo
 
 The arms of `simulator.arms.by_class` have the mix's kinds as classes, with the level that is asked for as the
 target of each; to all others the requests are alike. `--beside RESULT` takes what an earlier result found on
-the same streams for arms that are not among those of this run. With `--again` nothing is simulated, and what
+the same streams for other arms, and for those of this run where it has found more. Each row says at which
+commit it was measured. With `--again` nothing is simulated, and what
 is made of the streams of an earlier output is made anew. The other axes, and what each part of SlackServe is
 worth, are `held_out_axes`'s.
 
@@ -30,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import RESULTS, print_rows, write, write_again
+from benchmarks.report import RESULTS, commit, print_rows, write, write_again
 from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS, with_classes
@@ -153,6 +154,11 @@ def goodputs(
 
 
 def compare(found: Mapping[Case, Mapping[str, float]], ours: str = OURS) -> list[dict[str, Any]]:
+    """A row for each model, error, figure and arm, the arm with its best setting, and one arm's over it."""
+    return against(at_best(found), ours)
+
+
+def at_best(found: Mapping[Case, Mapping[str, float]]) -> list[dict[str, Any]]:
     """A row for each model, error, figure and arm, the arm with its best setting."""
     values: dict[tuple[str, float], dict[str, dict[str, dict[int, list[float]]]]] = {}
     for case, figures in found.items():
@@ -165,9 +171,9 @@ def compare(found: Mapping[Case, Mapping[str, float]], ours: str = OURS) -> list
         for figure, by_arm in by_figure.items():
             for name, by_setting in by_arm.items():
                 setting, streams = max(by_setting.items(), key=lambda item: statistics.fmean(item[1]))
-                row = {"model": model, "sigma": sigma, "figure": figure, "arm": name}
+                row = {"model": model, "sigma": sigma, "figure": figure, "arm": name, "commit": commit()}
                 rows.append({**row, "setting": dict(arm_of(name).settings[setting]), "streams": streams})
-    return against(rows, ours)
+    return rows
 
 
 def against(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
@@ -192,22 +198,27 @@ def on_grid(model: str, streams: Sequence[float]) -> list[float]:
     return [max(least_rps, each) for each in streams]
 
 
-def earlier(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of an earlier result on the same streams that these complete, by other arms.
+def completed(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These rows and those of an earlier result on the same streams; of an arm that is in both, the better.
 
     Raises:
         ValueError: if the streams are not the same.
     """
-    results = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    written = json.loads((RESULTS / f"{name}.json").read_text())
+    results = written["results"]
     if differing := [key for key, value in wanted.items() if results[key] != value]:
         raise ValueError(f"{name} has other streams: its {', '.join(differing)} differ; give the same here")
-    known = {(row["model"], row["sigma"], row["figure"]) for row in rows}
-    arms = {row["arm"] for row in rows}
-    return [
-        row
-        for row in results["rows"]
-        if (row["model"], row["sigma"], row["figure"]) in known and row["arm"] not in arms
-    ]
+    best = {(row["model"], row["sigma"], row["figure"], row["arm"]): row for row in rows}
+    known = {place[:3] for place in best}
+    for row in results["rows"]:
+        place = row["model"], row["sigma"], row["figure"], row["arm"]
+        if place[:3] in known and (place not in best or _mean(row) > _mean(best[place])):
+            best[place] = {"commit": written["about"]["commit"], **row}
+    return list(best.values())
+
+
+def _mean(row: Mapping[str, Any]) -> float:
+    return statistics.fmean(on_grid(row["model"], row["streams"]))
 
 
 def compare_again(file: Path, ours: str) -> None:
@@ -238,13 +249,14 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--chunk", type=float, action="append", help="only this of the arms' chunk sizes")
     parser.add_argument("--beside")
     parser.add_argument("--output", default="held_out")
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args(arguments)
     options.arm = options.arm or [*NAMES]
     options.ours = options.ours or (options.arm[0] if len(options.arm) == 1 else OURS)
-    if options.ours not in options.arm:
+    if options.ours not in options.arm and options.beside is None:
         parser.error(f"--ours {options.ours} is not among the arms: {', '.join(options.arm)}")
     return options
 
@@ -260,17 +272,19 @@ def main() -> None:
         for model in options.model or MODELS
         for sigma in options.sigma.split(",")
         for name in options.arm
-        for setting in range(len(arm_of(name).settings))
+        for setting, values in enumerate(arm_of(name).settings)
+        if options.chunk is None or values.get("chunk_tokens") in options.chunk
         for stream in range(options.streams)
     ]
     with ProcessPoolExecutor(options.processes) as pool:
         found = dict(zip(cases, pool.map(goodputs, cases, chunksize=4), strict=True))
-    rows = compare(found, options.ours)
+    rows = at_best(found)
     settings = {"streams": options.streams, "requests": options.requests, "first_seed": FIRST_SEED}
     beside = {}
     if options.beside is not None:
-        rows = against([*earlier(options.beside, settings, rows), *rows], options.ours)
+        rows = completed(options.beside, settings, rows)
         beside = {"beside": options.beside}
+    rows = against(rows, options.ours)
     shown = ["model", "sigma", "figure", "arm", "goodput_rps", "ours over it", "low", "high"]
     print_rows("requests per second", rows, {name: name for name in shown})
     print(write(f"cores/{options.output}", {**settings, **beside, "rows": rows}))

@@ -141,6 +141,11 @@ def _aborting(policy: AbortPolicy, **lifted: bool) -> Build:
 
 
 CHUNKED: Final = tuple({"chunk_tokens": float(chunk)} for chunk in CHUNKS)
+OWN_CHUNKED: Final = (
+    *CHUNKED,
+    *({"chunk_tokens": tokens, "join_tokens": tokens} for tokens in (2304.0, 3072.0, 4096.0, 6144.0)),
+)
+"""Of our own arms, which fill a chunk with whole prompts only up to what may join."""
 _JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
     PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
@@ -196,7 +201,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     for arm in (
         Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
         Arm("slackserve-off", "SlackServe, preemption off", UNSTOPPED.build),
-        Arm("slackserve-chunked", "SlackServe in chunks, no preemption", UNSTOPPED.build, CHUNKED),
+        Arm("slackserve-chunked", "SlackServe in chunks, no preemption", UNSTOPPED.build, OWN_CHUNKED),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),
         Arm("abort-conservative", "Blog: conservative", _aborting(AbortPolicy.CONSERVATIVE)),
         Arm("abort-aggressive", "Blog: aggressive", _aborting(AbortPolicy.AGGRESSIVE)),

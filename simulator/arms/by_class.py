@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from simulator.arms.arm import Arm
-from simulator.arms.arms import CHUNKED, SERVERS, UNSTOPPED
+from simulator.arms.arms import OWN_CHUNKED, SERVERS, UNSTOPPED
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import Mix
 from slo.queue.order import QueueOrder
@@ -26,7 +26,7 @@ BY_CLASS: Final[Mapping[str, Arm]] = {
             "targets-chunked",
             "… in chunks, no preemption",
             replace(UNSTOPPED, aims=True).build,
-            CHUNKED,
+            OWN_CHUNKED,
         ),
         Arm("targets-unforeseen", "… no forecast", replace(_AIMING, foresees=False).build),
         Arm("targets-unfair", "… no fairness", replace(_AIMING, is_fair=False).build),

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.cores import held_out, held_out_axes
-from benchmarks.cores.held_out import Case, against, compare, earlier, goodputs, offered, ratio_interval
+from benchmarks.cores.held_out import Case, against, compare, completed, goodputs, offered, ratio_interval
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.study.presets import PRESETS
@@ -120,13 +120,21 @@ def test_objectives_and_charges_are_those_of_the_case():
 def test_earlier_rows_stand_beside_new_ones_if_the_streams_are_the_same():
     streams = {"streams": 10, "requests": 2000, "first_seed": 1000}
     new = [{"model": "8b", "sigma": 0.0, "figure": "all 90%", "arm": "targets", "streams": [2.0] * 10}]
-    rows = against([*earlier("cores/held_out", streams, new), *new], "targets")
+    rows = against(completed("cores/held_out", streams, new), "targets")
     assert {row["arm"] for row in rows} == {*held_out.NAMES, "targets"}
     assert {(row["model"], row["figure"]) for row in rows} == {("8b", "all 90%")}
     known = next(row for row in rows if row["arm"] == "sedf-resume")
     assert known["ours over it"] == pytest.approx(2.0 / known["goodput_rps"])
+    better = [{**row, "arm": "sedf-resume", "commit": "now"} for row in new]
+    for streams_rps, kept in (([99.0] * 10, "now"), ([0.1] * 10, known["commit"])):
+        (row,) = (
+            row
+            for row in completed("cores/held_out", streams, [{**better[0], "streams": streams_rps}])
+            if row["arm"] == "sedf-resume"
+        )
+        assert row["commit"] == kept
     with pytest.raises(ValueError, match="its streams differ"):
-        earlier("cores/held_out", {**streams, "streams": 9}, new)
+        completed("cores/held_out", {**streams, "streams": 9}, new)
 
 
 def test_the_break_even_lies_between_the_charges_about_it():
@@ -139,7 +147,7 @@ def test_at_each_place_a_peer_has_the_setting_that_is_best_there():
     assert {name: len(of_arm) for name, of_arm in tried.items()} == {
         "sedf-resume": len(ARMS["sedf-resume"].settings),
         "sedf-chunked": len(ARMS["sedf-chunked"].settings),
-        "targets-chunked": len(ARMS["sedf-chunked"].settings),
+        "targets-chunked": len(ARMS["slackserve-chunked"].settings),
         "targets": 1,
     }
     cases = [case for of_arm in tried.values() for of_setting in of_arm for case in of_setting]
