@@ -100,7 +100,7 @@ class Answering:
         if not isinstance(rendered, Rendered):
             yield rendered
             return
-        spans.note({"gen_ai.usage.input_tokens": len(rendered.token_ids)})
+        spans.note({"gen_ai.usage.input_tokens": rendered.input_tokens})
         info = type(arrived.info)(headers=tracing.carrying(arrived.info.headers, spans.traceparent))
         call = Call(
             rendered.request,

@@ -8,10 +8,11 @@ use, and so that a prompt is tokenised once. Also owns which requests the prefil
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
@@ -22,6 +23,8 @@ _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
 _TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 """Types of a message's parts that are no media, unless they have one of these keys all the same."""
 _MEDIA_KEYS = frozenset({"image_url", "audio_url", "video_url", "input_audio"})
+_RENDERED_FIELDS = ("tools", "documents", "chat_template_kwargs")
+"""What a chat template puts into the prompt beside the messages."""
 
 
 class LocalReason(enum.StrEnum):
@@ -49,6 +52,7 @@ class Rendered:
         request: As rendering has left it: parsers of tool calls and of reasoning change what is asked for.
         prompt: What vLLM's renderer has made of it.
         prompts: How often the engine computes a prompt for it: once for each answer.
+        input_tokens: Of all its prompts, each once, wherever they are computed.
     """
 
     token_ids: list[int]
@@ -56,6 +60,7 @@ class Rendered:
     request: Any = None
     prompt: Any = None
     prompts: int = 1
+    input_tokens: int = 0
 
 
 async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
@@ -65,6 +70,11 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         VLLMServerError: when the engine is dead, or fails otherwise.
     """
     serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
+    # vLLM itself refuses such a text only where the rest is not to be cut off.
+    if request.truncate_prompt_tokens is not None and (tokenizer := serving.renderer.tokenizer) is not None:
+        named, most = "messages" if is_chat else "prompt", tokenizer.max_chars_per_token
+        if (refusal := too_much_text(_chars(request), most, max_model_len, named)) is not None:
+            return refusal
     copy = request.model_copy(deep=is_chat)  # the messages of a chat are changed in places
     try:
         result = await (
@@ -77,10 +87,10 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
         of_each = 1 if is_search(request) else request.n or 1
-        return Rendered([], reason, copy, result, len(inputs) * of_each)
+        return Rendered([], reason, copy, result, len(inputs) * of_each, sum(map(_tokens, inputs)))
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
-    return too_long or Rendered(token_ids, request=copy, prompt=result)
+    return too_long or Rendered(token_ids, request=copy, prompt=result, input_tokens=len(token_ids))
 
 
 def stand_before(engine: Any, rendered: Callable[[Any], Any]) -> None:
@@ -135,21 +145,50 @@ def _prompt_logprobs(request: Any) -> int | None:
     return given
 
 
-def too_much_text(text: str, max_chars_per_token: int, max_model_len: int) -> ErrorResponse | None:
+def _tokens(prompt: Any) -> int:
+    """Of a prompt as vLLM's renderer gives it, which may have come as embeddings."""
+    given = prompt.get("prompt_token_ids")
+    return len(prompt.get("prompt_embeds", ()) if given is None else given)
+
+
+def _chars(request: Any) -> int:
+    """Characters of a request's longest text; of a chat, of all that a template may render."""
+    if not hasattr(request, "messages"):
+        prompts = request.prompt if isinstance(request.prompt, list) else [request.prompt]
+        return max((len(prompt) for prompt in prompts if isinstance(prompt, str)), default=0)
+    others = to_jsonable_python([getattr(request, name) for name in _RENDERED_FIELDS], serialize_unknown=True)
+    return _chars_in(request.messages, _MEDIA_KEYS) + _chars_in(others)
+
+
+def _chars_in(value: Any, left_out: Collection[str] = ()) -> int:
+    """Characters of all text inside, whatever its nesting, without fields that are left out."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_chars_in(item, left_out) for name, item in value.items() if name not in left_out)
+    if isinstance(value, list | tuple):
+        return sum(_chars_in(item, left_out) for item in value)
+    return 0
+
+
+def too_much_text(
+    chars: int, max_chars_per_token: int, max_model_len: int, param: str = "prompt"
+) -> ErrorResponse | None:
     """The error for a text that cannot be a prompt, whatever its characters; reading it takes time of others.
 
     Args:
-        text: To be made tokens of, and no prompt.
+        chars: Of the text, which is to be made tokens of.
         max_chars_per_token: The tokenizer's longest token.
         max_model_len: Longest prompt and answer, tokens.
+        param: The request's field that has it.
     """
-    if len(text) <= (most := max_chars_per_token * max_model_len):
+    if chars <= (most := max_chars_per_token * max_model_len):
         return None
     message = (
-        f"the text has {len(text)} characters; this model takes at most {max_model_len} tokens, which have "
+        f"the text has {chars} characters; this model takes at most {max_model_len} tokens, which have "
         f"at most {most} characters"
     )
-    return error_response(BAD_REQUEST, "invalid_request_error", message, "prompt")
+    return error_response(BAD_REQUEST, "invalid_request_error", message, param)
 
 
 def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResponse | None:

@@ -217,7 +217,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     ) -> AsyncGenerator[Any, None]:
         """The tokens of a text, which is no longer than one that may be a prompt."""
         tokenizer = self.engine._engine_client.get_tokenizer()  # noqa: SLF001 - no public way in
-        refusal = too_much_text(request.prompt, tokenizer.max_chars_per_token, self._max_model_len)
+        refusal = too_much_text(len(request.prompt), tokenizer.max_chars_per_token, self._max_model_len)
         if refusal is not None:
             return _only(refusal)
         return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]

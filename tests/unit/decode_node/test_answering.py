@@ -10,6 +10,7 @@ from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
 from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.spans import RequestSpans
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 from telemetry.reporting.background import Background
@@ -65,7 +66,7 @@ class Replica:
 
 
 def only_here(reason, prompts=1):
-    return Rendered([], reason, None, None, prompts)
+    return Rendered([], reason, None, None, prompts, 7)
 
 
 async def test_what_prefill_can_take_goes_there():
@@ -73,6 +74,16 @@ async def test_what_prefill_can_take_goes_there():
     assert await replica.answer(TEXT) == ["answer"]
     assert replica.order == [("rendered", 0), ("elsewhere", 0)]
     assert (replica.told, replica.counted) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "rendered", [Rendered(list(range(7)), input_tokens=7), only_here(LocalReason.NOT_TEXT)]
+)
+async def test_a_trace_says_how_many_tokens_it_was_given(rendered, monkeypatch):
+    noted = {}
+    monkeypatch.setattr(RequestSpans, "note", lambda _, attributes: noted.update(attributes))
+    assert await Replica(rendered).answer(TEXT)
+    assert noted == {"gen_ai.usage.input_tokens": 7}
 
 
 @pytest.mark.parametrize("placed", [None, ReplicaId("prefill")])

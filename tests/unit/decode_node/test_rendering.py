@@ -21,6 +21,7 @@ class Layer:
     def __init__(self):
         self.rendered = []
         self._oai_serving_chat = self._oai_serving_completion = self
+        self.renderer = SimpleNamespace(tokenizer=SimpleNamespace(max_chars_per_token=10))
 
     async def render_chat_request(self, request):
         self.rendered.append(request)
@@ -140,10 +141,68 @@ async def test_a_prompt_without_room_for_an_answer_is_refused():
 
 
 def test_a_text_longer_than_any_prompt_is_not_read():
-    assert rendering.too_much_text("a" * 640, 10, 64) is None
-    refused = rendering.too_much_text("a" * 641, 10, 64).error
+    assert rendering.too_much_text(640, 10, 64) is None
+    refused = rendering.too_much_text(641, 10, 64).error
     assert (refused.code, refused.param) == (rendering.BAD_REQUEST, "prompt")
     assert "641 characters" in refused.message
+
+
+LONG = "a" * 641
+"""Longer than 64 tokens of 10 characters."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        (TEXT, {"prompt": LONG}),
+        (TEXT, {"prompt": ["a", LONG]}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 320}] * 2}] * 2}),
+        (CHAT, {"documents": [{"text": LONG}]}),
+    ],
+)
+@pytest.mark.parametrize("most", [1, -1])
+async def test_of_a_text_longer_than_any_prompt_no_part_is_made_a_prompt(asked, changes, most):
+    """All of it would be tokenised for the part, one after the other, and only the part be paid for."""
+    layer, is_chat = Layer(), asked is CHAT
+    asked = asked.model_copy(update={**changes, "truncate_prompt_tokens": most})
+    refused = (await rendering.render(layer, asked, is_chat=is_chat, max_model_len=64)).error
+    assert (refused.code, refused.param) == (rendering.BAD_REQUEST, "messages" if is_chat else "prompt")
+    assert layer.rendered == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes"),
+    [
+        (TEXT, {"prompt": "a" * 640}),
+        (TEXT, {"prompt": ["a" * 640] * 2}),
+        (TEXT, {"prompt": [1] * 1000}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": LONG}]}]}),
+    ],
+)
+async def test_what_may_be_a_prompt_is_cut(asked, changes):
+    is_chat, asked = asked is CHAT, asked.model_copy(update={**changes, "truncate_prompt_tokens": 1})
+    assert isinstance(await rendering.render(Layer(), asked, is_chat=is_chat, max_model_len=64), Rendered)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tokens"),
+    [
+        ([{"type": "token", "prompt_token_ids": [1, 2]}], 2),
+        ([{"type": "token", "prompt_token_ids": [1, 2]}, {"type": "token", "prompt_token_ids": [3]}], 3),
+        ([{"type": "multimodal", "prompt_token_ids": [1, 2, 3]}], 3),
+        ([{"type": "embeds", "prompt_embeds": [[0.5], [0.25]]}], 2),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_all_prompts_count_wherever_they_are_computed(inputs, tokens, n):
+    class Given(Layer):
+        async def render_completion_request(self, request):
+            return inputs
+
+    asked = TEXT.model_copy(update={"n": n})
+    rendered = await rendering.render(Given(), asked, is_chat=False, max_model_len=64)
+    assert rendered.input_tokens == tokens, "as its usage says"
 
 
 async def test_a_request_of_no_run_is_rendered():
