@@ -7,7 +7,7 @@ Owns how a prefill is asked for and how it is cancelled. What follows from its f
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ErrorResponse
@@ -17,7 +17,7 @@ from decode_node.prefill_health import PrefillFailedError
 from decode_node.tier_calls import REPLICA_ERRORS, TierCalls
 from sampling.carried import Prefilled, PrefillRequest
 from slo.replacement import FailureCause
-from slo.request import CONTEXT_HEADER, ENGINE_DIED, ReplicaId, RequestContext
+from slo.request import CONTEXT_HEADER, ENGINE_DIED, RequestContext
 from telemetry import logs
 from telemetry.reporting.background import Background
 from telemetry.tracing import carrying
@@ -26,31 +26,14 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 
-_UP_S: Final = 0.5
-"""When a replica has not answered by then, it is looked whether there are any."""
-
-
 class PrefillTier(TierCalls):
     """Calls the replicas of the prefill deployment that `handle` is of."""
+
+    unknown = FailureCause.NO_REPLICA  # decode may compute its prompts itself
 
     def __init__(self, handle: DeploymentHandle, background: Background) -> None:
         super().__init__(handle)
         self._background = background
-
-    async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
-        """As `TierCalls.ask`; none for a replica when Serve knows of none at all.
-
-        Serve would keep the question for the next one that there is, and all who wait would only suspect that
-        their replica is silent.
-        """
-        asked = asyncio.ensure_future(super().ask(replica))
-        try:
-            await asyncio.wait([asked], timeout=_UP_S)
-            if not asked.done() and not await self.sent("is_up"):
-                return FailureCause.NO_REPLICA
-            return await asked
-        finally:
-            asked.cancel()
 
     async def prefill(
         self, request: PrefillRequest, info: Any, context: RequestContext

@@ -6,7 +6,7 @@ Owns which errors say that a replica has failed.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError
@@ -21,12 +21,21 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 
+_UP_S: Final = 0.5
+"""When a replica has not answered by then, it is looked whether there are any."""
 REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
 """What a call ends with when the replica that has it does."""
 
 
 class TierCalls:
-    """Calls the replicas of the deployment that `handle` is of; they have the method `is_up`."""
+    """Calls the replicas of the deployment that `handle` is of; they have the method `is_up`.
+
+    Attributes:
+        unknown: What is wrong with a replica when Serve knows of none at all. One that drains goes on with
+            what it has all the same, and the calls to one that has ended break.
+    """
+
+    unknown: ClassVar[FailureCause | None] = None
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -35,10 +44,22 @@ class TierCalls:
         """What is known to be wrong with a replica; for no replica in particular, whether there is any.
 
         A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
-        Replicas that do not answer are waited for: in a crowd they are late, and not gone.
+        Without another Serve would keep the question for the next one that there is, and the silence would be
+        taken for the replica's: then it is `unknown`. Replicas that do not answer are waited for: in a crowd
+        they are late, and not gone.
         """
         if replica is None:
             return None if await self._any_is_up() else FailureCause.NO_REPLICA
+        asked = asyncio.ensure_future(self._asked(replica))
+        try:
+            await asyncio.wait([asked], timeout=_UP_S)
+            if not asked.done() and not await self.sent("is_up"):
+                return self.unknown
+            return await asked
+        finally:
+            asked.cancel()
+
+    async def _asked(self, replica: ReplicaId) -> FailureCause | None:
         try:
             who = await self._handle.options(stream=False).is_up.remote(pin=replica)
         except REPLICA_ERRORS:

@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError
 
 from decode_node.prefill_tier import PrefillTier
 from decode_node.tier_calls import TierCalls
+from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from slo.replacement import FailureCause
 from slo.request import ReplicaId
 from telemetry.reporting.background import Background
@@ -57,17 +58,35 @@ class Handle:
 )
 async def test_what_a_replica_says_or_serve_says_for_it(answer, known, cause):
     assert await PrefillTier(Handle(answer, known), Background()).ask(REPLICA) is cause
+    of_decode = None if cause is FailureCause.NO_REPLICA else cause
+    assert await TierCalls(Handle(answer, known)).ask(REPLICA) is of_decode
 
 
 @pytest.mark.parametrize(
     "tier",
-    [PrefillTier(Handle("silence", 1), Background()), TierCalls(Handle("silence", 0))],
+    [PrefillTier(Handle("silence", 1), Background()), TierCalls(Handle("silence", 1))],
     ids=["prefill", "decode"],
 )
 async def test_whoever_may_still_answer_is_waited_for(tier):
-    """A decode replica that drains is not known to Serve any more, and its streams go on."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(tier.ask(REPLICA), 1.0)
+
+
+@pytest.mark.parametrize(("known", "cause"), [(0, None), (1, FailureCause.SILENT)])
+async def test_the_last_decode_replica_is_not_silent_for_draining(known, cause):
+    """Serve does not know it any more and keeps the question, while it answers whom it has."""
+
+    async def whole_answer():
+        await asyncio.sleep(2.0)
+        yield "answer"
+
+    watch = StreamWatch(TierCalls(Handle("silence", known)).ask, 0.01, 0.8)
+    try:
+        assert [piece async for piece in watch.pieces(whole_answer(), REPLICA)] == ["answer"]
+        found = None
+    except DecodeFailedError as failed:
+        found = failed.cause
+    assert found is cause
 
 
 class Fleet:
