@@ -6,6 +6,7 @@ go on with. What the layer is given by the engine is `decode_node.orchestrator`'
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -48,11 +49,17 @@ class OpenAILayer:
             return self.failed(str(error))
 
     async def answer(self, request: Any, run: Underway) -> AsyncGenerator[Any, None]:
-        """The pieces of the answer to `request`, which is the run's call's or has been made of it."""
+        """The pieces of the answer to `request`, which is the run's call's or has been made of it.
+
+        Raises:
+            CancelledError: The client is gone. vLLM answers the cancellation of a whole answer with an error.
+        """
         answer = self.engine.chat if run.call.is_chat else self.engine.completions
         try:
             async with aclosing(answer(request, run.call.info)) as pieces:
                 async for piece in pieces:
+                    if _is_cancelled():
+                        raise asyncio.CancelledError
                     if run.refusal is not None:
                         break  # the piece is vLLM's word for it
                     error = error_in(piece)
@@ -78,3 +85,9 @@ class OpenAILayer:
         if self.engine._oai_serving_chat.parser_cls is not None:  # noqa: SLF001 - no public way in
             return BoundReason.PARSER
         return BoundReason.ECHO if call.request.echo else None
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task has been cancelled, whoever may have caught that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

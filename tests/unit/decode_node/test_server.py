@@ -5,9 +5,14 @@ from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
+from decode_node.requests.openai_layer import OpenAILayer
+from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
-from slo.request import CONTEXT_HEADER, JobId, RequestContext
+from decode_node.spans import RequestSpans
+from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 from telemetry.reporting.background import Background
 
@@ -68,6 +73,41 @@ async def test_whose_client_leaves_has_had_what_was_generated(how):
         await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0.01)
     assert replica.told == [("job", 2 if how == "closed" else 3)]
+    assert replica.server._ongoing == 0
+
+
+async def test_whose_whole_answer_is_not_wanted_any_more_has_had_what_was_generated():
+    """vLLM catches the cancellation, and returns an error for the client that has left."""
+    replica, generated = Replica(), asyncio.Event()
+    serving = OpenAIServingChat.__new__(OpenAIServingChat)
+    serving.create_error_response = create_error_response
+
+    async def chat(request, info):
+        async def outputs():
+            request.amount.take(SimpleNamespace(token_ids=[1, 2]), is_delta=False)
+            generated.set()
+            await asyncio.Event().wait()
+            yield
+
+        yield await serving.chat_completion_full_generator(request, outputs(), "", "", [], None, None)
+
+    def answer(arrived):
+        call = Call(None, None, is_chat=True, token_ids=[], spans=RequestSpans(""), amount=arrived.amount)
+        engine = SimpleNamespace(chat=chat, _engine_client=SimpleNamespace(errored=False))
+        return OpenAILayer(ReplicaId("a"), engine).answer(arrived, Underway(call, CONTEXT))
+
+    replica.answer = answer
+
+    async def run():
+        return [piece async for piece in replica.asked()]
+
+    task = asyncio.create_task(run())
+    await generated.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.01)
+    assert replica.told == [("job", 2)]
     assert replica.server._ongoing == 0
 
 
