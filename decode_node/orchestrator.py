@@ -34,7 +34,7 @@ from decode_node.rendering import LocalReason, is_search
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
 from decode_node.requests.leaving import LeftError, may_leave
 from decode_node.requests.local_decode import Decode, LocalDecode, Outputs
-from decode_node.requests.only_here import IN_A_SEARCH, OnlyHere
+from decode_node.requests.only_here import IN_A_SEARCH, Generate, OnlyHere
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
@@ -133,9 +133,9 @@ class Orchestrator:
                     run, config, prompt, params, lambda given: here(given, request_id)
                 )
             if (only := self._here.get(given.get(_HERE_XARG, ""))) is not None:
-                return only.generate(prompt, params, request_id, here)
+                return only.generate(prompt, params, request_id, self._unaborted(only, here))
             if (search := IN_A_SEARCH.get()) is not None:
-                return search.in_a_search(prompt, params, request_id, here)
+                return search.in_a_search(prompt, params, request_id, self._unaborted(search, here))
             return here(params, request_id)
 
         client.generate = generate
@@ -280,8 +280,7 @@ class Orchestrator:
                     answer = self.decoding.after(prefilled, run, params, decode)
                 async with aclosing(answer) as outputs:
                     async for output in outputs:
-                        if output.outputs[0].finish_reason == "abort":  # nobody asked for that
-                            raise run.refuse(self.layer.failed("the engine is ending"))
+                        self._refuse_aborted(run, output)
                         if params.output_kind is RequestOutputKind.DELTA:
                             run.progress.take(output.outputs[0])
                             run.call.amount.take(output.outputs[0], is_delta=True)
@@ -294,6 +293,27 @@ class Orchestrator:
                 await self._go_on_after(run, failure)
             else:
                 return
+
+    def _unaborted(self, only: OnlyHere, generate: Generate) -> Generate:
+        """Runs the same on the engine, and fails where the engine gives up an answer."""
+
+        async def run(params: SamplingParams, name: str) -> Outputs:
+            assert only.run is not None
+            async with aclosing(generate(params, name)) as outputs:
+                async for output in outputs:
+                    self._refuse_aborted(only.run, output)
+                    yield output
+
+        return run
+
+    def _refuse_aborted(self, run: Underway, output: Any) -> None:
+        """Refuse a request whose answer the engine gives up, which nobody has asked it to.
+
+        Raises:
+            RefusedError: It does.
+        """
+        if any(one.finish_reason == "abort" for one in output.outputs):
+            raise run.refuse(self.layer.failed("the engine is ending"))
 
     def _carry(self, run: Underway, completion: Any, params: SamplingParams) -> bool:
         """Have decode go on from the token that prefill has sampled; whether it does."""

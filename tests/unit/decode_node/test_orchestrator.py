@@ -73,6 +73,7 @@ class Request(BaseModel):
     stream: bool = True
     seed: int | None = None
     max_tokens: int = 3
+    n: int = 1
 
 
 def refusal(code=400):
@@ -144,7 +145,11 @@ class Play:
         """vLLM's OpenAI layer."""
         kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
         params = SamplingParams(
-            max_tokens=request.max_tokens, seed=request.seed, extra_args=request.vllm_xargs, output_kind=kind
+            n=request.n,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            extra_args=request.vllm_xargs,
+            output_kind=kind,
         )
         outputs = self._engine_client.generate({"prompt_token_ids": PROMPT}, params, "request")
         try:
@@ -945,6 +950,20 @@ async def test_what_only_decode_can_compute_waits_for_its_turn(stream):
     await task
     assert pieces == (STREAMED if stream else [ANSWER])
     assert (local.computing, local.outstanding, served._here) == (0, {}, {})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_only_decode_can_compute_fails_with_the_engine_that_gives_it_up(stream, n):
+    """And is no answer that was cut: another replica begins it anew."""
+    steps = Play({})
+    steps.at_home = [[FIRST], ABORTS]
+    served = orchestrator(steps, local=LocalPrefills(n))
+    async with admitted(LocalPrefills(n), context(), n, 60.0) as here:
+        call = called(Request(stream=stream, n=n))
+        pieces = await read(served.run_here(call, context(), here, "several_sequences"))
+    assert set(pieces[:-1]) == ({STREAMED[0]} if stream else set())
+    assert pieces[-1].error.type == REQUEST_FAILED
 
 
 async def test_the_steps_of_a_beam_search_are_known_without_a_name():
