@@ -99,9 +99,9 @@ class Handshakes:
         """
         request = self._request.model_copy(deep=True)
         request.kv_transfer_params = dict(params)
-        failure = None
+        failure, limit = None, asyncio.timeout(HANDSHAKE_DUE_S)
         try:
-            async with asyncio.timeout(HANDSHAKE_DUE_S):
+            async with limit:
                 async for piece in self._engine.completions(request, None):
                     if (refused := error_in(piece)) is not None:
                         failure = refused.message
@@ -109,6 +109,8 @@ class Handshakes:
             return None
         except VLLMServerError as error:
             failure = str(error)
+        if limit.expired():  # vLLM catches the cancellation, and answers with an error
+            return None
         if failure is not None:
             logs.event(
                 "handshake_failed",

@@ -5,6 +5,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError
 
 from decode_node import handshakes
@@ -23,18 +25,28 @@ class Tier:
 
 
 class Engine:
-    """Remembers from whom it has pulled; what comes from `broken` does not come."""
+    """Remembers from whom it has pulled; what comes from `broken` does not come, and from `late` never."""
 
-    def __init__(self, broken=()):
+    def __init__(self, broken=(), late=()):
         self.pulled = []
         self.broken = broken
+        self.late = late
+        self.serving = OpenAIServingChat.__new__(OpenAIServingChat)
+        self.serving.create_error_response = create_error_response
 
     async def completions(self, request, info):
         port = request.kv_transfer_params["remote_port"]
         if port in self.broken:
             raise GenerationError
+        if port in self.late:
+            yield await self.serving.chat_completion_full_generator(request, never(), "", "", [], None, None)
         self.pulled.append(port)
         yield "token"
+
+
+async def never():
+    await asyncio.Event().wait()
+    yield
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +56,9 @@ def soon(monkeypatch):
         monkeypatch.setattr(handshakes, name, limit_s)
 
 
-async def began(up, *, needed, broken=()):
+async def began(up, *, needed, broken=(), late=()):
     """The tier, the engine and how long a replica of two prefill replicas' has waited."""
-    tier, engine = Tier(up), Engine(broken)
+    tier, engine = Tier(up), Engine(broken, late)
     backend = SimpleNamespace(prepare_prefill_request=lambda request, peer: request)
     started_s = time.monotonic()
     shaking = Handshakes(engine, tier, "tiny", backend)
@@ -95,3 +107,12 @@ async def test_one_replica_whose_kv_cache_does_not_come_keeps_nobody_from_starti
 async def test_one_that_can_pull_from_nobody_does_not_start_and_says_what_to_look_at():
     with pytest.raises(NothingPulledError, match="both tiers need the same engine_kwargs"):
         await began(2, needed=True, broken={0, 1})
+
+
+async def test_pulls_that_are_late_say_nothing_against_the_configuration(monkeypatch):
+    """vLLM answers the end of the time with an error of its own."""
+    monkeypatch.setattr(handshakes, "HANDSHAKE_DUE_S", 0.05)
+    told = []
+    monkeypatch.setattr(handshakes.logs, "event", lambda name, **_: told.append(name))
+    await began(2, needed=True, late={0, 1})
+    assert told == ["handshakes_done"]
