@@ -13,15 +13,16 @@ _MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B,
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
 _TARGETS: Final = "targets"
+_WITH_ADMISSION: Final = ("slackserve-admission", "sedf-resume", "slackserve")
 _TITLES: Final = {name: arm.title for name, arm in [*ARMS.items(), *BY_CLASS.items()]}
 
 
-def held_out(file: str, level: str, ours: str = _OURS) -> str:
+def held_out(file: str, level: str, ours: str = _OURS, only: Sequence[str] = ()) -> str:
     """Goodput of all and of the worst class by arm and model, and ours over each with its interval."""
     rows = result(file)["rows"]
     cells = {(row["arm"], row["model"], row["figure"]): row for row in rows}
     models = [model for model in _MODELS if any(row["model"] == model for row in rows)]
-    arms = [*dict.fromkeys(row["arm"] for row in rows)]
+    arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if not only or arm in only]
     figures = [f"all {level}", f"worst class {level}"]
     columns = [
         f"{_MODELS[model]}, {figure.removesuffix(level).strip()}" for model in models for figure in figures
@@ -36,6 +37,20 @@ def held_out(file: str, level: str, ours: str = _OURS) -> str:
                 row.append(_goodput(cell, is_ours=arm == ours))
         table.append(row)
     return markdown([f"{level} in time, requests/s", *columns], table)
+
+
+def held_out_served() -> str:
+    """What is offered at the goodput of all requests at 90 %, and what becomes of those that are late."""
+    cells = {(row["arm"], row["model"]): row for row in result("cores/held_out_served")["rows"]}
+    table = []
+    for arm in dict.fromkeys(arm for arm, _ in cells):
+        row = [f"**{_TITLES[arm]}**" if arm == _OURS else _TITLES[arm]]
+        for model in _MODELS:
+            cell = cells[arm, model]
+            never, tokens = cell["never served of the late"], cell["tokens never served"]
+            row.append(f"{cell['load']:.2f}, {never:.0%}, {tokens:.0%}")
+        table.append(row)
+    return markdown(["Load, late ones never served, tokens never served", *_MODELS.values()], table)
 
 
 _ON_FLOWPREFILL: Final = {f"flowprefill-{name}": title for name, title in _MODELS.items()}
@@ -238,6 +253,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "patience": patience,
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
+    "held-out-served": held_out_served,
+    "held-out-admission-90": lambda: held_out("cores/held_out_admission", "90%", only=_WITH_ADMISSION),
+    "held-out-admission-99": lambda: held_out("cores/held_out_admission", "99%", only=_WITH_ADMISSION),
     "held-out-targets-90": lambda: held_out("cores/held_out_targets", "90%", _TARGETS),
     "held-out-targets-99": lambda: held_out("cores/held_out_targets", "99%", _TARGETS),
     "held-out-axes": lambda: along_axes(

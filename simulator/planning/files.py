@@ -30,6 +30,7 @@ from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
+from slo.admission.controller import AdmissionRules
 from slo.files.profile import read_profile
 from slo.files.strict_yaml import (
     FleetConfigError,
@@ -46,6 +47,8 @@ from slo.tiers import Tier
 
 _FEWEST_REQUESTS = 2000
 _SPAN_S = 60.0
+_ADMITTING = frozenset({"slackserve", "slackserve-off", "slackserve-chunked"})
+"""Arms behind whose routers requests are refused by the servers' default rules."""
 
 
 Ranks = Annotated[int, Field(ge=1, le=64)]
@@ -175,6 +178,7 @@ class FleetConfig(Section):
             tiers=tiers,
             placement=self.placement,
             handoff_s=self.handoff_ms / 1e3,
+            admission=AdmissionRules() if self.arm in _ADMITTING else None,
             seed=self.seed,
         )
 

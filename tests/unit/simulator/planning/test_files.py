@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -209,3 +209,14 @@ def test_a_fleet_has_tiers_of_its_own():
 def test_a_kind_of_an_unknown_tier_is_refused():
     with pytest.raises(FleetConfigError, match="there is no tier 'premium'; known are fast, slow"):
         parse_fleet({"workload": {"kinds": {"chat": CHAT}}, "rate_rps": 3, "tiers": OWN_TIERS})
+
+
+def test_the_router_of_our_servers_refuses_as_it_does_by_default():
+    """A plan without it would count requests that are never admitted; stock servers have no such rules."""
+    chat = CHAT | {"tier": "standard"}
+    busy = {"rate_rps": 200, "workload": {"kinds": {"chat": chat}}, "requests": 4000}
+    fleet = parse_fleet(busy)
+    setup, arrivals = fleet.setup(), fleet.demand().stream()
+    refused = [simulate(each, arrivals).refused for each in (setup, replace(setup, admission=None))]
+    assert refused[0] > refused[1] + 0.01
+    assert parse_fleet(busy | {"arm": "sedf-resume"}).setup().admission is None
