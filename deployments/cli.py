@@ -34,7 +34,7 @@ from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig, load, parse
-from deployments.local.machine import suited_to_this_cpu
+from deployments.local.machine import left_unused
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
@@ -76,9 +76,6 @@ QUIET_ENVIRONMENT = {
     # Serve's controller looks after its replicas ten times a second otherwise, and asks the GCS each time.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
 }
-_OF_THE_CPU = (
-    "Computing in {}, for which this CPU has matrix units (AMX); `dtype: float32` is slower and more precise."
-)
 
 
 @app.command()
@@ -90,8 +87,7 @@ def serve(
     verbose: Annotated[bool, typer.Option(help="Show the logs of all processes.")] = False,  # noqa: FBT002
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
-    given = _settings(config, {"model": model, "host": host, "port": port})
-    settings = suited_to_this_cpu(given)
+    settings = _settings(config, {"model": model, "host": host, "port": port})
     with preparation_progress(_console) as progress:
         resolved, *further = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
     for each in (resolved, *further):
@@ -112,8 +108,7 @@ def serve(
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
         asking = example(deployment.url, settings, settings.model_name or resolved.model_id)
-        hint = None if settings is given else _OF_THE_CPU.format(settings.dtype)
-        announce(_console, deployment.url, asking, time.monotonic() - started_s, hint)
+        announce(_console, deployment.url, asking, time.monotonic() - started_s, left_unused(settings))
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:

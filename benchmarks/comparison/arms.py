@@ -192,7 +192,6 @@ def _end_children() -> None:
 
 def _start_ours(arm: ServerArm, log: Path, directory: Path, model: Path | None) -> None:
     settings = embedded_settings(
-        dtype="float32",
         max_model_len=MODEL_LEN,
         preemption={"mode": arm.preemption, "stop_within_ms": arm.stop_within_ms, **arm.rules},
         # All arms do the same work: nothing is refused, here nor by shedding below.

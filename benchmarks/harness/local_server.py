@@ -89,9 +89,9 @@ def served(
     python_path: tuple[Path, ...] = (),
     checkout: Path = _ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with these settings, its port among them, in float32 unless they say; its log is there."""
+    """A server with these settings, its port among them; its log is `log` in the directory."""
     config = directory / "config.yaml"
-    config.write_text(yaml.safe_dump({"dtype": "float32", **settings}))
+    config.write_text(yaml.safe_dump(settings))
     options = ("--config", str(config), "--verbose")
     log, port = directory / "log", settings["port"]
     with ended(serve_until_ready(log, port, *options, python_path=python_path, checkout=checkout)) as server:

@@ -112,9 +112,7 @@ class SlackServeConfig(Section):
     )
     accelerator: Literal["cpu", "cuda"] = "cpu"
     accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
-    dtype: str | None = Field(
-        None, description="By default auto on cuda and float32 on cpu, or bfloat16 where `serve` finds AMX."
-    )
+    dtype: str | None = Field(None, description="By default float32 on cpu, auto on cuda.")
     max_model_len: Annotated[int, Field(ge=64)] | None = Field(
         None, description="Longest prompt plus output, tokens; by default what the model allows."
     )

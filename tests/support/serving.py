@@ -102,7 +102,7 @@ def start(
     keys: dict[str, str] | None = None,
     python_path: tuple[Path, ...] = (),
 ) -> Deployment:
-    """Run `slackserve serve` on `config`, in float32 and its keys in a file, and wait until it is ready.
+    """Run `slackserve serve` on `config`, its keys in a file, and wait until it is ready.
 
     `python_path` comes before our packages.
     """
@@ -111,7 +111,7 @@ def start(
         keys_file.write_text(yaml.safe_dump(given))
         config = {**config, "api_keys": [], "api_keys_file": str(keys_file)}
     path = directory / "config.yaml"
-    path.write_text(yaml.safe_dump({"dtype": "float32", **config}))  # whatever units the CPU has
+    path.write_text(yaml.safe_dump(config))
     model = config.get("model_name", "tiny")
     running = run_until_ready(
         directory / "serve.log",

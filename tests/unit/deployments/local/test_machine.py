@@ -7,7 +7,7 @@ import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 from deployments.engine_kwargs import check_engine_kwargs
-from deployments.local.machine import check_gpus, cpus_needed, suited_to_this_cpu
+from deployments.local.machine import check_gpus, cpus_needed, left_unused
 
 
 @pytest.mark.parametrize(
@@ -113,25 +113,17 @@ def test_the_example_for_one_gpu_needs_one():
 
 
 @pytest.mark.parametrize(
-    ("values", "flags", "dtype"),
+    ("values", "flags", "is_said"),
     [
-        ({}, "fpu avx512f amx_bf16 amx_tile", "bfloat16"),
-        ({"dtype": "float32"}, "fpu avx512f amx_bf16 amx_tile", "float32"),
-        ({}, "fpu avx512f avx512_bf16", None),
-        ({"accelerator": "cuda"}, "fpu amx_bf16", None),
+        ({}, "fpu avx512f amx_bf16 amx_tile", True),
+        ({"dtype": "float32"}, "fpu avx512f amx_bf16 amx_tile", False),
+        ({}, "fpu avx512f avx512_bf16", False),
+        ({"accelerator": "cuda"}, "fpu amx_bf16", False),
     ],
 )
-def test_a_cpu_with_matrix_units_for_bfloat16_computes_in_it(values, flags, dtype, tmp_path):
+def test_units_that_the_default_leaves_unused_are_named(values, flags, is_said, tmp_path):
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(f"processor : 0\nflags\t\t: {flags}\nbugs :\n")
-    config = parse(values, "test")
-    assert suited_to_this_cpu(config, cpu_info).dtype == dtype
-    assert suited_to_this_cpu(config, tmp_path / "none") == config
-
-
-def test_each_model_computes_in_it_but_one_with_a_type_of_its_own(tmp_path):
-    cpu_info = tmp_path / "cpuinfo"
-    cpu_info.write_text("flags : amx_bf16\n")
-    models = {"coder": {"model": "b"}, "exact": {"model": "c", "dtype": "float32"}}
-    config = suited_to_this_cpu(parse({"model": "a", "models": models}, "test"), cpu_info)
-    assert [each.dtype for each in config.of_each_model()] == ["bfloat16", "bfloat16", "float32"]
+    said = left_unused(parse(values, "test"), cpu_info)
+    assert ("`dtype: bfloat16`" in (said or "")) == is_said
+    assert left_unused(parse(values, "test"), tmp_path / "none") is None
