@@ -153,11 +153,6 @@ def goodputs(
     return found
 
 
-def compare(found: Mapping[Case, Mapping[str, float]], ours: str = OURS) -> list[dict[str, Any]]:
-    """A row for each model, error, figure and arm, the arm with its best setting, and one arm's over it."""
-    return against(at_best(found), ours)
-
-
 def at_best(found: Mapping[Case, Mapping[str, float]]) -> list[dict[str, Any]]:
     """A row for each model, error, figure and arm, the arm with its best setting."""
     values: dict[tuple[str, float], dict[str, dict[str, dict[int, list[float]]]]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Final
 
@@ -100,15 +100,14 @@ _EMBEDDED: Final = {
 }
 
 
-def embedded(file: str, arms: Sequence[str]) -> str:
-    """The embedded model served in two ways or more, and each later one's ratio to the first."""
+def embedded(file: str, arms: tuple[str, str]) -> str:
+    """The embedded model served in two ways."""
     rows = []
     for of, medians in result(f"engines/{file}")["medians"].items():
-        first, *others = (value for arm, value in medians.items() if arm != "ratio")
-        shown = "{:.2f}" if of == "idle_cores" else "{:.2f} s" if first >= 1 else "{:.3f} s"
-        told = (f"{shown.format(other)} ({other / first:.2f})" for other in others)
-        rows.append([_EMBEDDED[of], shown.format(first), *told])
-    return markdown(["What", *arms], rows)
+        *two, ratio = medians.values()
+        shown = "{:.2f}" if of == "idle_cores" else "{:.2f} s" if two[0] >= 1 else "{:.3f} s"
+        rows.append([_EMBEDDED[of], *(shown.format(each) for each in two), f"{ratio:.2f}"])
+    return markdown(["What", *arms, "Ratio"], rows)
 
 
 def predictions() -> str:

@@ -4,7 +4,7 @@ Serves the embedded model in turns with either, and takes in each turn: the time
 and of a long prompt alone, the time per output token of four streams, and the cores that the idle deployment
 keeps busy. Prompts are random tokens, so nothing comes from the prefix cache. With `--before DIR`, a checkout
 of an earlier commit, the turns are that commit's and this one's instead; with `--dtype bfloat16`, this one's
-with float32 and with that; with both, all three.
+with float32 and with that.
 
     python -m benchmarks.engines.embedded.progress_thread [--turns 2] [--rounds 8] [--before DIR]
 """
@@ -84,12 +84,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--dtype", help="of the second arm")
     arguments = parser.parse_args()
-    arms: tuple[Arm, ...]
-    typed = [Arm(arguments.dtype, settings={"dtype": arguments.dtype})] if arguments.dtype is not None else []
-    if arguments.before:
-        name, arms = "embedded_before", (Arm("before", arguments.before.resolve()), Arm("now"), *typed)
-    elif typed:
-        name, arms = "embedded_dtype", (Arm("float32"), *typed)
+    arms: tuple[Arm, Arm]
+    if arguments.dtype:
+        name, arms = (
+            "embedded_dtype",
+            (Arm("float32"), Arm(arguments.dtype, settings={"dtype": arguments.dtype})),
+        )
+    elif arguments.before:
+        name, arms = "embedded_before", (Arm("before", arguments.before.resolve()), Arm("now"))
     else:
         name, arms = "progress_thread", (Arm("spinning", python_path=(SPINNING,)), Arm("sleeping"))
     found: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
@@ -97,12 +99,14 @@ def main() -> None:
         for arm in arms:
             for of, values in serve(arm, arguments.rounds, number).items():
                 found[arm.name].setdefault(of, []).extend(values)
-    first = arms[0].name
+    first, second = found
     rows: dict[str, Any] = {}
     for of in found[first]:
-        rows[of] = {arm: statistics.median(times[of]) for arm, times in found.items()}
-        told = (f"{arm} {median:.3f} ({median / rows[of][first]:.2f} x)" for arm, median in rows[of].items())
-        print(f"{of:14} {'  '.join(told)}")
+        medians = {arm: statistics.median(times[of]) for arm, times in found.items()}
+        rows[of] = {**medians, "ratio": medians[second] / medians[first]}
+        print(
+            f"{of:14} {first} {medians[first]:.3f}  {second} {medians[second]:.3f}  {rows[of]['ratio']:.2f} x"
+        )
     settings = {
         "seed": SEED,
         "turns": arguments.turns,
