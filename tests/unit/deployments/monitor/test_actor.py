@@ -1,6 +1,7 @@
 """The monitor's actor, without a Ray: its watch goes on whatever fails."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 from deployments.monitor import actor
@@ -26,3 +27,39 @@ async def test_a_monitor_that_could_not_end_itself_tries_again(monkeypatch, capl
         await monitor._watching
     assert killed == ["slo-monitor-x"]
     assert caplog.text.count("the head is away") >= 2
+
+
+def looked(monkeypatch, show, during_s):
+    """How often a monitor shows its metrics when that takes `show`."""
+    shown = []
+
+    def counted(_, cores, now_s):
+        shown.append(now_s)
+        show(len(shown))
+
+    monkeypatch.setattr(actor, "LOOK_S", 0.01)
+    monkeypatch.setattr(actor.Exporter, "show", counted)
+
+    async def watch():
+        monitor = SloMonitor(MonitorOptions({"tiny": MonitorSettings()}), "slo-monitor-x")
+        await asyncio.sleep(during_s)
+        monitor._watching.cancel()
+
+    asyncio.run(watch())
+    return len(shown)
+
+
+def test_metrics_get_no_older_when_others_have_the_cores(monkeypatch):
+    """The time in which it does not run is not what it costs."""
+    assert looked(monkeypatch, lambda count: time.sleep(0.2 if count == 1 else 0), 1) > 10
+
+
+def test_metrics_that_take_long_to_compute_are_shown_rarely_but_never_get_old(monkeypatch):
+    def compute(_):
+        ends_s = time.thread_time() + 0.02
+        while time.thread_time() < ends_s:
+            pass
+
+    assert looked(monkeypatch, compute, 0.8) == 1
+    monkeypatch.setattr(actor, "_SHOWN_FOR_S", 0.1)
+    assert looked(monkeypatch, compute, 0.8) > 3
