@@ -32,7 +32,7 @@ ABANDONED_AFTER_S: Final = 60.0
 _YIELDS_S: Final = 10.0
 """For so long a monitor leaves its port to another one, which tries to get it at every look."""
 _SHOW_RARELY: Final = 50
-"""Merging the sketches of many tenants takes a while: a fiftieth of a core at most, unless they get too old."""
+"""Merging the sketches of many tenants takes a while: a fiftieth of a core at most, while it is fresh."""
 _SHOWN_FOR_S: Final = 15.0
 """What is exported gets no older, whatever it costs: Prometheus scrapes as often, and alerts hang on it."""
 _HEAD_NODE: Final = "node:__internal_head__"
@@ -132,7 +132,7 @@ class SloMonitor:
                 _LOGGER.info("policy_revised model=%s reason=%s %s", model, reason.value, policy)
         started_s = time.monotonic()
         if started_s >= self._show_at_s:
-            computed_s = time.thread_time()  # no time of others: on a machine that is overloaded it counts most
+            computed_s = time.thread_time()  # without that of others, which counts most under overload
             self._exporter.show(self._cores, started_s)
             computed_s = time.thread_time() - computed_s
             self._show_at_s = started_s + min(_SHOW_RARELY * computed_s, _SHOWN_FOR_S)
