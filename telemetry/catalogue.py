@@ -357,8 +357,7 @@ DIRECTED: Final = _counter(
 )
 REPORTS_DROPPED: Final = _counter(
     "slackserve_monitor_dropped", "events",
-    "Events that reporters had to leave out because the monitor had not taken the ones before, or of which "
-    "they do not know whether it has heard them.", "model",
+    "Events that reporters had to leave out because the monitor had not taken the ones before.", "model",
 )  # fmt: skip
 
 MONITOR: Final = tuple(each for each in globals().values() if isinstance(each, Metric) and each not in ALL)

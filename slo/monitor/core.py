@@ -26,6 +26,7 @@ from slo.monitor.messages import (
     Role,
     RouterSeen,
     Seen,
+    without_events,
 )
 from slo.monitor.policy import UNSTEERED, ClusterPolicy
 from slo.monitor.settings import MonitorSettings
@@ -55,6 +56,7 @@ class Subscriber:
         heard_at_s: When that came.
         seen: What it said.
         dropped: How much it has had to leave out, as it said then.
+        batch: The number of the events that came last.
     """
 
     role: Role
@@ -62,6 +64,7 @@ class Subscriber:
     heard_at_s: float
     seen: Seen | None = None
     dropped: int = 0
+    batch: int = 0
 
 
 class Judged(NamedTuple):
@@ -159,10 +162,11 @@ class MonitorCore:
         self._adopt(report, now_s)
         self._count_dropped(report)
         self.heard_s = now_s
+        seen = self._unheard(report)
         self.subscribers[report.reporter] = Subscriber(
-            report.role, report.follows, now_s, report.seen, report.dropped
+            report.role, report.follows, now_s, report.seen, report.dropped, report.batch
         )
-        answer = MonitorAnswer() if report.seen is None else self._take(report.seen, now_s)
+        answer = MonitorAnswer() if seen is None else self._take(seen, now_s)
         if self._is_wanted:
             return replace(answer, wanted=report.follows == self.policy.version)
         return replace(answer, policy=self.policy if self.policy.version > report.follows else None)
@@ -284,6 +288,12 @@ class MonitorCore:
         known = self.subscribers.get(report.reporter)
         counted = report.acknowledged if known is None else known.dropped
         self.dropped += max(0, report.dropped - counted)
+
+    def _unheard(self, report: MonitorReport) -> Seen | None:
+        """What a report says, without events that came before: the answer to those was late."""
+        known = self.subscribers.get(report.reporter)
+        is_again = known is not None and known.batch == report.batch != 0
+        return without_events(report.seen) if is_again and report.seen is not None else report.seen
 
     def _take(self, seen: Seen, now_s: float) -> MonitorAnswer:
         """What is for the one alone who has seen it."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, assert_never
 
 from slo.autoscaling.need import FleetDemand
 from slo.monitor.directives import PreemptDirective, ReplicaSeen
@@ -81,6 +81,21 @@ class DecodeSeen:
 Seen: TypeAlias = IngressSeen | RouterSeen | PrefillSeen | DecodeSeen
 
 
+def without_events(seen: Seen) -> Seen:
+    """What a report says of the present alone, as its events have been heard."""
+    match seen:
+        case IngressSeen():
+            return IngressSeen(())
+        case RouterSeen():
+            return replace(seen, placed={}, refused={})
+        case PrefillSeen():
+            return replace(seen, measured=())
+        case DecodeSeen():
+            return seen
+        case _:
+            assert_never(seen)
+
+
 @dataclass(frozen=True, slots=True)
 class MonitorReport(Message):
     """One report.
@@ -94,6 +109,8 @@ class MonitorReport(Message):
         dropped: How much it has had to leave out since it began.
         acknowledged: How much of that a monitor has answered to.
         model: The model that it is about; each has replicas, attainment and a policy of its own.
+        batch: The number of the events in `seen`: those of the report before are told again, under their
+            number, if they were not answered. 0 numbers none.
     """
 
     reporter: str
@@ -105,6 +122,7 @@ class MonitorReport(Message):
     dropped: int = 0
     acknowledged: int = 0
     model: str = ""
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

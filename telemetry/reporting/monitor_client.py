@@ -37,7 +37,7 @@ NAMESPACE: Final = "slackserve"
 METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
 INTERVAL_S: Final = 0.5
 MOST_EVENTS: Final = 8192
-"""Kept while the monitor does not answer; the oldest go first."""
+"""Kept while the monitor does not answer, beside those of the last report; the oldest go first."""
 EXPIRES_AFTER_S: Final = 60.0
 """A policy does not outlive its monitor for longer: nobody could take back what it sheds."""
 _TIMEOUT_S: Final = 5.0
@@ -143,9 +143,19 @@ class Participant:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The events of one report, under a number; told again until the monitor has answered."""
+
+    number: int = 0
+    events: tuple[Any, ...] = ()
+    is_answered: bool = True
+
+
 class MonitorClient:
     """Reports every `interval_s` and follows what comes back.
 
+    What was not answered is told again under the same number, by which a monitor knows what it has heard.
     `instruments` must have `METRICS`. `find` returns the monitor's actor handle, or raises; it is called in a
     thread of its own. A policy that breaks its own rules is refused, and the last expires without a monitor.
     """
@@ -164,6 +174,7 @@ class MonitorClient:
         self._search = Search(find)
         self._interval_s = interval_s
         self._events: deque[Any] = deque(maxlen=MOST_EVENTS)
+        self._batch = Batch()
         self._dropped = self._acknowledged = 0
         self._monitor: Any = None
         self._wanted = False
@@ -198,41 +209,37 @@ class MonitorClient:
         except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on with the last policy
             self._tell(error)
             return
-        events, dropped = tuple(self._events), self._dropped
-        self._events.clear()
+        if self._batch.is_answered or not self._batch.events:
+            self._batch = Batch(self._batch.number + 1, tuple(self._events), is_answered=False)
+            self._events.clear()
+        dropped = self._dropped
         try:
-            report = self._report(events)
+            report = self._report(self._batch)
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await self._monitor.report.remote(report)
-        except TimeoutError as error:  # it may have heard; nothing is told twice
-            self._dropped += len(events)
-            self._tell(error)
         except Exception as error:  # noqa: BLE001 - as above
-            self._monitor = None
-            self._put_back(events)
+            if not isinstance(error, TimeoutError):
+                self._monitor = None
             self._tell(error)
         else:
+            self._batch = replace(self._batch, is_answered=True)
             self._acknowledged = dropped
             self._tell(None)
             self._take(answer)
 
-    def _report(self, events: tuple[Any, ...]) -> MonitorReport:
+    def _report(self, batch: Batch) -> MonitorReport:
         return MonitorReport(
             reporter=self._participant.reporter,
             role=self._participant.role,
             follows=self.policy.version,
-            seen=self._participant.seen(events),
+            batch=batch.number,
+            seen=self._participant.seen(batch.events),
             policy=self.policy if self._wanted else None,
             settings=self._participant.settings,
             dropped=self._dropped,
             acknowledged=self._acknowledged,
             model=self._participant.model,
         )
-
-    def _put_back(self, events: tuple[Any, ...]) -> None:
-        newer = tuple(self._events)
-        self._dropped += max(0, len(events) + len(newer) - MOST_EVENTS)
-        self._events = deque((*events, *newer), maxlen=MOST_EVENTS)
 
     def _take(self, answer: MonitorAnswer) -> None:
         self._wanted = answer.wanted

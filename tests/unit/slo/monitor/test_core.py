@@ -280,6 +280,23 @@ def test_the_state_tells_it_all(core):
     assert core.dropped == 2
 
 
+def test_what_is_told_again_is_not_counted_again_and_the_present_is_taken(core):
+    demand = FleetDemand(PrefillDemand(1.5, 2.0), DecodeDemand(0.2, 3, replicas=2))
+    for waiting in (demand, replace(demand, decode=DecodeDemand(0.9, 3, replicas=2))):
+        core.heard(ingress(LATE, LATE, batch=7), 0.0)
+        core.heard(replace(prefill(*slow(1.5)), batch=3), 0.0)
+        decided = RouterSeen({(PREMIUM, "only_replica"): 3}, {(PREMIUM, "backlog"): 2}, waiting)
+        core.heard(MonitorReport("router", Role.ROUTER, 0, decided, batch=5), 0.0)
+    assert core.judged[LATE.model, PREMIUM, ALL_OBJECTIVES, False] == 2
+    assert core.placed.total() == 3
+    assert core.refused.total() == 2
+    assert core.demand(0.0).decode.memory == 0.9
+    assert core.state(0.0).error.samples == 1
+    core.heard(ingress(LATE, batch=8), 1.0)
+    core.heard(ingress(LATE, reporter="another", batch=8), 1.0)
+    assert core.judged[LATE.model, PREMIUM, ALL_OBJECTIVES, False] == 4
+
+
 def test_other_settings_hold_from_the_report_on_that_brings_them(core):
     core.heard(ingress(LATE), 0.0)
     stricter = {PREMIUM: replace(DEFAULT_TIERS[PREMIUM], target=0.999)}
