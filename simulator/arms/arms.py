@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Final
 
 from prefill_node.engine.stepping.step_choice import ChoiceRules
@@ -90,10 +91,11 @@ class Scheduling:
         """Make a replica."""
         cost = hardware.at(self.granularity)
         predictor = replace(hardware, cost=cost).predictor()
+        preemption = self.stops(setting, on_host=hardware.on_host)
         limits = EngineLimits(
             budget_tokens=int(setting.get("chunk_tokens", self.step_tokens)),
             kv_tokens=hardware.kv_tokens,
-            suspension=self.preemption.limits,
+            suspension=preemption.limits,
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
         forecast = Forecast() if self.foresees else None
@@ -103,9 +105,14 @@ class Scheduling:
         targets = ClassTargets(hardware.tiers.targets) if self.aims else None
         choice = ChoiceRules(self.order, predictor, join_tokens, forecast, fairness, profile.bound, targets)
         engine = VirtualEngine(cost, choice, limits)
-        preemption = replace(self.preemption, patience=0.0) if hardware.on_host else self.preemption
         rules = ReplicaRules(preemption, self.order, predictor, hardware.weights)
         return VirtualReplica(loop, engine, rules, profile, prefilled)
+
+    def stops(self, setting: Mapping[str, float], *, on_host: bool) -> PreemptionRules:
+        """When it stops a pass; on a CPU nothing is put off."""
+        rules = replace(self.preemption, patience=0.0) if on_host else self.preemption
+        after = setting.get("stubborn_after", rules.limits.stubborn_after)
+        return replace(rules, limits=replace(rules.limits, stubborn_after=after))
 
     def profile(self, hardware: Hardware) -> ForwardProfile:
         """What the replica knows of its passes; nothing bounds the steps of one that stops none."""
@@ -151,11 +158,13 @@ FLOWPREFILL: Final = PreemptionRules(
     PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
 )
 ABORT: Final = PreemptionRules(
-    PreemptionMode.RECOMPUTE,
-    PreemptionPolicy.CONSERVATIVE,
-    margin=1.0,
-    limits=replace(NO_LIMITS, stubborn_after=0.9),
+    PreemptionMode.RECOMPUTE, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS
 )
+_ABORTED: Final = tuple(
+    {"join_tokens": join_tokens, "stubborn_after": after}
+    for join_tokens, after in product(map(float, JOINS), (0.9, 0.75, 0.5, 0.25, 0.1))
+)
+"""After what part of a pass it is not aborted any more."""
 OURS: Final = PreemptionRules(patience=PATIENCE)
 """The defaults of the servers; on a CPU nothing is put off."""
 OFF: Final = PreemptionRules(PreemptionMode.OFF)
@@ -237,6 +246,7 @@ ARMS: Final[Mapping[str, Arm]] = {
             "sedf-recompute",
             "S-EDF, abort and recompute",
             Scheduling(ABORT, QueueOrder.SEDF, Granularity.LAYER).build,
+            _ABORTED,
         ),
         Arm(
             "sedf-resume-layer",
