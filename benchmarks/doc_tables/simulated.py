@@ -249,6 +249,21 @@ def long_context() -> str:
     return markdown(columns, rows)
 
 
+def overload() -> str:
+    """Who is in time at what load, by tier and arm, and how many are refused."""
+    rows, before = [], None
+    for row in result("cores/overload")["rows"]:
+        title, load = _TITLES[row["arm"]], f"{row['load']:.2g}"
+        tiers = [f"{row['in time'][tier]:.1f} %" for tier in ("premium", "standard", "background", "all")]
+        refused = f"{row['refused']:.1f} %" if row["refused"] else ""
+        ours = row["arm"] in {_OURS, "slackserve-admission"}
+        name = f"**{title}**" if ours else title
+        rows.append([load if load != before else "", name, *tiers, f"{row['tokens_per_s']:,.0f}", refused])
+        before = load
+    columns = ["load", "", "premium", "standard", "background", "all", "tokens/s", "refused"]
+    return markdown(columns, rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "patience": patience,
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
@@ -268,6 +283,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "held-out-parts": lambda: without_parts("cores/held_out_axes"),
     "long-context": long_context,
     "migration": migration,
+    "overload": overload,
     "router-decision": router_decision,
     "routing-mix": lambda: routing("mix", "nobody refused"),
     "routing-mix-refusals": lambda: routing("mix", "refusals"),

@@ -406,8 +406,12 @@ class AdmissionController:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
         is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
         odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
-        chance = odds.by_tenant.get(request.tenant, odds.with_reserve)
-        if chance > 0 and (drawn := self._draw()) < chance:
+        fraction = odds.by_tenant.get(request.tenant, odds.with_reserve)
+        if fraction <= 0:
+            return None
+        chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, self._rules.max_refusal)
+        if (drawn := self._draw()) < chance:
+            drawn *= fraction / chance
             if drawn < odds.over_share:
                 reason = RejectionReason.OVER_SHARE
             elif drawn < odds.with_reserve:

@@ -1,7 +1,7 @@
 """How much prefill work arrives at the fleet, from whom, and how it would be divided fairly.
 
-Owns the account of arriving work by class and tenant, and weighted max-min division. Refuses nobody
-(`slo.admission.controller`).
+Owns the account of arriving work by class and tenant, weighted max-min division, and how what is too much is
+spread over requests of different sizes. Refuses nobody (`slo.admission.controller`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from slo.queue.decay import ExponentialDecay
@@ -18,6 +19,19 @@ MEMORY_S: Final = 20.0
 """What arrived this long ago counts 1/e of what arrives now."""
 _FORGOTTEN: Final = 1e-6
 _Key = TypeVar("_Key")
+
+
+@dataclass(slots=True)
+class _OfASize:
+    """What was asked for in requests of about the same work: its sum, and that of its squares."""
+
+    work: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def of_each(self) -> float:
+        """Work of a request, the mean over work."""
+        return self.squares / self.work
 
 
 class RecentDemand:
@@ -30,18 +44,32 @@ class RecentDemand:
     def __init__(self, memory_s: float = MEMORY_S) -> None:
         self.memory_s = memory_s
         self._grown: dict[Tier, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._sizes: dict[Tier, dict[str, dict[int, _OfASize]]] = defaultdict(lambda: defaultdict(dict))
+        """By tier, tenant, and power of two of the seconds that each takes."""
         self._decay = ExponentialDecay(memory_s)
 
     def arrived(self, tier: Tier, tenant: str, work_s: float, now_s: float) -> None:
         """A request asks for `work_s` seconds of prefill, whether or not it will get them."""
         if (factor := self._decay.rescale(now_s)) < 1:
             self._rescale(factor)
-        self._grown[tier][tenant] += work_s * self._decay.grown(now_s)
+        grown = work_s * self._decay.grown(now_s)
+        self._grown[tier][tenant] += grown
+        if grown > 0:
+            of_a_size = self._sizes[tier][tenant].setdefault(math.frexp(work_s)[1], _OfASize())
+            of_a_size.work += grown
+            of_a_size.squares += grown * work_s
 
     def withdrawn(self, tier: Tier, tenant: str, work_s: float, asked_s: float) -> None:
         """What was asked for at `asked_s` is not prefill's to do after all."""
         if (tenants := self._grown.get(tier)) is not None and tenant in tenants:
-            tenants[tenant] = max(0.0, tenants[tenant] - work_s * self._decay.grown(asked_s))
+            grown = work_s * self._decay.grown(asked_s)
+            tenants[tenant] = max(0.0, tenants[tenant] - grown)
+            sizes, size = self._sizes[tier].get(tenant, {}), math.frexp(work_s)[1]
+            if (of_a_size := sizes.get(size)) is not None:
+                of_a_size.work -= grown
+                of_a_size.squares -= grown * work_s
+                if min(of_a_size.work, of_a_size.squares) <= _FORGOTTEN * grown:
+                    del sizes[size]
 
     def by_tenant(self, now_s: float) -> dict[Tier, dict[str, float]]:
         """Arriving work, seconds per second."""
@@ -51,13 +79,39 @@ class RecentDemand:
             for tier, tenants in self._grown.items()
         }
 
+    def chance(self, tier: Tier, tenant: str, work_s: float, fraction: float, most: float) -> float:
+        """With what probability a request is refused, so that a tenant loses `fraction` of what it asks for.
+
+        It goes with the work, and is `most` at most: refusing one request of 8,000 tokens makes as much room
+        as refusing forty of 200, which are forty answers.
+        """
+        sizes = sorted(self._sizes[tier].get(tenant, {}).values(), key=lambda size: size.of_each)
+        wanted = fraction * math.fsum(size.work for size in sizes)
+        squares = math.fsum(size.squares for size in sizes)
+        while (
+            sizes and wanted * sizes[-1].of_each > most * squares
+        ):  # the largest are refused as far as may be
+            largest = sizes.pop()
+            wanted -= most * largest.work
+            squares -= largest.squares
+        if not sizes:
+            return most if fraction > 0 else 0.0
+        return min(most, wanted / squares * work_s)
+
     def _rescale(self, factor: float) -> None:
-        for tenants in self._grown.values():
+        for tier, tenants in self._grown.items():
             for name, grown in list(tenants.items()):
                 if grown * factor < _FORGOTTEN:
                     del tenants[name]
-                else:
-                    tenants[name] = grown * factor
+                    self._sizes[tier].pop(name, None)
+                    continue
+                tenants[name] = grown * factor
+                sizes = self._sizes[tier].get(name, {})
+                for size, asked in list(sizes.items()):
+                    asked.work *= factor
+                    asked.squares *= factor
+                    if min(asked.work, asked.squares) < _FORGOTTEN**2:
+                        del sizes[size]
 
 
 def divide(

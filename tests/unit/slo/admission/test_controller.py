@@ -260,11 +260,30 @@ def test_retry_after_grows_with_the_load_and_is_bounded():
         admission = controller(
             AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, memory_s=20.0, calm_s=0.0)
         )
-        admission.decide(request("large", work_s=load * 20.0), 0.0)
-        decisions = [admission.decide(request(n, work_s=1e-9), 0.2) for n in range(100)]
+        admission.decide(request("first", work_s=load * 10.0), 0.0)
+        decisions = [admission.decide(request(n, work_s=load * 10.0), 0.2) for n in range(100)]
         waits.append(next(d.retry_after_s for d in decisions if isinstance(d, Rejected)))
     assert 1.0 <= waits[0] < waits[1] <= waits[2] <= 60.0
     assert waits[1] == pytest.approx(20.0 * 1.3, rel=0.1)  # 20 s * ln(3 / 0.8)
+
+
+def test_what_is_too_much_is_taken_from_the_long_in_proportion_to_their_work():
+    """A request of ten times the work is refused ten times as often, and no more work is refused in all."""
+    admission = controller(AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0))
+    admission.decide(request("queue", tokens=1), 0.0)
+    refused, asked_s, refused_s = Counter(), 0.0, 0.0
+    for number in range(8000):
+        is_long = number % 10 == 0
+        work_s = 10 * WORK_S if is_long else WORK_S
+        now_s = number * 1.9 * WORK_S / 1.25
+        decision = admission.decide(request(number, work_s=work_s), now_s)
+        if now_s > 60.0:
+            asked_s += work_s
+            refused_s += work_s * (decision is not None)
+            refused[is_long] += decision is not None
+        admission.served(request(number).job_id)
+    assert refused_s / asked_s == pytest.approx(1 - (0.98 - 0.1) / 1.25, abs=0.05), "a tenth is reserved"
+    assert refused[True] == pytest.approx(10 / 9 * refused[False], rel=0.25), "one of ten is long"
 
 
 def test_the_same_seed_gives_the_same_decisions():

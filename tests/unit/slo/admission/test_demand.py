@@ -67,3 +67,52 @@ def test_a_fair_division(capacity, demands, weights):
         assert sum(parts.values()) == pytest.approx(capacity)
     short = [parts[key] / weights[key] for key in parts if parts[key] < demands[key] - 1e-9]
     assert not short or max(short) == pytest.approx(min(short))
+
+
+@given(
+    works_s=st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=60),
+    fraction=st.floats(0.0, 0.8),
+    later_s=st.floats(0.0, 4000.0),
+)
+def test_as_much_is_refused_as_is_wanted_in_proportion_to_the_work(works_s, fraction, later_s):
+    demand = RecentDemand(memory_s=20.0)
+    for work_s in works_s:
+        demand.arrived(PREMIUM, "a", work_s, 0.0)
+    demand.arrived(PREMIUM, "another", 50.0, later_s)
+    chances = [demand.chance(PREMIUM, "a", work_s, fraction, 0.8) for work_s in works_s]
+    assert all(0.0 <= chance <= 0.8 for chance in chances)
+    if later_s > 200:  # it is forgotten, and nobody asks who is not there
+        return
+    lost_s = math.fsum(chance * work_s for chance, work_s in zip(chances, works_s, strict=True))
+    # Of those of one size, of which the longest is up to twice the shortest, a few may be at the limit.
+    assert lost_s == pytest.approx(fraction * math.fsum(works_s), rel=0.35)
+    below = [chance / work_s for chance, work_s in zip(chances, works_s, strict=True) if chance < 0.8]
+    assert below == pytest.approx([below[0]] * len(below)) if below else True
+
+
+def test_requests_of_one_size_are_refused_alike_and_one_without_work_never():
+    demand = RecentDemand()
+    for number in range(100):
+        demand.arrived(PREMIUM, "a", 0.1, 0.1 * number)
+    demand.arrived(PREMIUM, "a", 0.0, 10.0)
+    assert demand.chance(PREMIUM, "a", 0.1, 0.3, 0.8) == pytest.approx(0.3)
+    assert demand.chance(PREMIUM, "a", 0.0, 0.3, 0.8) == 0.0
+    assert demand.chance(PREMIUM, "a", 0.1, 0.0, 0.8) == 0.0
+
+
+def test_one_giant_is_not_refused_in_place_of_everybody():
+    """It is refused as far as may be, and the others lose the rest."""
+    demand = RecentDemand()
+    demand.arrived(PREMIUM, "a", 100.0, 0.0)
+    for _ in range(1000):
+        demand.arrived(PREMIUM, "a", 0.1, 0.0)
+    assert demand.chance(PREMIUM, "a", 100.0, 0.6, 0.8) == 0.8
+    assert demand.chance(PREMIUM, "a", 0.1, 0.6, 0.8) == pytest.approx(0.4)
+
+
+def test_what_was_withdrawn_counts_for_no_size():
+    demand = RecentDemand()
+    demand.arrived(PREMIUM, "a", 0.1, 0.0)
+    demand.arrived(PREMIUM, "a", 100.0, 1.0)
+    demand.withdrawn(PREMIUM, "a", 100.0, 1.0)
+    assert demand.chance(PREMIUM, "a", 0.1, 0.5, 0.8) == pytest.approx(0.5)
