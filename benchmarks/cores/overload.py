@@ -47,10 +47,11 @@ def at(experiment: Experiment, name: str, index: int, rate_rps: float, load: flo
     """An arm with one of its settings at a rate."""
     arm = ARMS[name]
     runs = experiment.runs(arm, rate_rps, arm.settings[index])
-    jobs = [job for served in runs for job in served.jobs]
+    jobs = [job for each in runs for job in each.jobs]
     by_tier = attainment_by(jobs, "tier")
-    tokens = sum(job.num_tokens for job in jobs if math.isfinite(job.first_token_s))
-    took_s = sum(max(job.first_token_s for job in served.jobs if not job.refused) for served in runs)
+    served = [[job for job in each.jobs if math.isfinite(job.first_token_s)] for each in runs]
+    tokens = sum(job.num_tokens for of_run in served for job in of_run)
+    took_s = sum(max(job.first_token_s for job in of_run) for of_run in served)
     refused = Counter(job.refused for job in jobs if job.refused)
     return {
         "load": load,
