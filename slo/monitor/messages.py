@@ -36,6 +36,11 @@ class IngressSeen:
 
     ended: tuple[RequestEnded, ...]
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing in it to act on."""
+        return not self.ended
+
 
 @dataclass(frozen=True, slots=True)
 class RouterSeen:
@@ -50,6 +55,13 @@ class RouterSeen:
     placed: Mapping[tuple[Tier, str], int]
     refused: Mapping[tuple[Tier, str], int]
     demand: FleetDemand | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing in it to act on; what arrived lately is forgotten slowly."""
+        demand = self.demand
+        is_asked = demand is not None and (demand.prefill.backlog_s > 0 or demand.decode.requests > 0)
+        return not (self.placed or self.refused or is_asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,11 @@ class PrefillSeen:
     kv_usage: float = 0.0
     correction: float = UNCORRECTED
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing in it to act on."""
+        return not (self.measured or self.work.step or self.work.waiting)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSeen:
@@ -76,6 +93,11 @@ class DecodeSeen:
     replica_id: ReplicaId
     kv_usage: float
     running: int
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing in it to act on."""
+        return self.running == 0
 
 
 Seen: TypeAlias = IngressSeen | RouterSeen | PrefillSeen | DecodeSeen

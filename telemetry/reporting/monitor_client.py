@@ -36,6 +36,8 @@ from telemetry.reporting.search import Search
 NAMESPACE: Final = "slackserve"
 METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
 INTERVAL_S: Final = 0.5
+QUIET_INTERVALS: Final = 4
+"""Of which one is reported while nothing happens; less than a new monitor waits to hear from all."""
 MOST_EVENTS: Final = 8192
 """Kept while the monitor does not answer, beside those of the last report; the oldest go first."""
 EXPIRES_AFTER_S: Final = 60.0
@@ -153,7 +155,7 @@ class Batch:
 
 
 class MonitorClient:
-    """Reports every `interval_s` and follows what comes back.
+    """Reports every `interval_s`, while idle in one of `QUIET_INTERVALS`, and follows what comes back.
 
     What was not answered is told again under the same number, by which a monitor knows what it has heard.
     `instruments` must have `METRICS`. `find` returns the monitor's actor handle, or raises; it is called in a
@@ -179,6 +181,8 @@ class MonitorClient:
         self._monitor: Any = None
         self._wanted = False
         self._lost_since_s: float | None = None
+        self._may_skip = 0
+        """How often nothing need be reported, as it was that nothing happens."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -198,8 +202,18 @@ class MonitorClient:
 
     async def _run(self) -> None:
         while True:
-            await self._once()
+            if not self._may_wait():
+                await self._once()
             await asyncio.sleep(self._interval_s)
+
+    def _may_wait(self) -> bool:
+        """Whether what would be reported now was reported not long ago: that nothing happens."""
+        if self._may_skip == 0 or self._events:
+            return False
+        self._may_skip -= 1
+        with suppress(Exception):  # the report will tell
+            return _is_quiet(self._participant.seen(()))
+        return False
 
     async def _once(self) -> None:
         try:
@@ -218,11 +232,13 @@ class MonitorClient:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await self._monitor.report.remote(report)
         except Exception as error:  # noqa: BLE001 - as above
+            self._may_skip = 0
             if not isinstance(error, TimeoutError):
                 self._monitor = None
             self._tell(error)
         else:
             self._batch = replace(self._batch, is_answered=True)
+            self._may_skip = QUIET_INTERVALS - 1 if _is_quiet(report.seen) and not answer.wanted else 0
             self._acknowledged = dropped
             self._tell(None)
             self._take(answer)
@@ -294,6 +310,10 @@ class MonitorClient:
 
     def _set(self, metric: Metric, value: float) -> None:
         self._instruments.set(metric, value, model=self._participant.model)
+
+
+def _is_quiet(seen: Seen | None) -> bool:
+    return seen is None or seen.is_quiet
 
 
 def _checked(policy: ClusterPolicy | None) -> ClusterPolicy | None:

@@ -11,7 +11,7 @@ import pytest
 
 from slo.monitor.core import ALL_OBJECTIVES, MonitorCore
 from slo.monitor.directives import DirectiveReason, PreemptDirective
-from slo.monitor.messages import IngressSeen, MonitorAnswer, Role
+from slo.monitor.messages import DecodeSeen, IngressSeen, MonitorAnswer, Role
 from slo.monitor.policy import UNSTEERED
 from slo.monitor.settings import MonitorSettings
 from slo.outcomes import Outcome, RequestEnded
@@ -111,6 +111,34 @@ async def test_what_is_noted_between_two_reports_goes_with_the_next_one_once(cli
     assert monitor.heard[0].seen.ended == ("a", "b")
     assert monitor.found == 1
     assert lost(client) == 0.0
+
+
+async def test_where_nothing_happens_one_interval_in_four_is_reported(client, monitor):
+    client.start()
+    await asyncio.sleep(1.0)
+    assert 2 <= len(monitor.heard) <= 1.0 / 0.01 / 4 + 2
+
+
+@pytest.mark.parametrize("happens", ["an event", "a stream"])
+async def test_what_happens_is_reported_at_once(monitor, monkeypatch, happens):
+    monkeypatch.setattr(monitor_client, "QUIET_INTERVALS", 10**6)
+    running = 0
+    seen = (lambda _: DecodeSeen(ReplicaId("d"), 0.1, running)) if happens == "a stream" else IngressSeen
+    client = MonitorClient(Participant("me", Role.DECODE, seen), Instruments(), monitor.find, 0.01)
+    client.start()
+    await until(lambda: monitor.heard)
+    if happens == "an event":
+        client.note("a")
+        await until(lambda: monitor.told == ["a"])
+    else:
+        running = 1
+        await until(lambda: len(monitor.heard) > 10)
+        running = 0
+        await until(lambda: monitor.heard[-1].seen.running == 0)
+    quiet = len(monitor.heard)
+    await asyncio.sleep(0.2)
+    assert len(monitor.heard) <= quiet + 1
+    client.stop()
 
 
 async def test_the_answer_is_followed_and_told_back(client, monitor):
