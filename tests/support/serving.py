@@ -53,9 +53,15 @@ class Deployment:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
 
     def fleet(self) -> dict:
+        """As the router sees it; a machine whose cores others have may keep it from answering in time."""
         key = next(iter(self.keys.values()), "none")
-        answer = httpx.get(f"{self.url}/ready", headers={"authorization": f"Bearer {key}"})
-        return answer.json()["fleet"]
+        gives_up_s = time.monotonic() + 20
+        while True:
+            answer = httpx.get(f"{self.url}/ready", headers={"authorization": f"Bearer {key}"})
+            if (fleet := answer.json().get("fleet")) is not None:
+                return fleet
+            assert time.monotonic() < gives_up_s, answer.text
+            time.sleep(0.2)
 
     def ray_address(self) -> str:
         """Of its own Ray, as `RAY_ADDRESS` takes it: other deployments may run on the machine."""

@@ -118,8 +118,8 @@ async def mixed_load(clients, enough):
 
 
 def timeline(path):
-    """What `slackserve timeline` writes of the last two minutes."""
-    command = [sys.executable, "-m", "deployments.cli", "timeline", "--last", "2m", "--out", str(path)]
+    """What `slackserve timeline` writes of the last ten minutes."""
+    command = [sys.executable, "-m", "deployments.cli", "timeline", "--last", "10m", "--out", str(path)]
     drawn = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert drawn.returncode == 0, drawn.stderr
     return path.read_text()
