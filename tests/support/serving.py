@@ -6,6 +6,7 @@ import os
 import random
 import re
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
