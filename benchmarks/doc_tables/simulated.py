@@ -53,29 +53,6 @@ def held_out_served() -> str:
     return markdown(["Load, late ones never served, tokens never served", *_MODELS.values()], table)
 
 
-_ON_FLOWPREFILL: Final = {f"flowprefill-{name}": title for name, title in _MODELS.items()}
-_ON_TRACES: Final = {
-    "flowprefill-8b@mooncake_conversation": "Mooncake, conversation",
-    "flowprefill-8b@azure_llm_2023_conv": "Azure 2023, conversation",
-}
-
-
-def by_kind(presets: Mapping[str, str], kinds: Sequence[str]) -> str:
-    """What each kind has in time where 90 % of all are, at each arm's own goodput."""
-    found = result("cores/simulation")
-    rows = []
-    for arm in found[next(iter(presets))]["goodput_rps"]:
-        row = [f"**{_TITLES[arm]}**" if arm == _OURS else _TITLES[arm]]
-        for preset in presets:
-            here = found[preset]
-            rate_rps = here["goodput_rps"][arm]["0.90"]
-            (point,) = [each for each in here["points"][arm] if each["rate_rps"] == rate_rps]
-            shares = " / ".join(f"{100 * point['by_kind'][kind]:.0f}" for kind in kinds)
-            row.append(f"{shares} % at {rate_rps:.2f}")
-        rows.append(row)
-    return markdown([" / ".join(kinds) + " in time", *presets.values()], rows)
-
-
 _AXES: Final = {
     "scale": "objectives times {:g}",
     "sigma": "predictions off, sigma {:g}",
@@ -289,7 +266,5 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "routing-mix-refusals": lambda: routing("mix", "refusals"),
     "routing-trace": lambda: routing("trace", "nobody refused"),
     "routing-trace-refusals": lambda: routing("trace", "refusals"),
-    "simulation-kinds": lambda: by_kind(_ON_FLOWPREFILL, ("text", "image", "search", "file")),
-    "simulation-kinds-traces": lambda: by_kind(_ON_TRACES, ("text", "search", "file")),
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
 }
