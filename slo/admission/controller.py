@@ -29,6 +29,8 @@ _COUNTED_S: Final = 60.0
 """Who has generated an answer whose client has left says within so long how much there was."""
 _ASKER_GONE_S: Final = 30.0
 """Who has said for so long nothing of its requests, and asked nothing, is gone, and they with it."""
+_SHORT_S: Final = 5.0
+"""How long a queue may be in an overload of those that may not be shed, whatever their objective."""
 _LEAST: Final = 1e-9
 
 
@@ -49,7 +51,7 @@ class AdmissionRules:
         max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
             not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
             until the class is on time again. While such classes alone ask for more than the fleet can do,
-            the queue of any class with an objective may be as long as that or `calm_s`, and one of their
+            the queue of any class with an objective may be as long as that or 5 s, and one of their
             requests that has waited for this long is waited for before more with an objective is admitted,
             of their class or of one that may be shed: replicas serve first what can be on time, and would
             leave it as long as there is more of that. Tenants of their class that ask for no more than their
@@ -62,7 +64,7 @@ class AdmissionRules:
     pressure: float = 0.8
     max_refusal: float = 0.8
     reserved: float = 0.10
-    calm_s: float = 5.0
+    calm_s: float = 10.0
     max_backlog_s: float = 120.0
     max_late_backlog_s: float = 20.0
     memory_s: float = MEMORY_S
@@ -152,7 +154,8 @@ class AdmissionController:
             if policy.ttft_s is not None or policy.ttft_scale is not None
         )
         self._max_backlog_s = {tier: self._longest(policy) for tier, policy in tiers.items()}
-        self._max_overload_s = {tier: max(tiers[tier].ttft_s or 0.0, rules.calm_s) for tier in self._due}
+        short_s = min(rules.calm_s, _SHORT_S)
+        self._max_overload_s = {tier: max(tiers[tier].ttft_s or 0.0, short_s) for tier in self._due}
         self._never_shed = tuple(tier for tier, policy in tiers.items() if _is_never_shed(policy))
         self._kept = 0.0
         self._capacity = 0.0
