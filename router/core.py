@@ -175,15 +175,13 @@ class RouterCore:
                 self._gate.no_replica(now_s)
             reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
             return Rejected(reason, self._limits.stale_after_s, None, None)
-        memory_s = 0.0 if decode.has_room(newcomer) else decode.wait_s(newcomer, now_s)
         cached = self.view.cached_tokens(request, tokens)
-        if not request.is_admitted:
-            max_cached = _max_cached(cached, replicas)
-            rejected = self._gate.refusal(request, tokens, replicas, now_s, max_cached)
-            if rejected is None and (rejected := self._decode_full(request, memory_s)) is not None:
-                self._gate.withdrawn(request.job_id, now_s, lacked_decode=True)
-            if rejected is not None:
-                return self._refused(rejected, request, tokens, cached, replicas, decode)
+        rejected, memory_s = self._gate_refusal(request, tokens, cached, replicas, now_s), 0.0
+        if rejected is None:
+            memory_s = self._memory_s(request, newcomer, decode, now_s)
+            rejected = self._decode_full(request, memory_s, now_s)
+        if rejected is not None:
+            return self._refused(rejected, request, tokens, cached, replicas, decode)
         if is_local:
             return self._leave_to_decode(request, newcomer, replicas, decode, now_s)
         terms = self._terms(request, tokens, cached, replicas, decode, memory_s, now_s)
@@ -225,10 +223,40 @@ class RouterCore:
             held_tokens=self.view.held_tokens(request, tokens),
         )
 
-    def _decode_full(self, request: PlacementRequested, memory_s: float) -> Rejected | None:
-        """The refusal of a request for which the best decode replica has no memory in time."""
-        if not self._policies[request.objective.tier].sheddable or memory_s <= HOLD_S:
+    def _gate_refusal(
+        self,
+        request: PlacementRequested,
+        tokens: int,
+        cached: Mapping[ReplicaId, int],
+        replicas: Sequence[PrefillView],
+        now_s: float,
+    ) -> Rejected | None:
+        """Why a request is not admitted; None when it is, or was before."""
+        if request.is_admitted:
             return None
+        return self._gate.refusal(request, tokens, replicas, now_s, _max_cached(cached, replicas))
+
+    def _memory_s(
+        self, request: PlacementRequested, newcomer: Newcomer, decode: DecodeView, now_s: float
+    ) -> float:
+        """Seconds until decode has memory for a request; 0 where nothing of it depends on that.
+
+        They are asked for last: to find them takes longer than all else where many wait for memory.
+        """
+        matters = request.decode_samples_first or request.objective.e2e_s is not None
+        if not (matters or self._needs_memory(request)) or decode.has_room(newcomer):
+            return 0.0
+        return decode.wait_s(newcomer, now_s)
+
+    def _needs_memory(self, request: PlacementRequested) -> bool:
+        """Whether a request is refused for want of decode's memory."""
+        return not request.is_admitted and self._policies[request.objective.tier].sheddable
+
+    def _decode_full(self, request: PlacementRequested, memory_s: float, now_s: float) -> Rejected | None:
+        """The refusal of a request for which the best decode replica has no memory in time."""
+        if not self._needs_memory(request) or memory_s <= HOLD_S:
+            return None
+        self._gate.withdrawn(request.job_id, now_s, lacked_decode=True)
         return Rejected(RejectionReason.DECODE_FULL, memory_s, None, request.objective.ttft_s)
 
     def _refused(

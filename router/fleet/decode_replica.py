@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from router.fleet.pace_model import PaceModel
 from slo.decode.headroom import DecodeLoad
+from slo.decode.outlook import Outlook
 from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, Party, ReplicaId
@@ -127,8 +128,12 @@ class DecodeView:
     _peak_tokens: int = 0
     _sent_tokens: int = 0
     """What the KV of `sent` will take."""
-    _on_way: list[Holding] = field(default_factory=list)
-    """What those of them will hold that its engine does not have."""
+    _on_way: dict[JobId, Holding] = field(default_factory=dict)
+    """What those of them will hold that its engine does not have, in the order of `sent`."""
+    _on_way_tokens: int = 0
+    """What these will come to at most."""
+    _outlooks: dict[int, Outlook] = field(default_factory=dict)
+    """By rank, with those on their way."""
     _sharing: list[tuple[int, int]] = field(default_factory=list)
     """Their ranks, and what of their prompts others hold."""
 
@@ -142,7 +147,8 @@ class DecodeView:
         self.placed_since_report = 0
         if event.load != self.load:  # the engine tells less often than the replica reports
             self.load, self.load_since_s = event.load, now_s
-        self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
+            self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
+            self._outlooks.clear()
         named = {one.job_id: self._named(one, now_s, ranks or {}) for one in event.awaited}
         unseen = {
             job_id: ticket
@@ -171,12 +177,10 @@ class DecodeView:
         """Seconds until there is memory for a request; 0 when there is, or the replica does not say."""
         if self.load is None:
             return 0.0
-        holding, age_s = self._holding(self.load, newcomer), max(0.0, now_s - self.load_since_s)
-        return self.load.wait_s(
-            holding,
-            self._on_way,
+        return self._outlook(self.load, newcomer.rank).wait_s(
+            self._holding(self.load, newcomer),
             is_top=newcomer.is_top,
-            age_s=age_s,
+            age_s=max(0.0, now_s - self.load_since_s),
             prefix_tokens=self._prefix_tokens(newcomer),
         )
 
@@ -186,10 +190,11 @@ class DecodeView:
             return self.usage_with(newcomer) <= MAX_KV_USAGE
         holding, prefix_tokens = self._holding(self.load, newcomer), self._prefix_tokens(newcomer)
         # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
-        most = self._peak_tokens + sum([one.tokens + one.remaining for one in (*self._on_way, holding)])
-        if most <= self.load.limit_tokens(newcomer.rank, is_top=newcomer.is_top, prefix_tokens=prefix_tokens):
+        most = self._peak_tokens + self._on_way_tokens + holding.tokens + holding.remaining
+        outlook = self._outlook(self.load, newcomer.rank)
+        if most <= outlook.limit_tokens(is_top=newcomer.is_top, prefix_tokens=prefix_tokens):
             return True
-        return self.load.fits(holding, self._on_way, is_top=newcomer.is_top, prefix_tokens=prefix_tokens)
+        return outlook.fits(holding, is_top=newcomer.is_top, prefix_tokens=prefix_tokens)
 
     def usage_with(self, newcomer: Newcomer) -> float:
         """KV use once all that were sent here and a request have their KV here."""
@@ -239,11 +244,26 @@ class DecodeView:
         self._sharing = [
             (ticket.holding.rank, ticket.shared_tokens) for ticket in waiting if ticket.holding is not None
         ]
-        self._on_way = [
-            ticket.holding
+        on_way = {
+            job_id: ticket.holding
             for job_id, ticket in self.sent.items()
             if ticket.holding is not None and job_id not in streams
-        ]
+        }
+        self._on_way_tokens = sum([one.tokens + one.remaining for one in on_way.values()])
+        before, now = list(self._on_way.values()), list(on_way.values())
+        self._on_way.clear()
+        self._on_way.update(on_way)
+        for outlook in self._outlooks.values():
+            if now[: len(before)] != before:
+                outlook.left()
+            else:
+                for one in now[len(before) :]:
+                    outlook.joined(one)
+
+    def _outlook(self, load: DecodeLoad, rank: int) -> Outlook:
+        if (outlook := self._outlooks.get(rank)) is None:
+            outlook = self._outlooks[rank] = Outlook(load, rank, self._on_way.values())
+        return outlook
 
     def _shared_with(self, newcomer: Newcomer) -> int:
         """Of a request's tokens, those whose KV others hold here."""

@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from router.admission import Gate
 from router.core import RouterCore
+from router.fleet.decode_replica import DecodeView
 from router.fleet.view import RouterLimits
 from router.messages import JobEnded, Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
+from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding
 from slo.errors import RejectionReason
@@ -15,7 +19,7 @@ from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import PREMIUM, STANDARD, TierPolicy
+from slo.tiers import PREMIUM, STANDARD, TierPolicy, TierSet
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
 POLICIES = {
@@ -25,9 +29,9 @@ POLICIES = {
 WAIT_S = 4.0
 
 
-def router():
+def router(gate=None):
     """One idle prefill replica, and one for decode whose memory is held for so long."""
-    core = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0, stretch=1.0))
+    core = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0, stretch=1.0), gate=gate)
     core.prefill_reported(PrefillReported(ReplicaId("prefill"), LINE, (), None, 0.0), 0.0)
     load = DecodeLoad(10_000, 0, 0, 0.1, {JobId("there"): Holding(9000, round(10 * WAIT_S), 1)})
     core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.9, 1, kv_tokens=10_000, load=load), 0.0)
@@ -91,3 +95,30 @@ def test_both_kinds_of_first_tokens_have_ways_of_their_own():
         placed = core.place(asked(decode_samples_first=samples), 0.0)
         assert placed.predicted_ttft_s == pytest.approx(ttft_s)
         core.job_ended(JobEnded(JobId("job")), 0.0)
+
+
+@pytest.fixture
+def waits_asked(monkeypatch):
+    """How often the wait for memory was worked out."""
+    asked, wait_s = [], DecodeView.wait_s
+    monkeypatch.setattr(DecodeView, "wait_s", lambda *args: asked.append(1) or wait_s(*args))
+    return asked
+
+
+def test_the_wait_is_not_worked_out_for_what_the_limits_refuse(waits_asked):
+    tiers = TierSet({STANDARD: POLICIES[STANDARD]}, STANDARD)
+    admission = AdmissionController(tiers, AdmissionRules(), TenantGates({}), lambda: 1.0)
+    core = router(Gate(admission))
+    limit = TenantLimit(requests_per_s=0.001, burst_requests=1)
+    assert isinstance(core.place(replace(asked(STANDARD), limit=limit), 0.0), Placed)
+    assert len(waits_asked) == 1
+    for number in range(5):
+        again = replace(asked(STANDARD), job_id=JobId(f"again-{number}"), limit=limit)
+        assert core.place(again, 0.0).reason is RejectionReason.REQUEST_RATE
+    assert len(waits_asked) == 1
+
+
+def test_the_wait_is_not_worked_out_where_nothing_depends_on_it(waits_asked):
+    core = router()
+    assert isinstance(core.place(asked(), 0.0), Placed)
+    assert not waits_asked

@@ -9,6 +9,7 @@ from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup
 from simulator.pressure.ours import Ours
+from slo.decode.outlook import Outlook
 from slo.tiers import DEFAULT_TIERS, STANDARD
 
 PROMPT = 200
@@ -35,7 +36,8 @@ def waits(step_s, rate_rps, seed):
             _, answer, most = due.pop()
             newcomer = load.newcomer(STANDARD, DEFAULT_TIERS.rank(STANDARD), PROMPT, 1, most)
             age_s = engine.now_s - told_s
-            wait_s = load.wait_s(newcomer, list(sent.values()), is_top=False, age_s=age_s)
+            outlook = Outlook(load, newcomer.rank, list(sent.values()))
+            wait_s = outlook.wait_s(newcomer, is_top=False, age_s=age_s)
             if wait_s > 5.0:
                 continue
             name = str(len(due))

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode import headroom
 from slo.decode.headroom import DecodeLoad
+from slo.decode.outlook import FAR_S, Outlook
 from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.decode.running_streams import RunningStreams
 from slo.request import JobId
@@ -18,38 +18,34 @@ STREAM = st.builds(
 
 @given(st.lists(STREAM, min_size=1, max_size=12), STREAM)
 def test_they_are_what_lists_would_be(streams, newcomer):
-    running, left = RunningStreams(streams), list(streams)
+    running, left = RunningStreams.of(streams), list(streams)
     while left:
         assert len(running) == len(left)
         assert running.peak_with(newcomer) == predicted_peak([*left, newcomer])
         ends = max(1, min(one.ends_in for one in left))
         left = [one.after(ends) for one in left if one.ends_in > ends]
-        assert running.go_on(1) == ends
+        steps, running = running.after(1)
+        assert steps == ends
     assert len(running) == 0
 
 
 @given(st.lists(STREAM, min_size=1, max_size=12), STREAM)
 def test_one_that_joins_is_one_of_them(streams, newcomer):
-    joined = RunningStreams(streams)
-    joined.add(newcomer)
-    together = RunningStreams([*streams, newcomer])
+    joined = RunningStreams.of(streams).with_one(newcomer)
+    together = RunningStreams.of([*streams, newcomer])
     assert joined.peak_with(newcomer) == together.peak_with(newcomer)
-    assert joined.go_on(3) == together.go_on(3)
-    assert len(joined) == len(together)
+    (steps, joined), (all_steps, together) = joined.after(3), together.after(3)
+    assert (steps, len(joined)) == (all_steps, len(together))
+    assert joined.peak_with(newcomer) == together.peak_with(newcomer)
 
 
 def test_a_wait_among_a_thousand_takes_few_looks(monkeypatch):
     looks, rng = [], random.Random(1)
-
-    class Counted(RunningStreams):
-        def peak_with(self, newcomer):
-            looks.append(newcomer)
-            return super().peak_with(newcomer)
-
-    monkeypatch.setattr(headroom, "RunningStreams", Counted)
+    peak_with = RunningStreams.peak_with
+    monkeypatch.setattr(RunningStreams, "peak_with", lambda *args: looks.append(1) or peak_with(*args))
     streams = {JobId(str(n)): Holding(1000, rng.randrange(1, 2000)) for n in range(1000)}
     streams |= {JobId(f"waits {n}"): Holding(1000, 500, waits=True) for n in range(50)}
     load = DecodeLoad(1_000_000, 0, 0, 0.02, streams)
-    wait_s = load.wait_s(Holding(1000, 500), [], is_top=False)
-    assert 0.0 < wait_s <= headroom.FAR_S
+    wait_s = Outlook(load, 0, []).wait_s(Holding(1000, 500), is_top=False)
+    assert 0.0 < wait_s <= FAR_S
     assert len(looks) < 200
