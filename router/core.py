@@ -146,7 +146,7 @@ class RouterCore:
         """What there is to decode on the replicas that are used, what is on its way to them included."""
         replicas = self.view.usable_decode(now_s)
         objectives = [policy.tpot_s for policy in self._policies.values() if policy.tpot_s is not None]
-        requests = sum(replica.running + replica.placed_since_report for replica in replicas)
+        requests = sum(replica.streams_soon for replica in replicas)
         pace = PaceModel.of_all(replica.pace for replica in replicas)
         most = pace.most(min(objectives, default=math.inf))
         return DecodeDemand(
@@ -461,7 +461,8 @@ class RouterCore:
         objective = request.objective
         if objective.e2e_s is None:
             return 0.0
-        pace_s = decode.pace.tpot_s(decode.running + decode.placed_since_report + 1)
+        rank = self.view.ranks.get(objective.tier, 0)
+        pace_s = decode.pace.tpot_s(decode.streams_with(rank) + 1)
         if pace_s is None:
             pace_s = objective.tpot_s or 0.0
         return wait_s + pace_s * max(0, self._answer_tokens(request) - 1)

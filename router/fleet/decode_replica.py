@@ -78,6 +78,7 @@ class Ticket(NamedTuple):
         shared_tokens: Of its prompt, what they hold.
         holding: What it will hold, its prompt whole; None where the replica says nothing of its memory.
         is_known: Whether the replica has said that it has it.
+        rank: Of its tier.
     """
 
     at_s: float
@@ -85,6 +86,7 @@ class Ticket(NamedTuple):
     shared_tokens: int = 0
     holding: Holding | None = None
     is_known: bool = False
+    rank: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +99,7 @@ class DecodeView:
     Attributes:
         kv_usage: Fraction of its KV blocks in use, as last reported.
         running: Requests that it has, those whose prefill still runs included.
+        decoding: Those of them that decode.
         kv_tokens: Tokens that its KV memory holds; 0 when it has not said.
         link_bytes_ps: Of the link into it, when it has one of its own.
         placed_since_report: Requests sent to it that its report does not show yet.
@@ -113,6 +116,7 @@ class DecodeView:
     replica_id: ReplicaId
     kv_usage: float = 0.0
     running: int = 0
+    decoding: int = 0
     reported_at_s: float = -math.inf
     kv_tokens: int = 0
     link_bytes_ps: float | None = None
@@ -134,12 +138,15 @@ class DecodeView:
     """What these will come to at most."""
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
+    _named_by_rank: Counter[int] = field(default_factory=Counter)
+    """How many of them it has named."""
     _sharing: list[tuple[int, int]] = field(default_factory=list)
     """Their ranks, and what of their prompts others hold."""
 
     def reported(self, event: DecodeReported, now_s: float, ranks: Mapping[Tier, int] | None = None) -> None:
         """Take its word; `ranks` are those of the tiers."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
+        self.decoding = max(0, event.running - len(event.awaited))
         self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
         self.caches_prefixes = event.caches_prefixes
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
@@ -157,15 +164,16 @@ class DecodeView:
         }
         self.sent = named | unseen
         self._count_sent()
-        if event.tpot_s is not None and event.running > 0:  # what was before says nothing of none
-            self.pace.observe(event.running, event.tpot_s)
+        if event.tpot_s is not None and self.decoding > 0:  # what was before says nothing of none
+            self.pace.observe(self.decoding, event.tpot_s)
 
     def placed(self, newcomer: Newcomer, now_s: float) -> None:
         """A request was sent here, or is to be prefilled once more for this replica."""
         self.placed_since_report += 1
         shared_tokens = self._shared_with(newcomer)
         holding = None if self.load is None else self._holding(self.load, newcomer)._replace(waits=True)
-        self.sent[newcomer.job_id] = Ticket(now_s, newcomer.tokens - shared_tokens, shared_tokens, holding)
+        tokens, rank = newcomer.tokens - shared_tokens, newcomer.rank
+        self.sent[newcomer.job_id] = Ticket(now_s, tokens, shared_tokens, holding, rank=rank)
         self._count_sent()
 
     def job_ended(self, job_id: JobId) -> None:
@@ -204,6 +212,19 @@ class DecodeView:
         return self.kv_usage + tokens / self.kv_tokens
 
     @property
+    def streams_soon(self) -> int:
+        """Requests that decode, and those sent here since its report; as with `usage_soon`."""
+        return self.decoding + self.placed_since_report
+
+    def streams_with(self, rank: int) -> int:
+        """Requests that will decode beside a newcomer of a tier.
+
+        Of those whose prefill waits, the ones of its tier and above: those below it may wait for long.
+        """
+        named = sum([count for of, count in self._named_by_rank.items() if of >= rank])
+        return self.streams_soon + named
+
+    @property
     def usage_soon(self) -> float:
         """KV use with what was sent here since its report.
 
@@ -218,11 +239,10 @@ class DecodeView:
         """The ticket of a request that the replica says it has; it knows the prompt's length."""
         known = self.sent.get(awaited.job_id)
         if known is None:  # another router has placed it, or this one before it was started anew
-            tokens, holding = awaited.tokens, None
+            tokens, rank, holding = awaited.tokens, ranks.get(awaited.tier, 0), None
             if self.load is not None:
-                holding = self.load.newcomer(awaited.tier, ranks.get(awaited.tier, 0), tokens, 1, 0)
-                holding = holding._replace(waits=True)
-            return Ticket(now_s, tokens, 0, holding, is_known=True)
+                holding = self.load.newcomer(awaited.tier, rank, tokens, 1, 0)._replace(waits=True)
+            return Ticket(now_s, tokens, 0, holding, is_known=True, rank=rank)
         if not awaited.tokens:
             return known._replace(is_known=True)
         holding = None if known.holding is None else known.holding._replace(tokens=awaited.tokens)
@@ -241,6 +261,7 @@ class DecodeView:
         streams: Mapping[JobId, Holding] = {} if self.load is None else self.load.streams
         waiting = [ticket for job_id, ticket in self.sent.items() if not _has_memory(streams.get(job_id))]
         self._sent_tokens = sum([ticket.tokens for ticket in waiting])
+        self._named_by_rank = Counter([ticket.rank for ticket in self.sent.values() if ticket.is_known])
         self._sharing = [
             (ticket.holding.rank, ticket.shared_tokens) for ticket in waiting if ticket.holding is not None
         ]
@@ -297,11 +318,12 @@ def choose_decode(
 
     def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:
         usage, tokens = replica.usage_with(newcomer), newcomer.tokens
-        running = replica.running + replica.placed_since_report
-        predicted_s = None if tpot_s is None else replica.pace.tpot_s(running + 1)
+        streams = replica.streams_with(newcomer.rank) + 1
+        predicted_s = None if tpot_s is None else replica.pace.tpot_s(streams)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
+        requests = replica.streams_with(0)  # all of them will decode there one day
         way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
-        return not replica.has_room(newcomer), too_slow, way, int(usage / _KV_STEP), running, usage
+        return not replica.has_room(newcomer), too_slow, way, int(usage / _KV_STEP), requests, usage
 
     return min(replicas, key=key, default=None)
 

@@ -29,5 +29,4 @@ def is_cheaper_on_decode(
     pass_s = predictor.prefill_s(tokens)
     transfer_s = 0.0 if link is None else link_to(decode, link).transfer_s(tokens)
     remote_s = choice.end_s - now_s + predictor.handoff_s + transfer_s
-    streams = decode.running + decode.placed_since_report
-    return pass_s + streams * (pass_s - predictor.least_s) < remote_s
+    return pass_s + decode.streams_soon * (pass_s - predictor.least_s) < remote_s

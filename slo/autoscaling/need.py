@@ -76,7 +76,7 @@ class DecodeDemand:
 
     Attributes:
         memory: KV memory in use once what is on its way has arrived, in that of one replica.
-        requests: How many the replicas have, or will by then.
+        requests: How many decode there, those sent there since the last report included.
         pace: Of how many replicas they take all of the time per output token that the strictest objective
             leaves; 0 when nothing is promised, or more replicas would not mend it.
         replicas: How many there are.

@@ -19,7 +19,7 @@ from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, ReplacementRequested
-from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
+from slo.reports import AwaitedKv, DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName, Tier, TierPolicy
 
@@ -629,4 +629,8 @@ def test_the_demand_on_decode_has_what_is_on_its_way_and_the_predicted_pace():
     router.place(request(1, 1000), 0.0)
     after = router.decode_demand(0.0)
     assert (after.memory, after.requests) == (pytest.approx(1.1), 21)
+    awaited = tuple(AwaitedKv(JobId(f"waits {number}"), STANDARD) for number in range(90))
+    waits = DecodeReported(ReplicaId("one"), 0.5, 100, 10_000, awaited=awaited)
+    router.view.decode_reported(waits, 0.0)
+    assert router.decode_demand(0.0).requests == 20, "prefill comes first for the others"
     assert router.decode_demand(1000.0).requests == 0, "nobody has reported for long"

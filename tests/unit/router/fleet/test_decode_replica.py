@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -285,6 +286,45 @@ def test_a_replica_that_decodes_nothing_says_nothing_of_the_pace():
     for _ in range(20):
         known.reported(DecodeReported(ReplicaId("d"), 0.0, 0, tpot_s=0.03), 1.0)
     assert known.pace.tpot_s(40) == pytest.approx(0.03)
+
+
+def waiting(many, tier=BACKGROUND):
+    return tuple(AwaitedKv(JobId(f"waits {number}"), tier, 100) for number in range(many))
+
+
+def test_the_pace_is_that_of_the_requests_that_decode():
+    known = DecodeView(ReplicaId("d"))
+    for running in (4, 8, 16, 8, 4, 16) * 10:
+        for many in (0, 40):
+            told = DecodeReported(known.replica_id, 0.1, running + many, tpot_s=0.01 + 0.001 * running)
+            known.reported(replace(told, awaited=waiting(many)), 1.0)
+    assert known.pace.tpot_s(32) == pytest.approx(0.042)
+    for _ in range(20):
+        known.reported(DecodeReported(known.replica_id, 0.1, 40, tpot_s=9.0, awaited=waiting(40)), 2.0)
+    assert known.pace.tpot_s(32) == pytest.approx(0.042), "none of them decodes"
+
+
+RANKS = {PREMIUM: 2, STANDARD: 1, BACKGROUND: 0}
+
+
+@pytest.mark.parametrize(("tier", "expected"), [(BACKGROUND, "waits"), (STANDARD, "busy"), (PREMIUM, "busy")])
+def test_what_waits_for_its_prefill_counts_for_its_own_tier_and_below(tier, expected):
+    waits, busy = DecodeView(ReplicaId("waits")), DecodeView(ReplicaId("busy"))
+    for running in (4, 8, 16, 8, 4, 16) * 10:
+        for known in (waits, busy):
+            known.reported(DecodeReported(known.replica_id, 0.1, running, tpot_s=0.01 + 0.001 * running), 1.0)
+    waits.reported(DecodeReported(waits.replica_id, 0.1, 42, awaited=waiting(40, tier)), 2.0, RANKS)
+    busy.reported(DecodeReported(busy.replica_id, 0.1, 30), 2.0, RANKS)
+    newcomer = Newcomer(JobId("job"), STANDARD, 100, rank=1)
+    assert choose_decode([waits, busy], newcomer, 0.035, None).replica_id == expected
+    others = replace(newcomer, tier=PREMIUM)
+    assert choose_decode([waits, busy], others, None, None).replica_id == "busy", "it has fewer in all"
+    if tier is BACKGROUND:
+        below = Newcomer(JobId("job"), BACKGROUND, 100, rank=0)
+        assert choose_decode([waits, busy], below, 0.035, None).replica_id == "busy"
+    waits.placed(replace(newcomer, job_id=JobId("waits 1")), 2.5)
+    waits.job_ended(JobId("waits 0"))
+    assert waits.streams_with(0) == 41, "one is prefilled once more, one has ended"
 
 
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth():

@@ -114,6 +114,6 @@ def test_a_slow_link_is_a_part_of_the_way():
     core = router()
     replica = core.view.prefill[PREFILL]
     choice = LeastHarm().choose(NewPrefill(40, 10.0, 1.0), [replica], 0.0)
-    streams = dataclasses.replace(DecodeView(DECODE), running=4)
+    streams = dataclasses.replace(DecodeView(DECODE), decoding=4)
     assert not is_cheaper_on_decode(40, choice, streams, 0.0, None)
     assert is_cheaper_on_decode(40, choice, streams, 0.0, KvLink(1000, 1e9, latency_s=0.1))
