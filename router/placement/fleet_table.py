@@ -21,6 +21,8 @@ Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Flags: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
 _MIN_PLACES: Final = 8
+_UNUSED: Final = 4
+"""Of rows that are so many times as long as the longest plan the rest is given back."""
 _FRESH_S: Final = 0.02
 
 
@@ -69,6 +71,8 @@ class FleetTable:
         self._coefficients = np.zeros((rows, 4))
         self.value = np.zeros(rows)
         self._index = np.arange(rows)
+        self._kept = np.zeros(rows, dtype=np.int64)
+        self._most = 0
         self._places = places
 
     def update(self, replicas: Sequence[PrefillView], now_s: float) -> None:
@@ -78,10 +82,23 @@ class FleetTable:
         ):
             self._replicas = list(replicas)
             self._resize(len(replicas), self._places)
-        versions = self._versions
+        has_changed = False
         for row, replica in enumerate(replicas):
-            if versions[row] != replica.version:
+            if self._versions[row] != replica.version:
                 self._lay_out(row, replica, now_s)
+                has_changed = True
+        if has_changed:
+            self._most = int(self._kept.max())
+            if self._places > max(_MIN_PLACES, _UNUSED * self._most):
+                self._shrink(max(_MIN_PLACES, 2 * self._most))
+
+    def _shrink(self, places: int) -> None:
+        """Give back what no plan reaches."""
+        self._places = places
+        self._deadlines = self._deadlines[:, :places].copy()
+        self._work_before = self._work_before[:, : places + 1].copy()
+        self._start_by = self._start_by[:, : places + 1].copy()
+        self._start_behind_by = self._start_behind_by[:, : places + 1].copy()
 
     def refresh(self, row: int, now_s: float) -> None:
         """Plan a replica anew if its plan is old: what it has on time may be late by now."""
@@ -98,6 +115,8 @@ class FleetTable:
             return
         self._versions[row] = replica.version
         self._planned_s[row] = now_s
+        self._kept[row] = kept
+        self._most = max(self._most, kept)
         self._deadlines[row, :kept] = laid.deadlines_s
         self._deadlines[row, kept:] = np.inf
         for array, values, rest in (
@@ -144,7 +163,7 @@ class FleetTable:
         if due_s == math.inf:
             nobody = np.ones(len(own), dtype=np.bool_)
             return Trial(own, nobody, now_s + backlog + own, np.zeros(len(own)), backlog)
-        index, place = self._index, (self._deadlines <= due_s).sum(axis=1)
+        index, place = self._index, (self._deadlines[:, : self._most] <= due_s).sum(axis=1)
         work = self._work_before[index, place] + own
         before, behind = self._start_by, self._start_behind_by
         slack_behind = behind[index, place] - free_at
