@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.fleet.prefix_index import DEFAULT_CAPACITY_TOKENS, leading_blocks
+from router.fleet.block_holders import BlockHolders
+from router.fleet.prefix_index import DEFAULT_CAPACITY_TOKENS
 from slo.request import JobId, ReplicaId
 
 
@@ -38,7 +39,7 @@ class HeldPrefixes:
     def __init__(self) -> None:
         self._accounts: defaultdict[ReplicaId, _Account] = defaultdict(_Account)
         self._where: dict[JobId, ReplicaId] = {}
-        self._replicas: dict[int, set[ReplicaId]] = {}
+        self._holders = BlockHolders()
 
     def __len__(self) -> int:
         """Blocks that are known of, each counted once for every replica where it is held."""
@@ -51,7 +52,7 @@ class HeldPrefixes:
 
     def held_blocks(self, hashes: Sequence[int]) -> dict[ReplicaId, int]:
         """How many leading blocks of a prompt are held on each replica; those with none are left out."""
-        return leading_blocks(hashes, self._replicas)
+        return self._holders.leading(hashes)
 
     def placed(
         self, replica_id: ReplicaId, job_id: JobId, hashes: Sequence[int], block_tokens: float
@@ -70,7 +71,7 @@ class HeldPrefixes:
             account.held[block] = holders + 1, tokens
             if not holders:
                 account.tokens += tokens
-                self._replicas.setdefault(block, set()).add(replica_id)
+                self._holders.add(replica_id, block)
         self._trim(account)
 
     def ended(self, job_id: JobId) -> None:
@@ -84,7 +85,7 @@ class HeldPrefixes:
                 account.held[block] = holders - 1, tokens
             else:
                 account.tokens -= tokens
-                self._leaves(block, replica_id)
+                self._holders.remove(replica_id, block)
         if not account.held:
             account.tokens = 0.0
 
@@ -100,13 +101,8 @@ class HeldPrefixes:
             for job_id in [*account.requests]:
                 self.ended(job_id)
             del self._accounts[replica_id]
+            self._holders.forget(replica_id)
 
     def _trim(self, account: _Account) -> None:
         while account.tokens > account.capacity_tokens and account.requests:
             self.ended(next(iter(account.requests)))
-
-    def _leaves(self, block: int, replica_id: ReplicaId) -> None:
-        replicas = self._replicas[block]
-        replicas.discard(replica_id)
-        if not replicas:
-            del self._replicas[block]

@@ -8,11 +8,11 @@ all of a prompt up to the end of its block, so that equal hashes are equal prefi
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from router.fleet.block_holders import BlockHolders
 from slo.request import ReplicaId
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
@@ -41,32 +41,12 @@ class _Account:
     blocks: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
 
-def leading_blocks(
-    hashes: Sequence[int], holders_of: Mapping[int, AbstractSet[ReplicaId]]
-) -> dict[ReplicaId, int]:
-    """How many leading blocks of a prompt each replica has, by who has each; those with none are left out."""
-    found: dict[ReplicaId, int] = {}
-    holders: AbstractSet[ReplicaId] | None = None
-    for count, block in enumerate(hashes):
-        here = holders_of.get(block, frozenset())
-        remaining = here if holders is None else holders & here
-        if holders is not None and len(remaining) < len(holders):
-            found.update(dict.fromkeys(holders - remaining, count))
-        holders = remaining
-        if not holders:
-            break
-    else:
-        if holders:
-            found.update(dict.fromkeys(holders, len(hashes)))
-    return found
-
-
 class PrefixIndex:
     """Blocks by replica, and replicas by block."""
 
     def __init__(self) -> None:
         self._accounts: defaultdict[ReplicaId, _Account] = defaultdict(_Account)
-        self._holders: dict[int, set[ReplicaId]] = {}
+        self._holders = BlockHolders()
 
     def __len__(self) -> int:
         """Blocks that are known of, each counted once for every replica that has it."""
@@ -79,7 +59,7 @@ class PrefixIndex:
 
     def cached_blocks(self, hashes: Sequence[int]) -> dict[ReplicaId, int]:
         """How many leading blocks of a prompt each replica holds; those with none are left out."""
-        return leading_blocks(hashes, self._holders)
+        return self._holders.leading(hashes)
 
     def placed(self, replica_id: ReplicaId, hashes: Sequence[int], block_tokens: float) -> None:
         """A prompt will be computed on a replica, which then holds its blocks."""
@@ -117,12 +97,13 @@ class PrefixIndex:
         if account is not None:
             for block in [*account.blocks]:
                 self._drop(replica_id, account, block)
+            self._holders.forget(replica_id)
 
     def _add(self, replica_id: ReplicaId, account: _Account, block: int, tokens: float) -> None:
         account.tokens += tokens - account.blocks.get(block, 0.0)
         account.blocks[block] = tokens
         account.blocks.move_to_end(block)
-        self._holders.setdefault(block, set()).add(replica_id)
+        self._holders.add(replica_id, block)
 
     def _trim(self, replica_id: ReplicaId, account: _Account) -> None:
         limit = account.capacity_tokens * account.trust
@@ -133,7 +114,4 @@ class PrefixIndex:
         account.tokens -= account.blocks.pop(block)
         if not account.blocks:
             account.tokens = 0.0
-        holders = self._holders[block]
-        holders.discard(replica_id)
-        if not holders:
-            del self._holders[block]
+        self._holders.remove(replica_id, block)
