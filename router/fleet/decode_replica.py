@@ -10,9 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.fleet.pace_model import PaceModel
+from router.fleet.sent_requests import SentRequests, Ticket
 from slo.decode.headroom import DecodeLoad
 from slo.decode.outlook import Outlook
 from slo.decode.predicted_peak import Holding, predicted_peak
@@ -69,26 +70,6 @@ class Newcomer:
     held_tokens: Mapping[ReplicaId, int] = field(default_factory=dict)
 
 
-class Ticket(NamedTuple):
-    """A request that was sent to a decode replica, whose KV cache is not there yet.
-
-    Attributes:
-        at_s: When it was sent, or heard of.
-        tokens: That its KV takes beside what others there hold of it.
-        shared_tokens: Of its prompt, what they hold.
-        holding: What it will hold, its prompt whole; None where the replica says nothing of its memory.
-        is_known: Whether the replica has said that it has it.
-        rank: Of its tier.
-    """
-
-    at_s: float
-    tokens: int
-    shared_tokens: int = 0
-    holding: Holding | None = None
-    is_known: bool = False
-    rank: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class DecodeView:
     """One decode replica: how full it is and how fast.
@@ -127,21 +108,11 @@ class DecodeView:
     local_prompt_s: float = 1.0
     load: DecodeLoad | None = None
     load_since_s: float = -math.inf
-    sent: dict[JobId, Ticket] = field(default_factory=dict)
+    sent: SentRequests = field(default_factory=SentRequests)
     pace: PaceModel = field(default_factory=PaceModel)
     _peak_tokens: int = 0
-    _sent_tokens: int = 0
-    """What the KV of `sent` will take."""
-    _on_way: dict[JobId, Holding] = field(default_factory=dict)
-    """What those of them will hold that its engine does not have, in the order of `sent`."""
-    _on_way_tokens: int = 0
-    """What these will come to at most."""
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
-    _named_by_rank: Counter[int] = field(default_factory=Counter)
-    """How many of them it has named."""
-    _sharing: list[tuple[int, int]] = field(default_factory=list)
-    """Their ranks, and what of their prompts others hold."""
 
     def reported(self, event: DecodeReported, now_s: float, ranks: Mapping[Tier, int] | None = None) -> None:
         """Take its word; `ranks` are those of the tiers."""
@@ -159,11 +130,13 @@ class DecodeView:
         named = {one.job_id: self._named(one, now_s, ranks or {}) for one in event.awaited}
         unseen = {
             job_id: ticket
-            for job_id, ticket in self.sent.items()
+            for job_id, ticket in self.sent.tickets.items()
             if job_id not in named and self._is_in_transit(job_id, ticket, now_s)
         }
-        self.sent = named | unseen
-        self._count_sent()
+        before = list(self.sent.on_way)
+        self.sent.restate(named | unseen, {} if self.load is None else self.load.streams)
+        if list(self.sent.on_way) != before:
+            self._forget_outlooks()
         if event.tpot_s is not None and self.decoding > 0:  # what was before says nothing of none
             self.pace.observe(self.decoding, event.tpot_s)
 
@@ -173,13 +146,17 @@ class DecodeView:
         shared_tokens = self._shared_with(newcomer)
         holding = None if self.load is None else self._holding(self.load, newcomer)._replace(waits=True)
         tokens, rank = newcomer.tokens - shared_tokens, newcomer.rank
-        self.sent[newcomer.job_id] = Ticket(now_s, tokens, shared_tokens, holding, rank=rank)
-        self._count_sent()
+        ticket = Ticket(now_s, tokens, shared_tokens, holding, rank=rank)
+        if not self.sent.add(newcomer.job_id, ticket):
+            self._forget_outlooks()
+        elif holding is not None:
+            for outlook in self._outlooks.values():
+                outlook.joined(holding)
 
     def job_ended(self, job_id: JobId) -> None:
         """A request has ended, or does not come."""
-        if self.sent.pop(job_id, None) is not None:
-            self._count_sent()
+        if self.sent.remove(job_id):
+            self._forget_outlooks()
 
     def wait_s(self, newcomer: Newcomer, now_s: float) -> float:
         """Seconds until there is memory for a request; 0 when there is, or the replica does not say."""
@@ -198,7 +175,7 @@ class DecodeView:
             return self.usage_with(newcomer) <= MAX_KV_USAGE
         holding, prefix_tokens = self._holding(self.load, newcomer), self._prefix_tokens(newcomer)
         # One more raises the peak by what it takes at most: where that fits, nothing need be sorted.
-        most = self._peak_tokens + self._on_way_tokens + holding.tokens + holding.remaining
+        most = self._peak_tokens + self.sent.most_tokens + holding.tokens + holding.remaining
         outlook = self._outlook(self.load, newcomer.rank)
         if most <= outlook.limit_tokens(is_top=newcomer.is_top, prefix_tokens=prefix_tokens):
             return True
@@ -208,7 +185,7 @@ class DecodeView:
         """KV use once all that were sent here and a request have their KV here."""
         if self.kv_tokens == 0:
             return self.kv_usage
-        tokens = self._sent_tokens + newcomer.tokens - self._shared_with(newcomer)
+        tokens = self.sent.tokens + newcomer.tokens - self._shared_with(newcomer)
         return self.kv_usage + tokens / self.kv_tokens
 
     @property
@@ -221,8 +198,7 @@ class DecodeView:
 
         Of those whose prefill waits, the ones of its tier and above: those below it may wait for long.
         """
-        named = sum([count for of, count in self._named_by_rank.items() if of >= rank])
-        return self.streams_soon + named
+        return self.streams_soon + self.sent.named(rank)
 
     @property
     def usage_soon(self) -> float:
@@ -232,12 +208,11 @@ class DecodeView:
         """
         if self.kv_tokens == 0:
             return self.kv_usage
-        unseen = sum([ticket.tokens for ticket in self.sent.values() if not ticket.is_known])
-        return self.kv_usage + unseen / self.kv_tokens
+        return self.kv_usage + self.sent.unseen_tokens / self.kv_tokens
 
     def _named(self, awaited: AwaitedKv, now_s: float, ranks: Mapping[Tier, int]) -> Ticket:
         """The ticket of a request that the replica says it has; it knows the prompt's length."""
-        known = self.sent.get(awaited.job_id)
+        known = self.sent.tickets.get(awaited.job_id)
         if known is None:  # another router has placed it, or this one before it was started anew
             tokens, rank, holding = awaited.tokens, ranks.get(awaited.tier, 0), None
             if self.load is not None:
@@ -257,33 +232,14 @@ class DecodeView:
         is_there = self.load is not None and job_id in self.load.streams
         return not (is_there and self.load_since_s > ticket.at_s)
 
-    def _count_sent(self) -> None:
-        streams: Mapping[JobId, Holding] = {} if self.load is None else self.load.streams
-        waiting = [ticket for job_id, ticket in self.sent.items() if not _has_memory(streams.get(job_id))]
-        self._sent_tokens = sum([ticket.tokens for ticket in waiting])
-        self._named_by_rank = Counter([ticket.rank for ticket in self.sent.values() if ticket.is_known])
-        self._sharing = [
-            (ticket.holding.rank, ticket.shared_tokens) for ticket in waiting if ticket.holding is not None
-        ]
-        on_way = {
-            job_id: ticket.holding
-            for job_id, ticket in self.sent.items()
-            if ticket.holding is not None and job_id not in streams
-        }
-        self._on_way_tokens = sum([one.tokens + one.remaining for one in on_way.values()])
-        before, now = list(self._on_way.values()), list(on_way.values())
-        self._on_way.clear()
-        self._on_way.update(on_way)
+    def _forget_outlooks(self) -> None:
+        """Others are on their way than those that the outlooks know."""
         for outlook in self._outlooks.values():
-            if now[: len(before)] != before:
-                outlook.left()
-            else:
-                for one in now[len(before) :]:
-                    outlook.joined(one)
+            outlook.left()
 
     def _outlook(self, load: DecodeLoad, rank: int) -> Outlook:
         if (outlook := self._outlooks.get(rank)) is None:
-            outlook = self._outlooks[rank] = Outlook(load, rank, self._on_way.values())
+            outlook = self._outlooks[rank] = Outlook(load, rank, self.sent.on_way)
         return outlook
 
     def _shared_with(self, newcomer: Newcomer) -> int:
@@ -292,18 +248,13 @@ class DecodeView:
 
     def _prefix_tokens(self, newcomer: Newcomer) -> int:
         """What a request, and those of its tier and above without memory yet, share with others."""
-        others = sum([tokens for rank, tokens in self._sharing if rank >= newcomer.rank])
-        return others + self._shared_with(newcomer)
+        return self.sent.shared_tokens(newcomer.rank) + self._shared_with(newcomer)
 
     @staticmethod
     def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:
         return load.newcomer(
             newcomer.tier, newcomer.rank, newcomer.tokens, newcomer.answers, newcomer.most_output
         )
-
-
-def _has_memory(stream: Holding | None) -> bool:
-    return stream is not None and not stream.waits
 
 
 def choose_decode(
