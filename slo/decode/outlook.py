@@ -20,6 +20,8 @@ LEAST_STEP_S: Final = 0.001
 """What a step takes at least, also while no step was measured."""
 _LOOKS: Final = 64
 """Of more streams, several end between two looks at the memory."""
+_TOGETHER: Final = 16
+"""So many of those that wait are let in at a time, at most."""
 _LIMITS: Final = 8
 """Forecasts are kept for so many limits: what a request shares with others raises its own."""
 
@@ -113,19 +115,32 @@ class _Queue:
         self._moments = [(0, running)]
         """The steps until then, and who runs: from when the last of the queue has its memory, as far as it
         was asked for; nobody while that is too far."""
-        for one in held:
-            if one.waits:
-                self.join(one)
+        self._let_in([one for one in held if one.waits])
 
     def join(self, one: Holding) -> None:
         """One more waits."""
         moment = self._moment(one)
-        self._moments = [] if moment is None else [(moment[0], moment[1].with_one(one))]
+        self._moments = [] if moment is None else [(moment[0], moment[1].joined_by([one]))]
 
     def wait_s(self, newcomer: Holding) -> float:
         """Seconds until there is room for one behind them, `FAR_S` if it takes as long or longer."""
         moment = self._moment(newcomer)
         return FAR_S if moment is None else moment[0] * self._step_s
+
+    def _let_in(self, waiting: Sequence[Holding]) -> None:
+        """The same as if each of them joined, one behind the other."""
+        steps, running = self._moments[0]
+        while waiting and steps * self._step_s < FAR_S:
+            some = waiting[:_TOGETHER]
+            # Whatever it takes, the first one need not wait for nobody.
+            fit = max(running.fitting(some, self._limit), 0 if len(running) else 1)
+            waiting = waiting[fit:]
+            if fit:
+                running = running.joined_by(some[:fit])
+            if fit < len(some):
+                more, running = running.after(self._at_once)
+                steps += more
+        self._moments = [] if waiting else [(steps, running)]
 
     def _moment(self, newcomer: Holding) -> tuple[int, RunningStreams] | None:
         """The first moment at which there is room for one; None for too far."""

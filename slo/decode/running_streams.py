@@ -6,7 +6,7 @@ for many newcomers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,18 +33,31 @@ class RunningStreams:
     @classmethod
     def of(cls, streams: Iterable[Holding]) -> RunningStreams:
         """Those streams, in any order."""
-        rows = sorted([(-one.remaining, one.tokens, one.ends_in) for one in streams])
-        return cls(np.array(rows, np.int64).reshape(-1, 3).T)
+        rows = _rows(streams)
+        return cls(rows[:, rows[0].argsort(kind="stable")])
 
     def __len__(self) -> int:
         """How many have not ended."""
         return self._rows.shape[1]
 
-    def with_one(self, stream: Holding) -> RunningStreams:
-        """They and one more."""
-        rows, place = self._rows, int(self._rows[0].searchsorted(-stream.remaining))
-        one = np.array([[-stream.remaining], [stream.tokens], [stream.ends_in]], np.int64)
-        return RunningStreams(np.concatenate((rows[:, :place], one, rows[:, place:]), axis=1))
+    def joined_by(self, streams: Sequence[Holding]) -> RunningStreams:
+        """They and some more."""
+        rows = np.concatenate((self._rows, _rows(streams)), axis=1)
+        return RunningStreams(rows[:, rows[0].argsort(kind="stable")])
+
+    def fitting(self, waiting: Sequence[Holding], limit: float) -> int:
+        """How many of those that wait, the first ones, can join them together without a higher peak.
+
+        Nobody lowers the peak by joining, so that one who does not fit keeps out all behind.
+        """
+        order, tokens, _ = np.concatenate((self._rows, _rows(waiting)), axis=1)
+        numbers = np.arange(1, len(waiting) + 1)
+        turns = np.concatenate((np.zeros(len(self), np.int64), numbers))
+        by_end = order.argsort(kind="stable")
+        # In a row for each number of them: who is there, of all in the order of `predicted_peak`.
+        there = turns[by_end] <= numbers[:, np.newaxis]
+        held = (there * tokens[by_end]).cumsum(axis=1) - there.cumsum(axis=1) * order[by_end]
+        return int((held.max(axis=1) <= limit).sum())
 
     def peak_with(self, newcomer: Holding) -> int:
         """The most tokens that they and a newcomer hold at any time, see `predicted_peak`.
@@ -81,3 +94,8 @@ class RunningStreams:
         peaks = self._held[1:] - np.arange(1, count + 1) * order
         np.maximum.accumulate(peaks, out=self._peaks[1:])
         self._behind[:count] = np.maximum.accumulate((peaks - order)[::-1])[::-1]
+
+
+def _rows(streams: Iterable[Holding]) -> _Ints:
+    rows = [(-one.remaining, one.tokens, one.ends_in) for one in streams]
+    return np.array(rows, np.int64).reshape(-1, 3).T

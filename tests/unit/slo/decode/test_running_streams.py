@@ -31,7 +31,7 @@ def test_they_are_what_lists_would_be(streams, newcomer):
 
 @given(st.lists(STREAM, min_size=1, max_size=12), STREAM)
 def test_one_that_joins_is_one_of_them(streams, newcomer):
-    joined = RunningStreams.of(streams).with_one(newcomer)
+    joined = RunningStreams.of(streams).joined_by([newcomer])
     together = RunningStreams.of([*streams, newcomer])
     assert joined.peak_with(newcomer) == together.peak_with(newcomer)
     (steps, joined), (all_steps, together) = joined.after(3), together.after(3)
@@ -39,10 +39,19 @@ def test_one_that_joins_is_one_of_them(streams, newcomer):
     assert joined.peak_with(newcomer) == together.peak_with(newcomer)
 
 
+@given(st.lists(STREAM, max_size=12), st.lists(STREAM, min_size=1, max_size=6), st.integers(0, 3000))
+def test_as_many_fit_as_would_one_after_the_other(streams, waiting, limit):
+    fit = 0
+    while fit < len(waiting) and predicted_peak([*streams, *waiting[: fit + 1]]) <= limit:
+        fit += 1
+    assert RunningStreams.of(streams).fitting(waiting, limit) == fit
+
+
 def test_a_wait_among_a_thousand_takes_few_looks(monkeypatch):
     looks, rng = [], random.Random(1)
-    peak_with = RunningStreams.peak_with
-    monkeypatch.setattr(RunningStreams, "peak_with", lambda *args: looks.append(1) or peak_with(*args))
+    for name in ("peak_with", "fitting"):
+        look = getattr(RunningStreams, name)
+        monkeypatch.setattr(RunningStreams, name, lambda *args, look=look: looks.append(1) or look(*args))
     streams = {JobId(str(n)): Holding(1000, rng.randrange(1, 2000)) for n in range(1000)}
     streams |= {JobId(f"waits {n}"): Holding(1000, 500, waits=True) for n in range(50)}
     load = DecodeLoad(1_000_000, 0, 0, 0.02, streams)
