@@ -1,8 +1,8 @@
 """In which order requests get onto a decode engine: those whose memory was taken, and newcomers.
 
-By tier, which rises with waiting as in `slo.queue.ageing`, but never to the top tier. Within a tier those
-whose memory was taken come first: the one that is least ahead of its TPOT objective, then the smallest.
-Newcomers come in the order of their arrival.
+By tier, which rises with waiting as in `slo.queue.ageing`, and by one for those whose memory was taken twice,
+but never to the top tier. Within a tier those whose memory was taken come first: the one that is least ahead
+of its TPOT objective, then the smallest. Newcomers come in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def restore_order(parked: Iterable[Parked], tiers: TierSet, ageing: Ageing, now_
 
     def key(one: Parked) -> tuple[int, bool, float, float]:
         level = int(ageing.effective_tier(tiers, one.tier, now_s - one.since_s))
-        if one.preemptions >= IMMUNE_AFTER:
-            level = min(tiers.top_rank, max(level, tiers.rank(one.tier) + 1))
+        if one.preemptions >= IMMUNE_AFTER and one.tier != tiers.top:
+            level = max(level, min(tiers.rank(one.tier) + 1, tiers.top_rank - 1))
         if one.is_newcomer:
             return -level, True, one.since_s, 0.0
         return -level, False, one.credit_s, one.tokens
