@@ -19,7 +19,8 @@ from telemetry.catalogue import SLO_JUDGED, SLO_TARGET
 BUDGET_WINDOW: Final = "30d"
 MIN_MISSES: Final = 5
 """An alert needs as much traffic in its long window as makes its threshold this many misses."""
-_BY: Final = ("model", "tier")
+_BY: Final = ("served", "tier")
+"""Adapters share the budget of the model that serves them: one alone may have too little traffic to tell."""
 _SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
 _LONG: Final = ("1d", "3d", BUDGET_WINDOW)
 
@@ -52,12 +53,12 @@ class CannotFireError(ValueError):
 
 
 def missed(window: str) -> str:
-    """The name of the recorded fraction of requests that missed an objective, by model and tier."""
+    """The name of the recorded fraction of requests that missed an objective, by served model and tier."""
     return f"slackserve:slo_missed:ratio_rate{window}"
 
 
 def judged(window: str) -> str:
-    """The name of the recorded number of requests that were judged, by model and tier."""
+    """The name of the recorded number of requests that were judged, by served model and tier."""
     return f"slackserve:slo_judged:increase{window}"
 
 
@@ -128,9 +129,15 @@ def _windows(windows: tuple[str, ...]) -> Iterator[RecordingRule]:
     for window in windows:
         no = rate(SLO_JUDGED, window, *_BY, objective="all", met="no")
         every = rate(SLO_JUDGED, window, *_BY, objective="all")
-        yield RecordingRule(missed(window), f"{no}\n/ {every}")
+        yield RecordingRule(missed(window), _named(f"{no}\n/ {every}"))
         series = select(SLO_JUDGED, objective="all")
-        yield RecordingRule(judged(window), f"sum by ({', '.join(_BY)}) (increase({series}[{window}]))")
+        increase = f"sum by ({', '.join(_BY)}) (increase({series}[{window}]))"
+        yield RecordingRule(judged(window), _named(increase))
+
+
+def _named(expression: str) -> str:
+    """With the served model under the label by which all else names it."""
+    return f'sum by (model, tier) (label_replace({expression}, "model", "$1", "served", "(.*)"))'
 
 
 _BUDGET: Final = RecordingRule(

@@ -268,7 +268,7 @@ SLO_JUDGED: Final = _counter(
     "slackserve_slo_judged", "requests",
     "Requests that were judged, refused ones included, by whether they met the objective; `all` is all their "
     "objectives together.",
-    "model", "tier", "objective", "met",
+    "model", "served", "tier", "objective", "met",
 )  # fmt: skip
 SLO_ATTAINMENT: Final = _gauge(
     "slackserve_slo_attainment_ratio", "ratio",

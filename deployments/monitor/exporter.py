@@ -97,7 +97,7 @@ def samples(model: str, core: MonitorCore, now_s: float) -> Iterator[Sample]:
     for series, attainment in core.series(now_s).items():
         yield from _series(series, attainment)
     for judged, count in core.judgements().items():
-        labels = (judged.model, judged.tier, judged.objective, "yes" if judged.met else "no")
+        labels = (judged.model, model, judged.tier, judged.objective, "yes" if judged.met else "no")
         yield catalogue.SLO_JUDGED, labels, count
     yield from _policy(model, state)
     yield from _replicas(core, state)

@@ -126,7 +126,8 @@ async def test_a_tenants_limit_is_one_for_all_models(served):
 def judged(port, model, met):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    wanted = rf'slackserve_slo_judged_total{{met="{met}",model="{model}",objective="all",tier="\w+"}} (\S+)'
+    labels = rf'met="{met}",model="{model}",objective="all",served="{model}",tier="\w+"'
+    wanted = rf"slackserve_slo_judged_total{{{labels}}} (\S+)"
     return sum(float(value) for value in re.findall(wanted, text))
 
 

@@ -91,7 +91,7 @@ BESIDE = {
     'ray_slackserve_kv_usage_ratio{role="decode",replica="d"}': "0+0x180",
     'ray_slackserve_kv_usage_ratio{role="prefill",replica="p"}': "0+0x180",
     'slackserve_monitor_subscribers{model="m",role="decode"}': "1+0x180",
-    'slackserve_slo_judged_total{objective="all",met="yes",tier="premium",model="m"}': "0+1x180",
+    'slackserve_slo_judged_total{objective="all",met="yes",tier="premium",model="m",served="m"}': "0+1x180",
 }
 
 
@@ -226,7 +226,7 @@ def minutes(window):
 
 def judged(tier, met, missed, steps, quiet_steps=0):
     """The two series of a tier that judges so many requests in each step, and then none that misses."""
-    name = f'slackserve_slo_judged_total{{model="m",tier="{tier}",objective="all",met="%s"}}'
+    name = f'slackserve_slo_judged_total{{model="m",served="m",tier="{tier}",objective="all",met="%s"}}'
     return {
         name % "yes": f"0+{met}x{steps + quiet_steps}",
         name % "no": f"0+{missed}x{steps} {missed * steps}+0x{quiet_steps}",
@@ -277,6 +277,16 @@ def test_the_top_tier_is_looked_after_before_its_budget_is_used_up(tmp_path):
     check(tmp_path, "1m", judged(PREMIUM, 9940, 60, 80, 80), name, {80: 1, 155: 0}, PREMIUM)
     check(tmp_path, "1m", judged(PREMIUM, 9951, 49, 80), name, {80: 0}, PREMIUM)
     check(tmp_path, "1m", judged(PREMIUM, 0, 16, 80), name, {80: 0}, PREMIUM)
+
+
+@needs_promtool
+def test_adapters_that_miss_together_are_told_however_little_each_is_asked(tmp_path):
+    alert, steps = BURN_ALERTS[0], 75
+    series = {}
+    for number in range(50):
+        for name, values in judged(PREMIUM, 0, 0.5, steps).items():
+            series[name.replace('model="m"', f'model="adapter {number}"')] = values
+    check(tmp_path, "1m", series, alert.name, {steps: 1}, PREMIUM)
 
 
 def test_every_alert_is_tried():

@@ -75,9 +75,9 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_slo_attainment_ratio", ("m", "standard", "long")] == 1.0
     assert ("slackserve_slo_attainment_ratio", ("m", "background", "long")) not in found, "nothing came"
     judged = {labels: value for (name, labels), value in found.items() if name == "slackserve_slo_judged"}
-    assert judged["m", "premium", "ttft", "no"] == judged["m", "premium", "all", "no"] == 10
-    assert judged["m", "premium", "tpot", "yes"] == 10
-    assert judged["m", "background", "all", "no"] == 0, "so that a rate sees the first one"
+    assert judged["m", "m", "premium", "ttft", "no"] == judged["m", "m", "premium", "all", "no"] == 10
+    assert judged["m", "m", "premium", "tpot", "yes"] == 10
+    assert judged["m", "m", "background", "all", "no"] == 0, "so that a rate sees the first one"
     assert found["slackserve_slo_burn_rate", ("m", "premium", "long")] == pytest.approx(100.0)
     assert found["slackserve_slo_headroom_ratio", ("m", "standard", "long")] == pytest.approx(0.5, abs=0.01)
     assert found["slackserve_policy_shed_ratio", ("m", "background")] == 0.25
@@ -90,6 +90,14 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_monitor_subscribers", ("m", "prefill")] == 1
     assert found["slackserve_monitor_subscribers", ("m", "decode")] == 0, "which is not absent"
     assert found["slackserve_monitor_dropped", ("m",)] == 2
+
+
+def test_a_request_of_an_adapter_counts_under_its_name_and_that_of_its_model():
+    core = MonitorCore(MonitorSettings(models=("m", "adapter")), 0.0)
+    core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen((replace(LATE, model="adapter"),))), SETTLE_S)
+    found = exported(core)
+    assert found["slackserve_slo_judged", ("adapter", "m", "premium", "all", "no")] == 1
+    assert found["slackserve_slo_judged", ("m", "m", "premium", "all", "no")] == 0
 
 
 def test_the_burn_rate_that_the_policy_acts_on_is_told_beside_that_of_all():
@@ -219,6 +227,6 @@ def test_the_counters_ratio_is_the_attainment_whatever_happened_to_the_requests(
     ]
     core.heard(MonitorReport("i", Role.INGRESS, 0, IngressSeen(tuple(ended))), SETTLE_S)
     found = exported(core)
-    met, missed = (found["slackserve_slo_judged", ("m", "premium", "all", it)] for it in ("yes", "no"))
+    met, missed = (found["slackserve_slo_judged", ("m", "m", "premium", "all", it)] for it in ("yes", "no"))
     attainment = core.state(SETTLE_S).tiers[PREMIUM].long
     assert (met, met + missed) == (attainment.met, attainment.judged)
