@@ -162,13 +162,13 @@ def trace(
 
 @app.command()
 def observability(
-    config: Annotated[Path | None, typer.Option(help="The deployment's YAML file, for its tiers.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Its YAML file, for tiers and models.")] = None,
     out: Annotated[Path, typer.Option(help="Directory to write them to.")] = Path("observability"),
 ) -> None:
     """Write Prometheus' rules and Grafana's dashboards for a deployment."""
     settings = SlackServeConfig() if config is None else load(config)
     check_directory("--out", out, ConfigError)
-    for file in write_observability(settings.tiers.tier_set(), out):
+    for file in write_observability(settings.tiers.tier_set(), out, settings.names_given()):
         _console.print(str(file), highlight=False)
 
 

@@ -6,8 +6,10 @@ Alerts": the long window says that it matters, the short one that it goes on.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +64,8 @@ def judged(window: str) -> str:
     return f"slackserve:slo_judged:increase{window}"
 
 
+MISSES_ALLOWED: Final = f"(1 - max by (model, tier) ({exported(SLO_TARGET)}))"
+"""The fraction of requests that may miss an objective, by served model and tier."""
 BUDGET_LEFT: Final = f"slackserve:slo_budget_left:ratio{BUDGET_WINDOW}"
 
 
@@ -71,8 +75,14 @@ def recordings() -> Iterator[RuleGroup]:
     yield RuleGroup("slackserve-slo-long-windows", "2m", (*_windows(_LONG), _BUDGET))
 
 
-def burn_alert(alert: BurnAlert, tier: Tier, target: float) -> Alert:
+def burn_alert(alert: BurnAlert, tier: Tier, target: float, models: Sequence[str] = ()) -> Alert:
     """The alert for one tier.
+
+    Args:
+        alert: Which one.
+        tier: The tier.
+        target: Its target.
+        models: Names of the models that it holds for; all without any.
 
     Raises:
         CannotFireError: when its threshold is no fraction below 1.
@@ -85,10 +95,11 @@ def burn_alert(alert: BurnAlert, tier: Tier, target: float) -> Alert:
         )
         raise CannotFireError(msg)
     traffic = math.ceil(MIN_MISSES / threshold - 1e-9)
+    these = _these(tier, models)
     expr = (
-        f'{missed(alert.long)}{{tier="{tier}"}} > {threshold:.6g}\n'
-        f'and {missed(alert.short)}{{tier="{tier}"}} > {threshold:.6g}\n'
-        f'and {judged(alert.long)}{{tier="{tier}"}} >= {traffic}'
+        f"{missed(alert.long)}{these} > {threshold:.6g}\n"
+        f"and {missed(alert.short)}{these} > {threshold:.6g}\n"
+        f"and {judged(alert.long)}{these} >= {traffic}"
     )
     summary = (
         f"{tier} of {{{{ $labels.model }}}} misses more than {alert.factor:g} times as many objectives as "
@@ -97,26 +108,33 @@ def burn_alert(alert: BurnAlert, tier: Tier, target: float) -> Alert:
     return Alert(alert.name, expr, alert.severity, summary, tier=tier)
 
 
-def burn_alerts(tiers: TierSet) -> tuple[RuleGroup, list[str]]:
-    """The alerts of all tiers, and why some are left out."""
+def burn_alerts(tiers: TierSet, models: Sequence[str] = ()) -> tuple[RuleGroup, list[str]]:
+    """The alerts of all tiers of these models, or of all, and why some are left out."""
     alerts, left_out = [], []
     for tier in tiers.names:
         for alert in BURN_ALERTS:
             try:
-                alerts.append(burn_alert(alert, tier, tiers[tier].target))
+                alerts.append(burn_alert(alert, tier, tiers[tier].target, models))
             except CannotFireError as error:
                 left_out.append(str(error))
-    return RuleGroup("slackserve-slo-alerts", "30s", (*alerts, _top_tier(tiers))), left_out
+    return RuleGroup("slackserve-slo-alerts", "30s", (*alerts, _top_tier(tiers, models))), left_out
 
 
-def _top_tier(tiers: TierSet) -> Alert:
+def _these(tier: Tier, models: Sequence[str]) -> str:
+    """The matchers of a tier of these models, or of all."""
+    if not models:
+        return f'{{tier="{tier}"}}'
+    return f'{{model=~{json.dumps("|".join(map(re.escape, models)))},tier="{tier}"}}'
+
+
+def _top_tier(tiers: TierSet, models: Sequence[str]) -> Alert:
     """The top tier is not shed for anybody, so that it is looked after before its budget is used up."""
     half = (1.0 - tiers[tiers.top].target) / 2.0
     floor = math.ceil(MIN_MISSES / half - 1e-9)
+    these = _these(tiers.top, models)
     return Alert(
         "SlackServeTopTierLow",
-        f'{missed("1h")}{{tier="{tiers.top}"}} > {half:.6g}\n'
-        f'and {judged("1h")}{{tier="{tiers.top}"}} >= {floor}',
+        f"{missed('1h')}{these} > {half:.6g}\nand {judged('1h')}{these} >= {floor}",
         Severity.TICKET,
         f"Less than {1.0 - half:.4g} of {tiers.top}'s requests to {{{{ $labels.model }}}} have met their "
         "objectives for an hour.",
@@ -142,5 +160,5 @@ def _named(expression: str) -> str:
 
 _BUDGET: Final = RecordingRule(
     BUDGET_LEFT,
-    f"1 - {missed(BUDGET_WINDOW)}\n/ on (tier) group_left () (1 - max by (tier) ({exported(SLO_TARGET)}))",
+    f"1 - {missed(BUDGET_WINDOW)}\n/ on (model, tier) {MISSES_ALLOWED}",
 )

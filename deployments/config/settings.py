@@ -331,6 +331,10 @@ class SlackServeConfig(Section):
                 raise ValueError(explain(error, f"models.{name}")) from None
         return found
 
+    def names_given(self) -> tuple[str, ...]:
+        """What all models are called; empty where the name of one depends on what is found under its id."""
+        return () if self.model_name is None else (self.model_name, *self.models)
+
     def handoff_s(self) -> float:
         """Predicted time from the end of prefill to the first token, without a profile.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from observability.boards.queries import in_window, now, per_second
-from observability.burn_rates import BUDGET_LEFT, missed
+from observability.burn_rates import BUDGET_LEFT, MISSES_ALLOWED, missed
 from observability.grafana import Dashboard, Panel, PanelRow, Query, Unit, View
-from observability.promql import exported, grown
+from observability.promql import grown
 from telemetry.catalogue import (
     POLICY_CHANGES,
     POLICY_MARGIN,
@@ -29,12 +29,11 @@ from telemetry.catalogue import (
 )
 
 _THESE: Final = '{model=~"$model",tier=~"$tier"}'
-_ALLOWED: Final = f"(1 - max by (tier) ({exported(SLO_TARGET)}))"
 
 
 def _burn(window: str) -> Query:
     return Query(
-        f"{missed(window)}{_THESE} / on (tier) group_left () {_ALLOWED}",
+        f"{missed(window)}{_THESE} / on (model, tier) {MISSES_ALLOWED}",
         f"{{{{model}}}} {{{{tier}}}} {window}",
     )
 

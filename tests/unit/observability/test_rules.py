@@ -10,8 +10,15 @@ import pytest
 import yaml
 from promtool import needs_promtool
 
-from observability.burn_rates import BURN_ALERTS, MIN_MISSES, CannotFireError, burn_alert, burn_alerts
-from observability.files import generated
+from observability.burn_rates import (
+    BUDGET_LEFT,
+    BURN_ALERTS,
+    MIN_MISSES,
+    CannotFireError,
+    burn_alert,
+    burn_alerts,
+)
+from observability.files import generated, write
 from observability.promql import grown, quantile, select
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
 from telemetry.catalogue import FLEET_LOAD, REQUESTS, SLACK_AT_FIRST_TOKEN, TTFT
@@ -100,7 +107,7 @@ def count_of(alert, tier=None):
     return f"count(ALERTS{{{labels}}}) or vector(0)"
 
 
-def check(directory, interval, series, alert, expected, tier=None):
+def check(directory, interval, series, alert, expected, tier=None, rules=RULES):
     """Have promtool evaluate the rules over `series` and compare how many alerts fire, by minute."""
     test = {
         "interval": interval,
@@ -114,9 +121,14 @@ def check(directory, interval, series, alert, expected, tier=None):
             for at_min, firing in expected.items()
         ],
     }
-    groups = [group["name"] for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    promtool(directory, interval, test, rules)
+
+
+def promtool(directory, interval, test, rules=RULES):
+    """Have it evaluate the rules for one test."""
+    groups = [group["name"] for path in rules for group in yaml.safe_load(path.read_text())["groups"]]
     content = {
-        "rule_files": [str(path) for path in RULES],
+        "rule_files": [str(path) for path in rules],
         "evaluation_interval": interval,
         "group_eval_order": groups,
         "tests": [test],
@@ -224,9 +236,10 @@ def minutes(window):
     return int(window[:-1]) * {"m": 1, "h": 60, "d": 1440}[window[-1]]
 
 
-def judged(tier, met, missed, steps, quiet_steps=0):
+def judged(tier, met, missed, steps, quiet_steps=0, model="m"):
     """The two series of a tier that judges so many requests in each step, and then none that misses."""
-    name = f'slackserve_slo_judged_total{{model="m",served="m",tier="{tier}",objective="all",met="%s"}}'
+    labels = f'model="{model}",served="{model}",tier="{tier}",objective="all"'
+    name = f'slackserve_slo_judged_total{{{labels},met="%s"}}'
     return {
         name % "yes": f"0+{met}x{steps + quiet_steps}",
         name % "no": f"0+{missed}x{steps} {missed * steps}+0x{quiet_steps}",
@@ -287,6 +300,38 @@ def test_adapters_that_miss_together_are_told_however_little_each_is_asked(tmp_p
         for name, values in judged(PREMIUM, 0, 0.5, steps).items():
             series[name.replace('model="m"', f'model="adapter {number}"')] = values
     check(tmp_path, "1m", series, alert.name, {steps: 1}, PREMIUM)
+
+
+@needs_promtool
+def test_alerts_of_a_deployment_that_names_its_models_are_for_these_alone(tmp_path):
+    files = write(DEFAULT_TIERS, tmp_path, ["m-1.5", "org/b"])
+    rules = [path for path in files if path.parent.name == "rules"]
+    for model, firing in (("m-1.5", 1), ("org/b", 1), ("m-1x5", 0), ("other", 0)):
+        series = judged(PREMIUM, 70, 30, 75, model=model)
+        for alert in ("SlackServeBudgetBurn1h", "SlackServeTopTierLow"):
+            check(tmp_path, "1m", series, alert, {75: firing}, PREMIUM, rules)
+
+
+@needs_promtool
+def test_what_is_left_of_a_budget_is_by_the_target_of_that_model(tmp_path):
+    series = {}
+    for model, target in (("strict", 0.99), ("lax", 0.8)):
+        series |= judged(PREMIUM, 90, 10, 60, model=model)
+        series[f'slackserve_slo_target_ratio{{model="{model}",tier="{PREMIUM}"}}'] = f"{target}+0x60"
+    left = {"strict": -9, "lax": 0.5}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'round({BUDGET_LEFT}{{model="{model}"}}, 0.01)',
+                "eval_time": "60m",
+                "exp_samples": [{"labels": f'{{model="{model}",tier="{PREMIUM}"}}', "value": value}],
+            }
+            for model, value in left.items()
+        ],
+    }
+    promtool(tmp_path, "1m", test)
 
 
 def test_every_alert_is_tried():

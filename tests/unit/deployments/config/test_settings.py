@@ -392,6 +392,12 @@ def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_o
     assert coder.kv_transfer.decode_port == transfer.decode_port + 100
 
 
+def test_the_names_of_models_are_given_when_all_are():
+    further = {"model": "a", "models": {"coder": {"model": "b"}}} | TWO
+    assert parse(further | {"model_name": "chat"}).names_given() == ("chat", "coder")
+    assert parse(further).names_given() == (), "a directory would be called by its last part"
+
+
 def test_the_bounds_of_a_further_models_tier_are_checked_with_what_it_inherits():
     own = {"model": "b", "prefill": {"min_replicas": 2}}
     config = parse({"prefill": {"replicas": 3, "max_replicas": 4}, "models": {"coder": own}})
