@@ -18,6 +18,7 @@ from telemetry.catalogue import (
     REQUESTS,
     ROUTER_FALLBACKS,
     SLO_JUDGED,
+    STREAMS_PREEMPTED,
     SUBSCRIBERS,
     WORK_WASTED,
 )
@@ -31,8 +32,12 @@ MIN_FALLBACKS: Final = 5
 MAX_PREDICTION_ERROR: Final = 0.5
 
 DECODE_PREEMPTIONS: Final = "ray_vllm_num_preemptions_total"
-"""vLLM's own, labelled `ReplicaId` where ours are labelled `replica`."""
+"""vLLM's own, labelled `ReplicaId` where ours are labelled `replica`. It counts no stream that leaves."""
 _OF_DECODE: Final = f'label_replace({select(KV_USAGE, role="decode")}, "ReplicaId", "$1", "replica", "(.*)")'
+_TAKEN: Final = rate(STREAMS_PREEMPTED, "5m", "replica", by="~swap|reprefill|recompute")
+_TAKEN_UNDER_PRESSURE: Final = (
+    f'sum by (ReplicaId) (label_replace({_TAKEN}, "ReplicaId", "$1", "replica", "(.*)"))'
+)
 
 
 def cause_alerts() -> RuleGroup:
@@ -104,10 +109,18 @@ def cause_alerts() -> RuleGroup:
             Alert(
                 "SlackServeDecodePreemptions",
                 f"60 * sum by (ReplicaId) (rate({DECODE_PREEMPTIONS}[5m])) > {MAX_STOPS_PER_MIN}\n"
-                f"and on (ReplicaId) {_OF_DECODE}",
+                f"and on (ReplicaId) {_OF_DECODE}\n"
+                f"or 60 * {_TAKEN_UNDER_PRESSURE} > {MAX_STOPS_PER_MIN}",
                 Severity.TICKET,
                 "{{ $labels.ReplicaId }} takes KV memory from {{ $value | humanize }} requests a minute.",
                 for_="5m",
+            ),
+            Alert(
+                "SlackServeStreamsDropped",
+                f"{grown(STREAMS_PREEMPTED, '10m', 'replica', 'tier', by='drop')} > 0",
+                Severity.TICKET,
+                "{{ $labels.replica }} has ended {{ $value | humanize }} streams of {{ $labels.tier }} in 10 "
+                "minutes for want of KV memory.",
             ),
             Alert(
                 "SlackServeKvTransfersLost",

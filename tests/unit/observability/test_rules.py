@@ -87,6 +87,11 @@ CAUSES = {
         'ray_slackserve_engines_ended_total{model="m",role="prefill",cause="hung"}', 0.1, 0
     ),
     "SlackServeDecodePreemptions": Input('ray_vllm_num_preemptions_total{ReplicaId="d"}', 20.4, 19.6),
+    "SlackServeStreamsDropped": Input(
+        'ray_slackserve_decode_preemptions_total{replica="d",tier="background",reason="immune",by="drop"}',
+        0.1,
+        0,
+    ),
     "SlackServeKvTransfersLost": Input('ray_slackserve_kv_transfers_total{result="failed"}', 0.51, 0.49),
     "SlackServeRouterFallbacks": Input('ray_slackserve_router_fallbacks_total{cause="error"}', 1.02, 0.98),
     "SlackServePredictionsOff": gauge(
@@ -173,6 +178,17 @@ def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_pat
     check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 0})
     levels["new", "decode"] = 1
     check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 1})
+
+
+@needs_promtool
+@pytest.mark.parametrize("by", ["swap", "reprefill", "recompute"])
+def test_memory_that_decode_takes_under_pressure_is_told_as_vllms_own_is_and_once(by, tmp_path):
+    labels = f'replica="d",tier="background",reason="cost",by="{by}"'
+    ours = f"ray_slackserve_decode_preemptions_total{{{labels}}}"
+    for vllms in (0, 21):
+        series = {**BESIDE, ours: "0+21x59", 'ray_vllm_num_preemptions_total{ReplicaId="d"}': f"0+{vllms}x59"}
+        check(tmp_path, "1m", series, "SlackServeDecodePreemptions", {58: 1})
+    check(tmp_path, "1m", {**BESIDE, ours: "0+19x59"}, "SlackServeDecodePreemptions", {58: 0})
 
 
 @needs_promtool
