@@ -40,6 +40,12 @@ _TAKEN_UNDER_PRESSURE: Final = (
 )
 
 
+def _judged_models(offset: str = "") -> str:
+    """The served models whose indicator Prometheus has."""
+    served = f"group by (served) ({exported(SLO_JUDGED)}{offset})"
+    return f'group by (model) (label_replace({served}, "model", "$1", "served", "(.*)"))'
+
+
 def cause_alerts() -> RuleGroup:
     """All of them."""
     fallbacks = grown(ROUTER_FALLBACKS, "10m")
@@ -49,9 +55,13 @@ def cause_alerts() -> RuleGroup:
         (
             Alert(
                 "SlackServeSliAbsent",
-                f"absent({exported(SLO_JUDGED)})",
+                f"absent({exported(SLO_JUDGED)})\n"
+                # What another deployment's monitor exports says nothing of this one's.
+                f"or ({_judged_models(' offset 1h')} or group by (model) ({exported(MONITOR_LOST)}))\n"
+                f"unless {_judged_models()}",
                 Severity.PAGE,
-                "Nobody counts how objectives are met; the alerts on error budgets cannot fire.",
+                "Nobody counts how objectives are met{{ with $labels.model }} by {{ . }}{{ end }}; the "
+                "alerts on error budgets cannot fire.",
                 for_="5m",
             ),
             Alert(
