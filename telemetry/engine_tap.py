@@ -6,6 +6,7 @@ few numbers that SlackServe needs.
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -89,9 +90,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.steps += 1
         if getattr(iteration_stats, "num_preempted_reqs", 0):
             self._calm_steps = 0
-        for seconds in getattr(iteration_stats, "inter_token_latencies_iter", None) or ():
-            before_s = seconds if self.tpot_s is None else self.tpot_s
-            self.tpot_s = before_s + _NEWEST * (seconds - before_s)
+        if latencies_s := getattr(iteration_stats, "inter_token_latencies_iter", None):
+            # A stream that was without memory, or left out of steps, brings all of its pause.
+            step_s = median(latencies_s)
+            before_s = step_s if self.tpot_s is None else self.tpot_s
+            self.tpot_s = before_s + _NEWEST * (step_s - before_s)
             self._is_timed = True
         if scheduler_stats is None:
             return

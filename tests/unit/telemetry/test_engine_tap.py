@@ -119,3 +119,18 @@ def test_the_pace_is_told_once_for_the_tokens_that_it_is_of():
     assert tap.tpot_s == pytest.approx(0.02), "what a step takes is known nevertheless"
     tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02]))
     assert tap.newest_tpot_s() == pytest.approx(0.02)
+
+
+def test_the_pace_of_a_step_is_that_of_most_of_its_streams_not_of_one_that_comes_back():
+    tap = EngineTap("decode", Nothing())
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02] * 8))
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02, 0.02, 30.0]))
+    assert tap.tpot_s == pytest.approx(0.02)
+
+
+def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
+    few, many = EngineTap("decode", Nothing()), EngineTap("decode", Nothing())
+    for tap, streams in ((few, 1), (many, 64)):
+        for seconds in (0.02, 0.04):
+            tap.record(None, SimpleNamespace(inter_token_latencies_iter=[seconds] * streams))
+    assert few.tpot_s == many.tpot_s == pytest.approx(0.024)
