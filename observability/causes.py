@@ -26,7 +26,8 @@ from telemetry.catalogue import (
 MAX_STOPS_PER_MIN: Final = 20
 MAX_WASTED: Final = 0.05
 """Of a prefill replica's time."""
-MAX_LOST_TRANSFERS: Final = 5
+MAX_LOST_TRANSFERS: Final = 0.01
+MIN_LOST_TRANSFERS: Final = 5
 MAX_FALLBACKS: Final = 0.01
 MIN_FALLBACKS: Final = 5
 MAX_PREDICTION_ERROR: Final = 0.5
@@ -49,6 +50,7 @@ def _judged_models(offset: str = "") -> str:
 def cause_alerts() -> RuleGroup:
     """All of them."""
     fallbacks = grown(ROUTER_FALLBACKS, "10m")
+    lost = grown(KV_TRANSFERS, "10m", "result", result="~failed|expired")
     return RuleGroup(
         "slackserve-causes",
         "30s",
@@ -134,9 +136,11 @@ def cause_alerts() -> RuleGroup:
             ),
             Alert(
                 "SlackServeKvTransfersLost",
-                f"{grown(KV_TRANSFERS, '10m', 'result', result='~failed|expired')} > {MAX_LOST_TRANSFERS}",
+                f"{lost}\n/ on () group_left () {grown(KV_TRANSFERS, '10m')} > {MAX_LOST_TRANSFERS}\n"
+                f"and {lost} > {MIN_LOST_TRANSFERS}",
                 Severity.TICKET,
-                "{{ $value | humanize }} NIXL transfers of the last 10 minutes have {{ $labels.result }}.",
+                "{{ $value | humanizePercentage }} of the NIXL transfers of the last 10 minutes have "
+                "{{ $labels.result }}.",
             ),
             Alert(
                 "SlackServeRouterFallbacks",

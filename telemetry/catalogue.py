@@ -151,7 +151,10 @@ CONTINUATIONS: Final = _counter(
 KV_BYTES: Final = _counter(
     "slackserve_kv_transfer_bytes", "bytes", "KV cache pulled over NIXL, counted by the connector."
 )
-KV_TRANSFERS: Final = _counter("slackserve_kv_transfers", "transfers", "NIXL transfers by result.", "result")
+KV_TRANSFERS: Final = _counter(
+    "slackserve_kv_transfers", "transfers",
+    "NIXL transfers by result; those of a replica's ranks for one request are one.", "result",
+)  # fmt: skip
 KV_SECONDS: Final = _histogram("slackserve_kv_transfer_seconds", "Duration of one NIXL transfer.")
 KV_USAGE: Final = _gauge(
     "slackserve_kv_usage_ratio", "ratio", "Fraction of a replica's KV blocks in use.", "role"

@@ -49,6 +49,9 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.load: DecodeLoad | None = None
         self._pressure: PressureFigures | None = None
         self._calm_steps = _CALM_STEPS
+        self._ranks = 1
+        self._done_ranks = 0
+        """Parts of transfers that are done, of ranks whose others are not yet."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
         self._role = role
@@ -65,7 +68,9 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
             msg = "the engine keeps no statistics; remove disable_log_stats from its engine arguments"
             raise RuntimeError(msg)
         manager.stat_loggers.append(self)
-        cache = engine._engine_client.vllm_config.cache_config  # noqa: SLF001 - no public way in
+        config = engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
+        self._ranks = config.parallel_config.tensor_parallel_size
+        cache = config.cache_config
         self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
         self.caches_prefixes = bool(cache.enable_prefix_caching)
 
@@ -125,6 +130,9 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))
         for seconds in stats.get("transfer_duration", ()):
             self._instruments.observe(KV_SECONDS, seconds)
-        self._instruments.count(KV_TRANSFERS, len(stats.get("transfer_duration", ())), result="done")
-        self._instruments.count(KV_TRANSFERS, len(stats.get("num_failed_transfers", ())), result="failed")
-        self._instruments.count(KV_TRANSFERS, len(stats.get("num_kv_expired_reqs", ())), result="expired")
+        self._done_ranks += len(stats.get("transfer_duration", ()))
+        done, self._done_ranks = divmod(self._done_ranks, self._ranks)
+        self._instruments.count(KV_TRANSFERS, done, result="done")
+        # One rank alone may fail, and then no other tells of that transfer.
+        for result, stat in (("failed", "num_failed_transfers"), ("expired", "num_kv_expired_reqs")):
+            self._instruments.count(KV_TRANSFERS, -(-len(stats.get(stat, ())) // self._ranks), result=result)

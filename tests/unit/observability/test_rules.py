@@ -257,6 +257,16 @@ def test_a_scrape_that_failed_makes_nothing_of_what_a_counter_had_before(gap, tm
 
 
 @needs_promtool
+@pytest.mark.parametrize(("lost", "firing"), [(0.9, 0), (1.1, 1)])
+def test_kv_transfers_that_are_lost_are_told_when_they_are_many_of_all(lost, firing, tmp_path):
+    series = {
+        'ray_slackserve_kv_transfers_total{result="done"}': "0+99x60",
+        'ray_slackserve_kv_transfers_total{result="failed"}': f"0+{lost}x60",
+    }
+    check(tmp_path, "1m", series, "SlackServeKvTransfersLost", {58: firing})
+
+
+@needs_promtool
 def test_a_few_requests_without_the_router_are_not_told(tmp_path):
     series = {
         'ray_slackserve_requests_total{tier="premium"}': "0+0.4x60",

@@ -1,5 +1,6 @@
 """Steps are counted, and after vLLM has taken a request's memory a pass may compute a prompt for a while."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
@@ -134,3 +135,37 @@ def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
         for seconds in (0.02, 0.04):
             tap.record(None, SimpleNamespace(inter_token_latencies_iter=[seconds] * streams))
     assert few.tpot_s == many.tpot_s == pytest.approx(0.024)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
+    counted = Counter()
+
+    class Counting(Nothing):
+        def count(self, metric, value=1.0, **labels):
+            counted[labels.get("result", metric.name)] += value
+
+        def observe(self, *_, **__):
+            pass
+
+    tap = EngineTap("decode", Counting())
+    tap.attach(engine_of(ranks))
+
+    def told(**stats):
+        scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0)
+        tap.record(scheduler, None)
+
+    told(num_kv_expired_reqs=[1] * ranks, num_failed_transfers=[1] * 2 * ranks)
+    told(num_failed_transfers=[1])
+    told(transfer_duration=[0.1] * (ranks - 1))
+    told(transfer_duration=[0.1] * (ranks + 1))
+    assert (counted["expired"], counted["failed"], counted["done"]) == (1, 3, 2)
+
+
+def engine_of(ranks):
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+    )
+    client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[]), vllm_config=config)
+    return SimpleNamespace(_engine_client=client)
