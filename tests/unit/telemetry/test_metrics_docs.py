@@ -14,7 +14,7 @@ from slo.monitor.directives import DirectiveReason
 from slo.outcomes import Outcome
 from slo.preemption.types import KeepReason, PreemptReason
 from slo.replacement import FailureCause, ReplacementOutcome
-from telemetry.catalogue import ALL, MONITOR, MetricKind
+from telemetry.catalogue import ALL, MONITOR, PREFILL, SLACK_AT_FIRST_TOKEN, TTFT, MetricKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
@@ -47,6 +47,12 @@ def test_every_metric_has_a_row_with_its_type_unit_and_labels(metric):
     assert set(re.findall(r"`(\w+)`", labels)) == set(metric.labels)
     assert (labels == "none") == (not metric.labels)
     assert meaning
+
+
+@pytest.mark.parametrize("metric", [TTFT, SLACK_AT_FIRST_TOKEN, PREFILL], ids=lambda metric: metric.name)
+def test_what_takes_until_morning_is_told_from_what_takes_minutes(metric):
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+    assert [bound for bound in metric.buckets if bound > 120] == [300, 900, 3600, 14400]
 
 
 def test_every_label_has_its_values_explained():
