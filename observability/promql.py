@@ -19,6 +19,8 @@ _WATCHED: Final = "count(up offset 5m)[50m:5m]"
 
 Shorter than an hour by the offset and by how long Prometheus holds on to a sample.
 """
+_REACHED: Final = "(up offset 5m)[50m:5m]"
+"""In the same time, whether each target could be scraped; nothing of one that is new."""
 
 
 def exported(metric: Metric) -> str:
@@ -54,11 +56,13 @@ def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
 
     Ray exports a counter only once it has counted, and `increase` does not see what a series begins with. A
     series begins when it was not seen for an hour in which others were: a scrape that failed is no beginning,
-    nor is a Prometheus that was away.
+    nor is a Prometheus that was away, or a target that could not be reached.
     """
     series = select(metric, **matchers)
     begun = f"(max_over_time({series}[{window}]) unless max_over_time({series}[{_SEEN}] offset {window}))"
-    begun = f"({begun} and on () count_over_time({_WATCHED} offset {window}))"
+    begun = f"{begun} and on () count_over_time({_WATCHED} offset {window})"
+    away = f"max_over_time({_REACHED} offset {window}) == 0"
+    begun = f"({begun} unless on (instance, job) ({away}))"
     return _summed(metric, f"{begun} or increase({series}[{window}])", by)
 
 

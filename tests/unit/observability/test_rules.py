@@ -244,6 +244,29 @@ def test_a_prometheus_that_was_away_makes_nothing_of_what_a_counter_had_before(a
 
 
 @needs_promtool
+@pytest.mark.parametrize("away_min", [30, 60, 68, 70, 72, 75, 79, 81, 300])
+def test_a_node_that_could_not_be_reached_makes_nothing_of_what_a_counter_had_before(away_min, tmp_path):
+    node = 'instance="n1",job="ray"'
+    series = {
+        f"up{{{node}}}": f"1x30 0x{away_min} 1x60",
+        'up{instance="n2",job="ray"}': f"1x{95 + away_min}",
+        f'ray_slackserve_kv_transfers_total{{result="expired",{node}}}': f"100x30 _x{away_min} 100x60",
+    }
+    check(tmp_path, "1m", series, "SlackServeKvTransfersLost", dict.fromkeys(range(28, 90 + away_min), 0))
+
+
+@needs_promtool
+def test_what_the_counter_of_a_new_node_begins_with_counts(tmp_path):
+    node = 'instance="n2",job="ray"'
+    series = {
+        'up{instance="n1",job="ray"}': "1x60",
+        f"up{{{node}}}": "_x20 1x40",
+        f'ray_slackserve_kv_transfers_total{{result="expired",{node}}}': "_x22 6x38",
+    }
+    check(tmp_path, "1m", series, "SlackServeKvTransfersLost", {21: 0, 23: 1, 29: 1, 45: 0})
+
+
+@needs_promtool
 @pytest.mark.parametrize("gap", ["stale", "_x3", "stale _x30"])
 def test_a_scrape_that_failed_makes_nothing_of_what_a_counter_had_before(gap, tmp_path):
     series = {
