@@ -141,8 +141,8 @@ class Admission:
         return self._reserve.kept(part, now_s) * view.pool_blocks * view.block_tokens
 
     def reserve(self, now_s: float) -> float:
-        """All that is kept for the top tier, as a part of the pool."""
-        return self._reserve.part(now_s)
+        """All that is kept for the top tier, as a part of the pool; nothing where there is no other tier."""
+        return self._reserve.part(now_s) if self._tiers.top_rank else 0.0
 
 
 @dataclass(frozen=True, slots=True)

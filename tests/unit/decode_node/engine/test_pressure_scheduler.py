@@ -742,6 +742,14 @@ def test_own_tiers_are_ranked_as_they_are_configured(stepped):
     assert engine.preempted[0] == "tin"
 
 
+def test_of_one_tier_alone_nothing_is_kept_and_nothing_is_said_to_be(stepped):
+    engine = stepped(24, additional=DecodeSetup({"only": 1.0}).encode())
+    engine.add("one", 100, 20, tier="only")
+    engine.step()
+    assert engine.scheduler._admission.reserve(time.monotonic()) == 0.0
+    engine.finish()
+
+
 def test_lengths_are_learned_from_answers_that_end_by_themselves(stepped):
     engine = stepped(200)
     for number in range(30):
