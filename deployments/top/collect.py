@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -136,7 +137,9 @@ class Collector:
         )
         now_s = time.monotonic()
         if fleet is not None:
-            self._forget(works, now_s)
+            # A router that has just started has not heard of all of them yet.
+            named = {each["replica"] for role in ("prefill", "decode") for each in fleet[role]}
+            self._forget(works, now_s, named if fleet["ready"] else None)
         return Frame(
             model=self._running.model,
             taken_at=datetime.now().astimezone(),
@@ -175,10 +178,12 @@ class Collector:
             "silent_s": heard.silent_s(now_s),
         }
 
-    def _forget(self, works: Mapping[str, Any], now_s: float) -> None:
+    def _forget(self, works: Mapping[str, Any], now_s: float, named: AbstractSet[str] | None) -> None:
+        """Of those that do not answer, those that are long silent, and those that a router knows no more."""
         for known in (self._prefill, self._decode):
             for replica, heard in list(known.items()):
-                if works.get(replica) is None and heard.silent_s(now_s) > _FORGOTTEN_S:
+                is_over = named is not None and replica not in named
+                if works.get(replica) is None and (is_over or heard.silent_s(now_s) > _FORGOTTEN_S):
                     del known[replica]
 
 

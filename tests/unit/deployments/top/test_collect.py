@@ -27,6 +27,8 @@ class FakeDeployment:
         self.asked = []
         self.router_fails = None
         self.monitored = False
+        self.ready = True
+        self.decode = ("d",)
         self.running = RunningDeployment(
             "tiny",
             "127.0.0.1:1",
@@ -49,8 +51,9 @@ class FakeDeployment:
             raise self.router_fails
         state = {"kv_usage": 0.0, "outstanding": 1, "outstanding_tokens": 10}
         prefill = [{"replica": name, "reported_s_ago": s, **state} for name, s in self.silent_s.items()]
-        decode = [{"replica": "d", "reported_s_ago": 0.0, "kv_usage": 0.5, "running": 2}]
-        return {"ready": True, "monitored": self.monitored, "prefill": prefill, "decode": decode}
+        state = {"reported_s_ago": 0.0, "kv_usage": 0.5, "running": 2}
+        decode = [{"replica": name, **state} for name in self.decode]
+        return {"ready": self.ready, "monitored": self.monitored, "prefill": prefill, "decode": decode}
 
 
 def answers(frame):
@@ -101,6 +104,26 @@ async def test_a_router_that_has_just_started_does_not_make_replicas_vanish():
     await collector.look(1.0)
     del deployment.silent_s["b"]
     assert answers(await collector.look(1.0)) == {"a": True, "b": True}
+
+
+async def test_a_replica_that_was_taken_away_is_not_shown_as_one_that_does_not_answer():
+    deployment = FakeDeployment("a", "b")
+    collector = Collector(deployment.running)
+    await collector.look(1.0)
+    del deployment.silent_s["b"]
+    deployment.serving.remove("b")
+    deployment.decode = ()
+    frame = await collector.look(1.0)
+    assert answers(frame) == {"a": True}
+    assert frame.decode == ()
+
+
+async def test_of_a_router_that_has_just_started_nobody_is_said_to_be_taken_away():
+    deployment = FakeDeployment("a")
+    collector = Collector(deployment.running)
+    await collector.look(1.0)
+    deployment.decode, deployment.ready = (), False
+    assert len((await collector.look(1.0)).decode) == 1
 
 
 async def test_of_replicas_that_have_long_been_silent_those_that_answer_are_shown_and_marked():
