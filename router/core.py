@@ -43,6 +43,8 @@ from slo.tiers import ObjectiveName, Tier, TierPolicy
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 60.0
 """Who is not taken as decode has too many prompts to compute is told to come back between these."""
+_PROBE_EVERY_S: Final = 5.0
+"""So often a request of a tenant is let in that only what has been learned says will be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class RouterCore:
         self._path_by_decode = PathTime()
         """Of requests whose first token decode samples."""
         self._answers = OutputLengths()
+        self._probed_s: dict[str, float] = {}
+        """When a request of a tenant was last let in to learn from."""
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -193,7 +197,8 @@ class RouterCore:
             return self._compute_on_decode(request, prefill, newcomer, terms, choice, decode, now_s)
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
-        if (late_s := max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)) > 0:
+        late_s = max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)
+        if late_s > 0 and not self._is_probe(request, terms, choice, wait_s, now_s):
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
                 self._gate.withdrawn(request.job_id, now_s, lacked_decode=choice.end_s <= terms.latest_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -446,6 +451,24 @@ class RouterCore:
         e2e_s = ttft_s + tpot_s * max(0, self._answer_tokens(request) - 1)
         return idle, prefill_s, request.objective.out_of_reach(Alone(prefill_s, ttft_s, tpot_s, e2e_s))
 
+    def _is_probe(
+        self, request: PlacementRequested, terms: _Terms, choice: Choice, wait_s: float, now_s: float
+    ) -> bool:
+        """Whether a request is let in that is late by nothing but what has been learned; then it counts.
+
+        What is refused teaches nothing: one slow first token would have all others refused for good.
+        """
+        if now_s - self._probed_s.get(request.tenant, -math.inf) < _PROBE_EVERY_S:
+            return False
+        latest_s = terms.latest_s
+        if _tells_the_way(request, choice, wait_s):
+            handoff_s = choice.replica.predictor.handoff_s
+            latest_s += max(0.0, self._path_of(request).seconds(handoff_s) - handoff_s)
+        if choice.end_s + wait_s > latest_s:
+            return False
+        self._probed_s[request.tenant] = now_s
+        return True
+
     def _path_of(self, request: PlacementRequested) -> PathTime:
         return self._path_by_decode if request.decode_samples_first else self._path
 
@@ -488,7 +511,7 @@ class RouterCore:
         tier = request.objective.tier
         without_s = choice.end_s + wait_s - terms.arrived_s
         path = self._path_of(request)
-        if not replica.jobs and wait_s == 0 and not request.is_admitted:
+        if _tells_the_way(request, choice, wait_s):
             path.placed(request.job_id, without_s)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
         if request.prefix_hashes:
@@ -510,6 +533,11 @@ class RouterCore:
             decode_wait_s=wait_s,
             unattainable=terms.unattainable,
         )
+
+
+def _tells_the_way(request: PlacementRequested, choice: Choice, wait_s: float) -> bool:
+    """Whether the first token of a request will say how long the way takes: nothing holds it up."""
+    return not choice.replica.jobs and wait_s == 0 and not request.is_admitted
 
 
 def _max_cached(cached: Mapping[ReplicaId, int], replicas: Sequence[PrefillView]) -> int:

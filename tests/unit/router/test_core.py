@@ -308,6 +308,44 @@ def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
     assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
 
 
+def after_slow_first_tokens(slow):
+    """A router on whose idle replica every request so far got its first token after 3 s."""
+    router = core(prefill=1, stale_after_s=1000.0)
+    for number in range(slow):
+        assert isinstance(router.place(request(f"slow-{number}", 100), float(number)), Placed)
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-slow-{number}"),)), number + 0.1)
+        router.job_ended(JobEnded(JobId(f"job-slow-{number}"), ttft_s=3.0), number + 0.2)
+    return router
+
+
+@pytest.mark.parametrize("slow", [1, 32])
+def test_a_slow_way_does_not_have_requests_refused_for_good(slow):
+    router = after_slow_first_tokens(slow)
+    refused = []
+    for number in range(slow, slow + 200):
+        router.prefill_reported(report("prefill-0"), float(number))
+        asked = request(number, 100, ttft_s=0.5, explicit=True)
+        if isinstance(router.place(asked, float(number)), Rejected):
+            refused.append(number - slow)
+        else:
+            router.prefill_reported(report("prefill-0", ended=(asked.job_id,)), number + 0.1)
+            router.job_ended(JobEnded(asked.job_id, ttft_s=0.2), number + 0.2)
+    assert max(refused, default=0) < (10 if slow == 1 else 100)
+
+
+def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
+    router = after_slow_first_tokens(4)
+    decided = [router.place(request(n, 100, ttft_s=0.5, explicit=True), 100.0) for n in range(10)]
+    assert [type(one) for one in decided] == [Placed] + [Rejected] * 9
+    assert isinstance(router.place(request(10, 100, ttft_s=0.5, explicit=True), 110.0), Rejected), (
+        "no idle one"
+    )
+    router.job_ended(JobEnded(JobId("job-0")), 111.0)
+    hopeless = request(11, 100, ttft_s=0.15, explicit=True)
+    assert isinstance(router.place(hopeless, 111.0), Rejected), "late whatever the way takes"
+    assert isinstance(router.place(request(12, 100, ttft_s=0.5, explicit=True), 111.0), Placed)
+
+
 def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):
     asked = replace(Objective(STANDARD, None, None, e2e_s=e2e_s), **objective)
     return PlacementRequested(JobId(f"e2e-{number}"), asked, False, 1000, 0, output_tokens=output_tokens)
