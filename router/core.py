@@ -198,7 +198,7 @@ class RouterCore:
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         late_s = max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)
-        if late_s > 0 and not self._is_probe(request, terms, choice, wait_s, now_s):
+        if late_s > 0 and not self._is_probe(request, choice, decode, memory_s, wait_s, now_s):
             if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
                 self._gate.withdrawn(request.job_id, now_s, lacked_decode=choice.end_s <= terms.latest_s)
             best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
@@ -452,19 +452,28 @@ class RouterCore:
         return idle, prefill_s, request.objective.out_of_reach(Alone(prefill_s, ttft_s, tpot_s, e2e_s))
 
     def _is_probe(
-        self, request: PlacementRequested, terms: _Terms, choice: Choice, wait_s: float, now_s: float
+        self,
+        request: PlacementRequested,
+        choice: Choice,
+        decode: DecodeView,
+        memory_s: float,
+        wait_s: float,
+        now_s: float,
     ) -> bool:
         """Whether a request is let in that is late by nothing but what has been learned; then it counts.
 
-        What is refused teaches nothing: one slow first token would have all others refused for good.
+        What is refused teaches nothing: one slow first token, or a few texts of unusually many tokens, would
+        have all others refused for good.
         """
-        if now_s - self._probed_s.get(request.tenant, -math.inf) < _PROBE_EVERY_S:
+        probed_s = self._probed_s.get(request.tenant, -math.inf)
+        if now_s - probed_s < _PROBE_EVERY_S or not _tells_the_way(request, choice, wait_s):
             return False
-        latest_s = terms.latest_s
-        if _tells_the_way(request, choice, wait_s):
-            handoff_s = choice.replica.predictor.handoff_s
-            latest_s += max(0.0, self._path_of(request).seconds(handoff_s) - handoff_s)
-        if choice.end_s + wait_s > latest_s:
+        predictor = choice.replica.predictor
+        handoff_s = predictor.handoff_s
+        tokens = self.view.unlearned_tokens(request)
+        terms = self._terms(request, tokens, {}, (choice.replica,), decode, memory_s, now_s)
+        latest_s = terms.latest_s + max(0.0, self._path_of(request).seconds(handoff_s) - handoff_s)
+        if min(choice.end_s, now_s + predictor.prefill_s(tokens)) > latest_s:
             return False
         self._probed_s[request.tenant] = now_s
         return True
@@ -536,7 +545,7 @@ class RouterCore:
 
 
 def _tells_the_way(request: PlacementRequested, choice: Choice, wait_s: float) -> bool:
-    """Whether the first token of a request will say how long the way takes: nothing holds it up."""
+    """Whether nothing holds a request up, so that its first token will say how long the way takes."""
     return not choice.replica.jobs and wait_s == 0 and not request.is_admitted
 
 

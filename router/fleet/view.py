@@ -188,11 +188,11 @@ class FleetView:
 
         None of them counts for more than the model takes.
         """
-        tokens = request.prompt_tokens
-        if tokens is None:
-            tokens = self._prompt_length_of(request.tenant).tokens(request.prompt_bytes)
-        longest = self._limits.longest
-        return tokens if longest is None else min(tokens, longest * request.prompts)
+        return self._tokens(request, self._prompt_length_of(request.tenant))
+
+    def unlearned_tokens(self, request: PlacementRequested) -> int:
+        """The same, if its tenant's texts had no more tokens than others' have; no more than by them."""
+        return min(self.tokens(request), self._tokens(request, _UNLEARNED))
 
     def block_tokens(self, request: PlacementRequested) -> float:
         """Tokens that one of a request's prefix hashes stands for, estimated when it came as text."""
@@ -219,6 +219,13 @@ class FleetView:
         block_tokens = self.block_tokens(request)
         found = leading_blocks(request.prefix_hashes)
         return {name: min(tokens - 1, int(count * block_tokens)) for name, count in found.items()}
+
+    def _tokens(self, request: PlacementRequested, estimator: PromptLengthEstimator) -> int:
+        tokens = request.prompt_tokens
+        if tokens is None:
+            tokens = estimator.tokens(request.prompt_bytes)
+        longest = self._limits.longest
+        return tokens if longest is None else min(tokens, longest * request.prompts)
 
     def _prompt_length_of(self, tenant: str) -> PromptLengthEstimator:
         """One for each tenant: what one sends does not change what another is refused."""

@@ -346,6 +346,34 @@ def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
     assert isinstance(router.place(request(12, 100, ttft_s=0.5, explicit=True), 111.0), Placed)
 
 
+def test_a_text_is_not_refused_for_good_for_the_length_of_earlier_ones():
+    router = core(prefill=1, stale_after_s=1000.0)
+    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    router.prefill_reported(report("prefill-0", learned=dense), 0.0)
+    placed = []
+    for number in range(100):
+        text = replace(request(number, None, ttft_s=3.0, explicit=True), prompt_bytes=8000)
+        if isinstance(router.place(text, float(number)), Placed):
+            placed.append(number)
+            learned = ((ANONYMOUS.name, 8000, 2000),)
+            ended = report("prefill-0", ended=(text.job_id,), learned=learned)
+            router.prefill_reported(ended, number + 0.5)
+            router.job_ended(JobEnded(text.job_id, ttft_s=2.1), number + 0.6)
+    assert placed[:3] == [0, 5, 10], "too long by what is known of its tenant's texts"
+    assert placed[-15:] == [*range(85, 100)], "learned from those that were let in"
+
+
+def test_a_text_is_refused_that_would_be_late_as_any_text():
+    router = core(prefill=1, stale_after_s=1000.0)
+    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    router.prefill_reported(report("prefill-0", learned=dense), 0.0)
+    for number in range(20):
+        text = replace(request(number, None, ttft_s=1.5, explicit=True), prompt_bytes=8000)
+        assert isinstance(router.place(text, 10.0 * number), Rejected)
+        known = request(f"known-{number}", 3000, ttft_s=3.0, explicit=True)
+        assert isinstance(router.place(known, 10.0 * number), Rejected), "its length is no estimate"
+
+
 def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):
     asked = replace(Objective(STANDARD, None, None, e2e_s=e2e_s), **objective)
     return PlacementRequested(JobId(f"e2e-{number}"), asked, False, 1000, 0, output_tokens=output_tokens)
