@@ -8,7 +8,7 @@ the Serve deployment around it is `router.serve.deployment`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,7 +36,7 @@ from slo.objectives import Alone
 from slo.predict.path_time import PathTime
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
-from slo.reports import PrefillReported
+from slo.reports import PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import ObjectiveName, Tier, TierPolicy
 
@@ -103,6 +103,8 @@ class RouterCore:
         self._answers = OutputLengths()
         self._probed_s: dict[str, float] = {}
         """When a request of a tenant was last let in to learn from."""
+        self._lost: dict[JobId, float] = {}
+        """Prefills whose replica was lost, and when; the oldest first."""
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -118,9 +120,32 @@ class RouterCore:
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """See `FleetView.prefill_reported`."""
+        self._lose(self.view.forget_silent(now_s), now_s)
+        self._give_up_lost(now_s)
         self._gate.served(event.ended)
         self._has_had_prefill = True
         return self.view.prefill_reported(event, now_s)
+
+    def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
+        """See `FleetView.replica_gone`."""
+        self._lose(self.view.replica_gone(event), now_s)
+
+    def _lose(self, prefills: Iterable[JobId], now_s: float) -> None:
+        for job_id in prefills:
+            self._lost[job_id] = now_s
+
+    def _give_up_lost(self, now_s: float) -> None:
+        """Count as done what was lost and not placed again: it had ended, and nobody can say so any more.
+
+        Its request streams, and would stand in the queue until it ends.
+        """
+        while self._lost:
+            job_id, lost_s = next(iter(self._lost.items()))
+            if now_s - lost_s < self._limits.in_transit_s:
+                return
+            del self._lost[job_id]
+            if not self.view.is_to_prefill(job_id):
+                self._gate.served((job_id,))
 
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
         """Forget a request wherever it is, and learn from it."""

@@ -110,8 +110,6 @@ class FleetView:
         Returns:
             The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
         """
-        if now_s - self._swept_at_s >= self._limits.stale_after_s:
-            self._forget_silent(now_s)
         replica = self.prefill.get(event.replica_id)
         if replica is None:
             replica = PrefillView(event.replica_id, event.predictor, now_s, self._weights)
@@ -148,12 +146,28 @@ class FleetView:
         if event.kv_tokens:
             self.held.resize(event.replica_id, event.kv_tokens)
 
-    def replica_gone(self, event: ReplicaGone) -> None:
-        """A replica is gone, and all that it had with it."""
-        self.prefill.pop(event.replica_id, None)
+    def replica_gone(self, event: ReplicaGone) -> list[JobId]:
+        """A replica is gone, and all that it had with it; returns its prefills, those on their way too."""
+        prefill = self.prefill.pop(event.replica_id, None)
         self.decode.pop(event.replica_id, None)
         self.prefixes.forget(event.replica_id)
         self.held.forget(event.replica_id)
+        return [] if prefill is None else list(prefill.jobs)
+
+    def forget_silent(self, now_s: float) -> list[JobId]:
+        """Forget replicas that were killed, as nobody says goodbye for them; returns as `replica_gone`."""
+        if now_s - self._swept_at_s < self._limits.stale_after_s:
+            return []
+        self._swept_at_s = now_s
+        limit_s = _FORGET_AFTER * self._limits.stale_after_s
+        reported_at_s = [(one.replica_id, one.reported_at_s) for one in self.prefill.values()]
+        reported_at_s += [(one.replica_id, one.reported_at_s) for one in self.decode.values()]
+        gone = [replica_id for replica_id, at_s in reported_at_s if now_s - at_s > limit_s]
+        return [job_id for replica_id in gone for job_id in self.replica_gone(ReplicaGone(replica_id))]
+
+    def is_to_prefill(self, job_id: JobId) -> bool:
+        """Whether a replica has the prefill of a request, or it is on its way to one."""
+        return any(job_id in replica.jobs for replica in self.prefill.values())
 
     def placed_on_decode(
         self, decode: DecodeView, newcomer: Newcomer, request: PlacementRequested, now_s: float
@@ -251,16 +265,6 @@ class FleetView:
         for job_id, cached_tokens in event.hits:
             if (job := replica.jobs.get(job_id)) is not None:
                 self.prefixes.found(event.replica_id, job.cached_tokens, cached_tokens)
-
-    def _forget_silent(self, now_s: float) -> None:
-        """Forget replicas that were killed: nobody says goodbye for them."""
-        self._swept_at_s = now_s
-        limit_s = _FORGET_AFTER * self._limits.stale_after_s
-        for fleet in (self.prefill, self.decode):
-            for replica_id in [key for key, it in fleet.items() if now_s - it.reported_at_s > limit_s]:
-                del fleet[replica_id]
-                self.prefixes.forget(replica_id)
-                self.held.forget(replica_id)
 
 
 def _reported_job(

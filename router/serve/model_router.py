@@ -125,7 +125,7 @@ class ModelRouter:
             lowest = replace(request.objective, tier=self._tiers.lowest)
             request = replace(request, objective=lowest)
         if request.lost_replica is not None:
-            self._core.view.replica_gone(ReplicaGone(request.lost_replica))
+            self._core.replica_gone(ReplicaGone(request.lost_replica), started_s)
         decision = self._core.place(request, started_s)
         self._instruments.observe(catalogue.DECISION, time.monotonic() - started_s)
         self._show_load((request.objective.tier,), started_s)
@@ -188,7 +188,7 @@ class ModelRouter:
                 self._core.view.decode_reported(report, time.monotonic())
                 self._show_load(self._tiers.names, time.monotonic())  # also of a model that nobody asks for
             case ReplicaGone():
-                self._core.view.replica_gone(report)
+                self._core.replica_gone(report, time.monotonic())
                 self._count(report)
             case _:
                 assert_never(report)

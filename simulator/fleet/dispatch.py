@@ -97,7 +97,7 @@ class Dispatch:
 
     def gone(self, replica_id: ReplicaId) -> None:
         """A replica's death has been noticed."""
-        self._core.view.replica_gone(ReplicaGone(replica_id))
+        self._core.replica_gone(ReplicaGone(replica_id), self._loop.now_s)
 
     def demand(self) -> tuple[float, float]:
         """As `AdmissionController.demand`."""

@@ -49,6 +49,64 @@ def request(number, tokens, tier=STANDARD, ttft_s=..., explicit=False, **rest):
     return PlacementRequested(JobId(f"job-{number}"), objective, explicit, tokens, 0, **rest)
 
 
+def admitted(*replicas, max_backlog_s=100.0):
+    """A router that admits, without a limit that matters, and its admission."""
+    rules = AdmissionRules(max_backlog_s=max_backlog_s, max_late_backlog_s=max_backlog_s)
+    admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), lambda: 1.0)
+    limits = RouterLimits(stale_after_s=10.0)
+    router = RouterCore(DEFAULT_TIERS, LeastHarm(), limits, 0.0, gate=Gate(admission))
+    for name in replicas:
+        router.prefill_reported(report(name), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
+    return router, admission
+
+
+def runs(number, tokens, tier=PREMIUM):
+    return OutstandingJob(JobId(f"job-{number}"), tier, tokens, None, tokens * LINE.per_token_s)
+
+
+def placed_again(number, tokens, *failed):
+    asked = ReplacementRequested(
+        JobId(f"job-{number}"),
+        PREMIUM,
+        None,
+        explicit_deadline=False,
+        tokens=tokens,
+        decode_replica=ReplicaId("decode-0"),
+        failed_replicas=failed,
+        cause=FailureCause.SILENT,
+    )
+    return PlacementRequested.again(asked)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_prefill_that_ended_with_its_replica_is_no_backlog(is_silent, is_named):
+    router, admission = admitted("a")
+    router.place(request(1, 1000, PREMIUM), 0.0)
+    if is_named:
+        router.prefill_reported(report("a", runs(1, 1000)), 0.1)
+    if not is_silent:
+        router.replica_gone(ReplicaGone(ReplicaId("a")), 1.0)
+    router.prefill_reported(report("b"), 4.0)
+    assert admission.backlog_s(PREMIUM) == 1.0, "it may yet ask for another place"
+    for at_s in range(5, 50 if is_silent else 8):
+        router.prefill_reported(report("b"), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_a_lost_prefill_that_is_placed_again_is_backlog_until_it_ends():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.replica_gone(ReplicaGone(first), 1.0)
+    other = router.place(placed_again(1, 1000, first), 3.0).prefill_replica
+    for at_s in range(3, 60):
+        router.prefill_reported(report(other, runs(1, 1000)), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 1.0
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 60.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
 def without_prefill(max_local=2, **given):
     limits = RouterLimits(stale_after_s=100.0, local_prefill=max_local > 0, max_local_prefills=max_local)
     router = RouterCore(POLICIES, LeastHarm(), limits, **given)
