@@ -105,6 +105,8 @@ class RouterCore:
         """When a request of a tenant was last let in to learn from."""
         self._lost: dict[JobId, float] = {}
         """Prefills whose replica was lost, and when; the oldest first."""
+        self._again: dict[JobId, ReplicaId] = {}
+        """Where a prefill was last placed, of those that were placed again."""
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -122,7 +124,9 @@ class RouterCore:
         """See `FleetView.prefill_reported`."""
         self._lose(self.view.forget_silent(now_s), now_s)
         self._give_up_lost(now_s)
-        self._gate.served(event.ended)
+        # Where a prefill is by now placed again, its end elsewhere is that of an earlier attempt.
+        own = event.replica_id
+        self._gate.served(job_id for job_id in event.ended if self._again.get(job_id, own) == own)
         self._has_had_prefill = True
         return self.view.prefill_reported(event, now_s)
 
@@ -150,6 +154,7 @@ class RouterCore:
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
         """Forget a request wherever it is, and learn from it."""
         self._forget_path(ended.job_id, ended.ttft_s)
+        self._again.pop(ended.job_id, None)
         self._gate.ended(ended.job_id, now_s, ended.used)
         self.view.job_ended(ended.job_id)
         if (answered := ended.answered) is not None:
@@ -162,6 +167,7 @@ class RouterCore:
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
         self._forget_path(job_id, None)
+        self._again.pop(job_id, None)
         self._gate.not_for_prefill(job_id)
         self.view.not_for_prefill(job_id)
 
@@ -169,6 +175,7 @@ class RouterCore:
         """Forget the requests whose end was not heard of."""
         for job_id in self._gate.reconcile(live, now_s):
             self._forget_path(job_id, None)
+            self._again.pop(job_id, None)
             self.view.job_ended(job_id)
 
     def decode_demand(self, now_s: float) -> DecodeDemand:
@@ -547,6 +554,8 @@ class RouterCore:
         path = self._path_of(request)
         if _tells_the_way(request, choice, wait_s):
             path.placed(request.job_id, without_s)
+        if request.is_admitted:
+            self._again[request.job_id] = replica.replica_id
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)

@@ -107,6 +107,18 @@ def test_a_lost_prefill_that_is_placed_again_is_backlog_until_it_ends():
     assert admission.backlog_s(PREMIUM) == 0.0
 
 
+def test_the_end_of_an_earlier_attempt_is_not_that_of_the_prefill():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, runs(1, 1000)), 0.1)
+    other = router.place(placed_again(1, 1000, first), 3.0).prefill_replica
+    assert other != first
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 4.0)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 5.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
 def without_prefill(max_local=2, **given):
     limits = RouterLimits(stale_after_s=100.0, local_prefill=max_local > 0, max_local_prefills=max_local)
     router = RouterCore(POLICIES, LeastHarm(), limits, **given)
