@@ -38,6 +38,7 @@ from kv_transfer.cores import bind_engine
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
+from kv_transfer.places import Places
 from slo.liveness import HUNG_AFTER_S
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
@@ -45,7 +46,7 @@ from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
 from slo.replacement import NO_REPLACEMENTS, ReplacementRules
 from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
-from slo.tiers import Tier
+from slo.tiers import Tier, TierSet
 from telemetry import logs, tracing
 from telemetry.catalogue import FIRST_TOKENS_RESAMPLED, LOCAL_PREFILLS, REPLACEMENTS
 from telemetry.engine_tap import EngineTap
@@ -79,6 +80,7 @@ class DecodeNodeConfig:
 
     Attributes:
         prefill_replicas: How many to shake hands with before reporting ready.
+        tiers: Rank of each tier.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
         replacement: When a failed prefill is not placed again.
@@ -97,6 +99,7 @@ class DecodeNodeConfig:
     """
 
     prefill_replicas: int
+    tiers: TierSet
     cores: tuple[str, ...] = ()
     is_monitored: bool = False
     replacement: ReplacementRules = NO_REPLACEMENTS
@@ -175,7 +178,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
-        self._places = asyncio.Semaphore(node.max_ongoing_requests)
+        self._places = Places(node.max_ongoing_requests, node.tiers)
         self._handshakes = Handshakes(
             self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
         )
@@ -251,7 +254,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             raise RuntimeError(msg)
         arrived = Arrived(request, info, context, arrived_s, is_chat)
         try:
-            async with self._places, aclosing(self._counted(arrived)) as pieces:
+            async with self._places.one(context.tier), aclosing(self._counted(arrived)) as pieces:
                 async for piece in pieces:
                     yield piece
         except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):  # the client is gone

@@ -85,12 +85,11 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
         starvation_timeout_s=fairness.starvation_timeout_s,
         targets=preemption.targets(tiers),
     )
-    weights = {tier: policy.weight for tier, policy in tiers.items()}
     return PrefillNodeConfig(
         predictor,
         handoff_s,
         config.warm_up(),
-        weights,
+        tiers,
         rules,
         setup,
         cores.prefill,
@@ -105,9 +104,11 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
 
 
 def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
-    sheddable = [tier for tier, policy in config.tiers.tier_set().items() if policy.sheddable]
+    tiers = config.tiers.tier_set()
+    sheddable = [tier for tier, policy in tiers.items() if policy.sheddable]
     return DecodeNodeConfig(
         config.prefill.fewest,
+        tiers,
         cores.decode,
         replacement=ReplacementRules(config.router.max_replacements, frozenset(sheddable)),
         max_ongoing_requests=config.decode.max_ongoing_requests,
@@ -120,7 +121,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         tracing=config.tracing.options(),
         grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
         leaves=config.pressure.enabled and config.pressure.reprefill,
-        droppable=config.pressure.droppable(config.tiers.tier_set()),
+        droppable=config.pressure.droppable(tiers),
         hung_after_s=config.decode.hung_after(config.accelerator),
     )
 

@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.tracing import extract_trace_headers
 
+from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.ledger import Accepted
@@ -69,7 +70,7 @@ class JobTable:
         report: What is reported, by whom and of what replica.
         reporter: Sends it on each change.
         instruments: Must have `PREFILL`.
-        max_ongoing: How many it has at once; others wait before they are accepted.
+        places: As many jobs as it has at once; others wait before they are accepted.
     """
 
     def __init__(  # noqa: PLR0913 - a job concerns all of them
@@ -82,9 +83,9 @@ class JobTable:
         reporter: Reporter,
         instruments: Instruments,
         *,
-        max_ongoing: int,
+        places: Places,
     ) -> None:
-        self._places = asyncio.Semaphore(max_ongoing)
+        self._places = places
         self._engine = engine
         self._governor = governor
         self._ledger = governor.ledger
@@ -103,7 +104,8 @@ class JobTable:
         """Compute one prompt and sample a token; the only piece says where the KV blocks wait, or why not."""
         context = RequestContext.decode(info.headers[CONTEXT_HEADER])
         arrived_s = time.monotonic()
-        async with self._places, aclosing(self._prefill(request, info, context, arrived_s)) as answers:
+        job = self._prefill(request, info, context, arrived_s)
+        async with self._places.one(context.tier), aclosing(job) as answers:
             async for answer in answers:
                 yield answer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from ray.serve.llm.deployment import PDPrefillServer
 from kv_transfer.cores import bind_engine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
+from kv_transfer.places import Places
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica.engine import PrefillEngine
@@ -45,7 +46,7 @@ from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.reports import ReplicaGone
 from slo.request import ARRIVED_XARG, DEADLINE_XARG, HANDSHAKE_DUE_S, JobId, ReplicaId
-from slo.tiers import Tier
+from slo.tiers import TierSet
 from telemetry import logs, tracing
 from telemetry.catalogue import PREFILL, PREFILL_OUTSTANDING
 from telemetry.engine_tap import EngineTap
@@ -72,7 +73,7 @@ class PrefillNodeConfig:
         subject: What is served, as far as the configuration says.
         handoff_s: Predicted seconds from the end of prefill to the first token.
         warmup_tokens: Prompt lengths to prefill before reporting ready, each twice or three times.
-        weights: Value of a request on time, by tier.
+        tiers: Value of a request on time, and rank of each tier.
         setup: The engine's part in that; its board is made by the replica.
         cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
@@ -86,7 +87,7 @@ class PrefillNodeConfig:
     predictor: PrefillPredictor | None
     handoff_s: float
     warmup_tokens: tuple[int, ...]
-    weights: Mapping[Tier, float]
+    tiers: TierSet
     rules: PreemptionRules
     setup: EngineSetup
     cores: tuple[str, ...] = ()
@@ -143,7 +144,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._governor = Governor(
             ledger,
-            node.weights,
+            {tier: policy.weight for tier, policy in node.tiers.items()},
             node.rules,
             QueueOrder(setup.order),
             profile,
@@ -173,7 +174,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             reports,
             self._reporter,
             self._instruments,
-            max_ongoing=node.max_ongoing_requests,
+            places=Places(node.max_ongoing_requests, node.tiers),
         )
         logs.event(
             "prefill_ready",

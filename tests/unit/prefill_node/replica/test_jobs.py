@@ -10,13 +10,14 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
+from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
 from sampling.carried import KV_PARAMS, Adapter, Prefilled, PrefillRequest, first_token
 from slo.predict.prefill_time import PrefillPredictor
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
-from slo.tiers import STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 SQL = LoRARequest("sql", 1, "/adapters/sql")
 TOKEN = SimpleNamespace(token_ids=[7], finish_reason="length")
@@ -69,13 +70,14 @@ def table(client):
     )
     models = SimpleNamespace(lora_requests={"sql": SQL})
     engine = SimpleNamespace(_engine_client=client, _oai_serving_completion=serving, _oai_models=models)
+    places = Places(8, DEFAULT_TIERS)
     return JobTable(
-        engine, governor, MagicMock(), MagicMock(), report, MagicMock(), MagicMock(), max_ongoing=8
+        engine, governor, MagicMock(), MagicMock(), report, MagicMock(), MagicMock(), places=places
     )
 
 
-async def prefill(table, attempt=0, adapter=None):
-    context = RequestContext(JobId("job"), "request", STANDARD, None, attempt=attempt)
+async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD):
+    context = RequestContext(JobId(job), "request", tier, None, attempt=attempt)
     params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
     request = PrefillRequest([1, 2, 3], params, adapter=adapter, draws="first")
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
@@ -127,6 +129,20 @@ async def test_a_late_release_leaves_the_next_attempt_alone(table, client):
     client.go.set()
     assert isinstance(await second, Prefilled)
     assert [job_of(attempt) for attempt in table._ledger.take_ended()] == ["job", "job"]
+
+
+async def test_before_a_full_replica_a_premium_job_goes_before_background_ones(table, client):
+    jobs = [asyncio.create_task(prefill(table, job=f"{n}", tier=BACKGROUND)) for n in range(30)]
+    await asyncio.sleep(0.01)
+    jobs.append(asyncio.create_task(prefill(table, job="premium", tier=PREMIUM)))
+    await asyncio.sleep(0.01)
+    assert list(table._ledger.accepted) == [f"{n}" for n in range(8)]
+    jobs[3].cancel()
+    await asyncio.sleep(0.01)
+    assert list(table._ledger.accepted)[-1] == "premium", "the governor and the router know of it"
+    client.go.set()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    assert not table._ledger.accepted
 
 
 async def test_what_the_engine_refuses_is_answered(table, client):

@@ -1,0 +1,39 @@
+import pytest
+
+from slo.queue.door import Door
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier
+
+
+def order(*came, now_s):
+    """In which order they go in, all at `now_s`, that came as (name, tier, second)."""
+    door = Door(DEFAULT_TIERS)
+    for name, tier, at_s in came:
+        door.add(tier, name, at_s)
+    taken = "".join(iter(lambda: door.pop(now_s), None))
+    assert door.pop(now_s) is None
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("came", "taken"),
+    [
+        ([("a", BACKGROUND, 0.0), ("b", BACKGROUND, 1.0), ("p", PREMIUM, 2.0)], "pab"),
+        ([("a", BACKGROUND, 0.0), ("s", STANDARD, 19.0)], "sa"),
+        ([("a", BACKGROUND, 0.0), ("b", BACKGROUND, 2.0), ("s", STANDARD, 21.0)], "asb"),
+        ([("a", BACKGROUND, 0.0), ("q", PREMIUM, 300.0), ("p", PREMIUM, 299.0)], "qpa"),
+        ([("u", Tier("unknown"), 1.0), ("a", BACKGROUND, 2.0), ("s", STANDARD, 3.0)], "sua"),
+    ],
+)
+def test_who_is_worth_more_or_has_waited_goes_in_first_and_premium_before_all(came, taken):
+    assert order(*came, now_s=max(at_s for *_, at_s in came)) == taken
+
+
+def test_who_has_left_does_not_go_in():
+    door = Door(DEFAULT_TIERS)
+    items = [object() for _ in range(3)]
+    for item in items:
+        door.add(STANDARD, item, 0.0)
+    door.remove(STANDARD, items[1])
+    door.remove(STANDARD, items[1])
+    door.remove(PREMIUM, items[0])
+    assert [door.pop(1.0) for _ in range(3)] == [items[0], items[2], None]
