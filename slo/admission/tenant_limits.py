@@ -121,15 +121,17 @@ class TenantGate:
         self._running = 0
         self._mean_s = _FIRST_GUESS_S
         self._buckets: list[tuple[TokenBucket, RejectionReason]] = []
+        self._known: dict[RejectionReason, TokenBucket] = {}
+        """The bucket of each limit, also of one that does not hold now: that only fills."""
         self.holds(limit)
 
     def holds(self, limit: TenantLimit) -> None:
         """Hold the tenant to `limit` from now on; what is under way, and what was taken, still counts.
 
-        Ingresses whose files of keys differ in age ask with one limit and with another in turn.
+        Ingresses whose files of keys differ in age ask with one limit and with another in turn, or with one
+        and without.
         """
         self.limit = limit
-        before = {reason: bucket for bucket, reason in self._buckets}
         self._buckets = []
         if (rate := limit.requests_per_s) is not None:
             size = max(1.0, rate if limit.burst_requests is None else limit.burst_requests)
@@ -141,8 +143,9 @@ class TenantGate:
             if rate is not None:
                 self._buckets.append((TokenBucket(rate, 10 * rate if burst is None else burst), reason))
         for bucket, reason in self._buckets:
-            if (known := before.get(reason)) is not None:
+            if (known := self._known.get(reason)) is not None:
                 bucket.takes_over(known)
+            self._known[reason] = bucket
 
     def refusal(self, asked: Usage, now_s: float) -> tuple[RejectionReason, float] | None:
         """Why a request that may take `asked` must wait, and for how long; None when it need not.

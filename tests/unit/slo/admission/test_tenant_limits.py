@@ -176,3 +176,19 @@ def test_a_limit_that_is_raised_holds_at_once_and_what_was_taken_stays_taken():
     gate = gates.of("a", TenantLimit(tokens_per_s=10, burst_tokens=40))
     assert gate.refusal(Usage(10), 1.0) is None
     assert gate.refusal(Usage(40), 1.0) is not None
+
+
+@pytest.mark.parametrize("of_key", [False, True])
+def test_ingresses_that_differ_on_whether_there_is_a_limit_do_not_fill_its_bucket(of_key):
+    gates, asked, passed = TenantGates({}), Usage(10, 1000), 0
+    limited, without = TenantLimit(output_tokens_per_s=100.0), TenantLimit()
+    for number in range(100):
+        limit = limited if number % 2 else without
+        gate = gates.of_key("a", KeyLimit("k", limit)) if of_key else gates.of("a", limit)
+        if gate.refusal(asked, 0.0) is None:
+            gate.began(asked, 0.0)
+            passed += limit is limited
+    assert passed == 1
+    gate = gates.of_key("a", KeyLimit("k", limited)) if of_key else gates.of("a", limited)
+    assert gate.refusal(asked, 5.0) == (RejectionReason.OUTPUT_TOKEN_RATE, pytest.approx(5.0))
+    assert gate.refusal(asked, 10.0) is None, "what passed without a limit is no debt"
