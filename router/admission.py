@@ -16,6 +16,8 @@ from router.messages import LiveJobs, PlacementRequested
 from slo.admission.controller import AdmissionController, AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected
+from slo.predict.prefill_time import PrefillPredictor
+from slo.reports import OutstandingJob
 from slo.request import JobId
 
 _LOOK_S: Final = 1.0
@@ -95,6 +97,13 @@ class Gate:
         if self.admission is not None:
             for job_id in jobs:
                 self.admission.served(job_id)
+
+    def waits(self, jobs: Iterable[OutstandingJob], predictor: PrefillPredictor, now_s: float) -> None:
+        """A replica names these prefills for the first time."""
+        if self.admission is not None:
+            for job in jobs:
+                work_s = predictor.work_s(job.tokens) if job.work_s is None else job.work_s
+                self.admission.waits(job.job_id, job.tier, work_s, now_s)
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """Decode computes the prompt of a request."""

@@ -124,11 +124,16 @@ class RouterCore:
         """See `FleetView.prefill_reported`."""
         self._lose(self.view.forget_silent(now_s), now_s)
         self._give_up_lost(now_s)
-        # Where a prefill is by now placed again, its end elsewhere is that of an earlier attempt.
-        own = event.replica_id
-        self._gate.served(job_id for job_id in event.ended if self._again.get(job_id, own) == own)
         self._has_had_prefill = True
-        return self.view.prefill_reported(event, now_s)
+        named = {job.job_id for job in event.jobs}
+        known = self.view.named_by(event.replica_id)
+        errors = self.view.prefill_reported(event, now_s)
+        # Where a prefill is by now placed again, its end elsewhere is that of an earlier attempt.
+        own, over = event.replica_id, (known | set(event.ended)) - named
+        self._gate.served(job_id for job_id in over if self._again.get(job_id, own) == own)
+        new = [job for job in event.jobs if job.job_id not in known]
+        self._gate.waits(new, event.predictor, now_s)
+        return errors
 
     def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
         """See `FleetView.replica_gone`."""

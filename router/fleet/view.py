@@ -165,6 +165,11 @@ class FleetView:
         gone = [replica_id for replica_id, at_s in reported_at_s if now_s - at_s > limit_s]
         return [job_id for replica_id in gone for job_id in self.replica_gone(ReplicaGone(replica_id))]
 
+    def named_by(self, replica_id: ReplicaId) -> set[JobId]:
+        """The prefills that the last report of a replica named."""
+        replica = self.prefill.get(replica_id)
+        return set() if replica is None else replica.confirmed
+
     def is_to_prefill(self, job_id: JobId) -> bool:
         """Whether a replica has the prefill of a request, or it is on its way to one."""
         return any(job_id in replica.jobs for replica in self.prefill.values())

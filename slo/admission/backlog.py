@@ -38,6 +38,10 @@ class Backlog:
         self._requests: dict[Tier, dict[str, int]] = {tier: {} for tier in self._waiting}
         self._whole_s = dict.fromkeys(self._waiting, 0.0)
 
+    def __contains__(self, job_id: JobId) -> bool:
+        """Whether a request waits."""
+        return job_id in self._tier_of
+
     def add(self, job_id: JobId, request: Waiting) -> None:
         """A request waits from now on."""
         tier, tenant = request.tier, request.tenant

@@ -17,6 +17,7 @@ from slo.admission.backlog import Backlog, Waiting
 from slo.admission.demand import MEMORY_S, RecentDemand, divide
 from slo.admission.parts import HARD_LIMIT
 from slo.admission.tenant_limits import KeyLimit, TenantGate, TenantGates, TenantLimit, Usage
+from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
@@ -212,6 +213,18 @@ class AdmissionController:
         if not request.only_decode:
             self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
+
+    def waits(self, job_id: JobId, tier: Tier, work_s: float, now_s: float) -> None:
+        """A replica has the prefill of a request: it counts as waiting, whoever has admitted it.
+
+        Nobody here has when it was admitted before a restart or without an answer of the router, or when its
+        prefill was lost and is done again. Whose it is, a replica does not say.
+        """
+        if job_id in self._backlog or tier not in self._shares:
+            return
+        job = self._jobs.get(job_id)
+        tenant = ANONYMOUS.name if job is None else job.tenant
+        self._backlog.add(job_id, Waiting(tier, tenant, work_s, now_s))
 
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""

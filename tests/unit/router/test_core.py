@@ -119,6 +119,41 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_the_prefill():
     assert admission.backlog_s(PREMIUM) == 0.0
 
 
+def test_a_router_that_starts_anew_admits_no_second_queue():
+    first, admission = admitted("a", max_backlog_s=20.0)
+    placed = []
+    while isinstance(first.place(request(len(placed), 1000, BACKGROUND), 0.0), Placed):
+        placed.append(len(placed))
+    queue = [runs(number, 1000, BACKGROUND) for number in placed]
+    anew, admission = admitted(max_backlog_s=20.0)
+    anew.prefill_reported(report("a", *queue, runs("unknown", 1000, Tier("unknown"))), 1.0)
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(len(queue))
+    more = 0
+    while isinstance(anew.place(replace(request(f"new-{more}", 1000, BACKGROUND), tenant="b"), 1.0), Placed):
+        more += 1
+    assert len(queue) + more <= 41, "a tenant with nothing of it has its part"
+    anew.prefill_reported(report("a", *queue[5:], ended=tuple(job.job_id for job in queue[:3])), 2.0)
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(len(queue) - 5 + more)
+    for number in range(5, 10):
+        anew.job_ended(JobEnded(JobId(f"job-{number}")), 3.0)
+    assert admission.backlog_s(BACKGROUND) == pytest.approx(len(queue) - 10 + more)
+
+
+def test_a_prefill_that_is_done_again_waits_again_but_not_since_it_came():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 1.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+    for name in ("a", "b"):
+        router.prefill_reported(report(name), 299.0)
+    other = router.place(placed_again(1, 1000, first), 300.0).prefill_replica
+    router.prefill_reported(report(other, runs(1, 1000)), 300.1)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    assert admission._backlog.oldest(PREMIUM).admitted_s == 300.1
+    router.prefill_reported(report(other), 301.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
 def without_prefill(max_local=2, **given):
     limits = RouterLimits(stale_after_s=100.0, local_prefill=max_local > 0, max_local_prefills=max_local)
     router = RouterCore(POLICIES, LeastHarm(), limits, **given)
