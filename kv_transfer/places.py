@@ -1,6 +1,6 @@
 """The places of a replica, which has so many requests at once; the others wait before it.
 
-Owns who has a place. Whose turn it is when one is free is decided in `slo.queue.door`.
+Owns who has a place. Whose turn it is when one is free is decided in `slo.queue.entrance`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from slo.queue.door import Door
+from slo.queue.entrance import Entrance
 from slo.tiers import Tier, TierSet
 
 
@@ -25,7 +25,7 @@ class Places:
 
     def __init__(self, many: int, tiers: TierSet, clock: Callable[[], float] = time.monotonic) -> None:
         self._free = many
-        self._door = Door[asyncio.Future[None]](tiers)
+        self._door = Entrance[asyncio.Future[None]](tiers)
         self._clock = clock
 
     @asynccontextmanager

@@ -1,12 +1,12 @@
 import pytest
 
-from slo.queue.door import Door
+from slo.queue.entrance import Entrance
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, Tier
 
 
 def order(*came, now_s):
     """In which order they go in, all at `now_s`, that came as (name, tier, second)."""
-    door = Door(DEFAULT_TIERS)
+    door = Entrance(DEFAULT_TIERS)
     for name, tier, at_s in came:
         door.add(tier, name, at_s)
     taken = "".join(iter(lambda: door.pop(now_s), None))
@@ -29,7 +29,7 @@ def test_who_is_worth_more_or_has_waited_goes_in_first_and_premium_before_all(ca
 
 
 def test_who_has_left_does_not_go_in():
-    door = Door(DEFAULT_TIERS)
+    door = Entrance(DEFAULT_TIERS)
     items = [object() for _ in range(3)]
     for item in items:
         door.add(STANDARD, item, 0.0)

@@ -1,7 +1,7 @@
 """Who goes in next of those that wait before a full replica, where its own queue does not see them.
 
 Owns the order: by the effective tier (`slo.queue.ageing`), and within a tier by arrival. Deadlines count
-behind the door.
+inside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AGEING: Final = Ageing()
 _Item = TypeVar("_Item")
 
 
-class Door(Generic[_Item]):
+class Entrance(Generic[_Item]):
     """Those that wait."""
 
     def __init__(self, tiers: TierSet) -> None:
