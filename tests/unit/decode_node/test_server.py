@@ -12,8 +12,9 @@ from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
 from decode_node.spans import RequestSpans
+from kv_transfer.places import Places
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
-from slo.tiers import STANDARD
+from slo.tiers import DEFAULT_TIERS, STANDARD
 from telemetry.reporting.background import Background
 
 CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None)
@@ -26,7 +27,7 @@ class Replica:
     def __init__(self, pieces=3):
         self.told, self.pieces = [], pieces
         self.server = DecodeServer.__new__(DecodeServer)
-        self.server._places = asyncio.Semaphore(1)
+        self.server._places = Places(1, DEFAULT_TIERS)
         self.server._ongoing = 0
         self.server._reporter = SimpleNamespace(changed=lambda: None)
         self.server._background = Background()
@@ -113,7 +114,7 @@ async def test_whose_whole_answer_is_not_wanted_any_more_has_had_what_was_genera
 
 async def test_who_leaves_before_there_is_a_place_for_it_has_had_nothing():
     replica = Replica()
-    async with replica.server._places:
+    async with replica.server._places.one(STANDARD):
         waiting = asyncio.create_task(anext(replica.asked()))
         await asyncio.sleep(0.01)
         waiting.cancel()
