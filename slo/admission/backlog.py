@@ -14,12 +14,17 @@ from slo.tiers import Tier
 
 
 class Waiting(NamedTuple):
-    """A request that waits for its prefill."""
+    """A request that waits for its prefill.
+
+    Attributes:
+        is_asked: Whether its work counts as asked for here, at that time.
+    """
 
     tier: Tier
     tenant: str
     work_s: float
     admitted_s: float
+    is_asked: bool = True
 
 
 class Backlog:

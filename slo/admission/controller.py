@@ -224,7 +224,7 @@ class AdmissionController:
             return
         job = self._jobs.get(job_id)
         tenant = ANONYMOUS.name if job is None else job.tenant
-        self._backlog.add(job_id, Waiting(tier, tenant, work_s, now_s))
+        self._backlog.add(job_id, Waiting(tier, tenant, work_s, now_s, is_asked=False))
 
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
@@ -236,7 +236,7 @@ class AdmissionController:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on, and the prefill tier has no work with it."""
-        if (request := self._backlog.remove(job_id)) is not None:
+        if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.withdrawn(request.tier, request.tenant, request.work_s, request.admitted_s)
 
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:

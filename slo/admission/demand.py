@@ -85,6 +85,8 @@ class RecentDemand:
         It goes with the work, and is `most` at most: refusing one request of 8,000 tokens makes as much room
         as refusing forty of 200, which are forty answers.
         """
+        if work_s <= 0:
+            return 0.0
         sizes = sorted(self._sizes[tier].get(tenant, {}).values(), key=lambda size: size.of_each)
         wanted = fraction * math.fsum(size.work for size in sizes)
         squares = math.fsum(size.squares for size in sizes)

@@ -36,10 +36,12 @@ from slo.predict.prediction_error import PredictionError, RollingError, predicti
 from slo.request import ReplicaId
 from slo.tiers import ObjectiveName, Tier
 
-SETTLE_S: Final = 3.0
+SETTLE_S: Final = 5.0
 """For so long a monitor changes nothing after its start, and after it has heard of a policy unknown to it."""
 FORGET_AFTER_S: Final = 60.0
 """Serve replaces a failed replica within a minute."""
+_TELLS_AGAIN_S: Final = 3600.0
+"""Who was not answered, as behind a network that was cut, tells the same again when it is back."""
 ALL_OBJECTIVES: Final = "all"
 """Stands for all objectives of a request together."""
 _DEMAND_HOLDS_S: Final = 5.0
@@ -56,7 +58,6 @@ class Subscriber:
         heard_at_s: When that came.
         seen: What it said.
         dropped: How much it has had to leave out, as it said then.
-        batch: The number of the events that came last.
     """
 
     role: Role
@@ -64,7 +65,6 @@ class Subscriber:
     heard_at_s: float
     seen: Seen | None = None
     dropped: int = 0
-    batch: int = 0
 
 
 class Judged(NamedTuple):
@@ -151,6 +151,8 @@ class MonitorCore:
         self._first_tokens = RollingError(_FIRST_TOKENS)
         self._at_risk: frozenset[Tier] = frozenset()
         self._ordered: dict[ReplicaId, int] = {}
+        self._batches: dict[str, tuple[int, float]] = {}
+        """By reporter, the number of the events that came last, and when."""
         self._settled_at_s = now_s + SETTLE_S
         self._is_wanted = False
         self._demand: tuple[FleetDemand | None, float] = None, now_s
@@ -162,9 +164,9 @@ class MonitorCore:
         self._adopt(report, now_s)
         self._count_dropped(report)
         self.heard_s = now_s
-        seen = self._unheard(report)
+        seen = self._unheard(report, now_s)
         self.subscribers[report.reporter] = Subscriber(
-            report.role, report.follows, now_s, report.seen, report.dropped, report.batch
+            report.role, report.follows, now_s, report.seen, report.dropped
         )
         answer = MonitorAnswer() if seen is None else self._take(seen, now_s)
         if self._is_wanted:
@@ -289,10 +291,11 @@ class MonitorCore:
         counted = report.acknowledged if known is None else known.dropped
         self.dropped += max(0, report.dropped - counted)
 
-    def _unheard(self, report: MonitorReport) -> Seen | None:
+    def _unheard(self, report: MonitorReport, now_s: float) -> Seen | None:
         """What a report says, without events that came before: the answer to those was late."""
-        known = self.subscribers.get(report.reporter)
-        is_again = known is not None and known.batch == report.batch != 0
+        known, _ = self._batches.get(report.reporter, (0, 0.0))
+        self._batches[report.reporter] = report.batch, now_s
+        is_again = known == report.batch != 0
         return without_events(report.seen) if is_again and report.seen is not None else report.seen
 
     def _take(self, seen: Seen, now_s: float) -> MonitorAnswer:
@@ -372,6 +375,9 @@ class MonitorCore:
 
     def _forget(self, now_s: float) -> None:
         self._corrections.forget_old(now_s)
+        for name, (_, heard_s) in list(self._batches.items()):
+            if now_s - heard_s > _TELLS_AGAIN_S:
+                del self._batches[name]
         for name, subscriber in list(self.subscribers.items()):
             if now_s - subscriber.heard_at_s > FORGET_AFTER_S:
                 del self.subscribers[name]

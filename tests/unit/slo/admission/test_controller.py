@@ -540,3 +540,15 @@ def test_limits_of_a_key_that_change_hold_from_then_on():
     admission.ended(jobs[0].job_id, 1.0)
     assert admission.decide(replace(jobs[2], key_limit=two), 1.0) is None, "the old one does not come back"
     assert admission.decide(replace(jobs[3], key_limit=two), 1.0) is not None
+
+
+def test_what_was_admitted_before_a_restart_is_not_taken_from_what_is_asked_for_now():
+    admission = controller()
+    for number in range(10):
+        admission.decide(request(number, STANDARD), 0.1 * number)
+    load = admission.load(2.0)
+    for number in range(30):
+        admission.waits(JobId(f"old-{number}"), STANDARD, WORK_S, 2.0)
+        admission.not_for_prefill(JobId(f"old-{number}"))
+    assert admission.load(2.2) == pytest.approx(load, rel=0.05)
+    assert admission.backlog_s(STANDARD) == pytest.approx(10 * WORK_S)

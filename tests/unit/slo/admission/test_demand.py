@@ -98,6 +98,7 @@ def test_requests_of_one_size_are_refused_alike_and_one_without_work_never():
     assert demand.chance(PREMIUM, "a", 0.1, 0.3, 0.8) == pytest.approx(0.3)
     assert demand.chance(PREMIUM, "a", 0.0, 0.3, 0.8) == 0.0
     assert demand.chance(PREMIUM, "a", 0.1, 0.0, 0.8) == 0.0
+    assert RecentDemand().chance(PREMIUM, "a", 0.0, 0.3, 0.8) == 0.0, "nor when nobody has asked for anything"
 
 
 def test_one_giant_is_not_refused_in_place_of_everybody():

@@ -297,6 +297,17 @@ def test_what_is_told_again_is_not_counted_again_and_the_present_is_taken(core):
     assert core.judged[LATE.model, PREMIUM, ALL_OBJECTIVES, False] == 4
 
 
+def test_what_is_told_again_after_minutes_counts_once(core):
+    """As by a process behind a network that was cut: it was heard, and did not hear the answer."""
+    core.heard(ingress(LATE, batch=7), 0.0)
+    core.look(120.0)
+    assert core.subscribers == {}
+    core.heard(ingress(LATE, batch=7), 121.0)
+    assert core.judged[LATE.model, PREMIUM, ALL_OBJECTIVES, False] == 1
+    core.look(121.0 + 3700.0)
+    assert core._batches == {}
+
+
 def test_other_settings_hold_from_the_report_on_that_brings_them(core):
     core.heard(ingress(LATE), 0.0)
     stricter = {PREMIUM: replace(DEFAULT_TIERS[PREMIUM], target=0.999)}
