@@ -104,7 +104,7 @@ class RouterCore:
         self._probed_s: dict[str, float] = {}
         """When a request of a tenant was last let in to learn from."""
         self._lost: dict[JobId, float] = {}
-        """Prefills whose replica was lost, and when; the oldest first."""
+        """Prefills whose replica was lost, or whose earlier attempt ended, and when; the oldest first."""
         self._again: dict[JobId, ReplicaId] = {}
         """Where a prefill was last placed, of those that were placed again."""
 
@@ -128,12 +128,20 @@ class RouterCore:
         named = {job.job_id for job in event.jobs}
         known = self.view.named_by(event.replica_id)
         errors = self.view.prefill_reported(event, now_s)
-        # Where a prefill is by now placed again, its end elsewhere is that of an earlier attempt.
-        own, over = event.replica_id, (known | set(event.ended)) - named
-        self._gate.served(job_id for job_id in over if self._again.get(job_id, own) == own)
+        over = (known | set(event.ended)) - named
+        earlier = {job_id for job_id in over if self._is_placed_again(job_id, event.replica_id)}
+        self._gate.served(over - earlier)
+        self._lose(earlier, now_s)
         new = [job for job in event.jobs if job.job_id not in known]
         self._gate.waits(new, event.predictor, now_s)
         return errors
+
+    def _is_placed_again(self, job_id: JobId, ended_at: ReplicaId) -> bool:
+        """Whether the end of a prefill is that of an earlier attempt, and the latest is still to come.
+
+        The latest may never come, where decode did not wait for the router's answer and went elsewhere.
+        """
+        return self._again.get(job_id, ended_at) != ended_at and self.view.is_to_prefill(job_id)
 
     def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
         """See `FleetView.replica_gone`."""
@@ -144,7 +152,7 @@ class RouterCore:
             self._lost[job_id] = now_s
 
     def _give_up_lost(self, now_s: float) -> None:
-        """Count as done what was lost and not placed again: it had ended, and nobody can say so any more.
+        """Count as done what was lost, or ended elsewhere, and has no replica: nobody says so any more.
 
         Its request streams, and would stand in the queue until it ends.
         """

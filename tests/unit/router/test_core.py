@@ -119,6 +119,42 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_the_prefill():
     assert admission.backlog_s(PREMIUM) == 0.0
 
 
+def test_where_the_router_placed_it_again_in_vain_its_end_elsewhere_is_that_of_the_prefill():
+    router, admission = admitted("a", "b", "c")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, runs(1, 1000)), 0.1)
+    told = router.place(placed_again(1, 1000, first), 1.0).prefill_replica
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 1.0)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    (chosen,) = {"a", "b", "c"} - {first, told}
+    router.prefill_reported(report(chosen, runs(1, 1000)), 1.1)
+    router.prefill_reported(report(chosen, ended=(JobId("job-1"),)), 2.1)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_nor_does_it_wait_where_the_chosen_replica_is_done_between_two_reports():
+    router, admission = admitted("a", "b", "c")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    told = router.place(placed_again(1, 1000, first), 1.0).prefill_replica
+    (chosen,) = {"a", "b", "c"} - {first, told}
+    router.prefill_reported(report(chosen, ended=(JobId("job-1"),)), 1.9)
+    for at_s in range(2, 8):
+        for name in (first, told, chosen):
+            router.prefill_reported(report(name), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_a_replica_that_stalled_does_not_bring_back_a_prefill_that_is_done():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    other = router.place(placed_again(1, 1000, first), 2.6).prefill_replica
+    router.prefill_reported(report(other, runs(1, 1000)), 2.7)
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 4.0)
+    router.prefill_reported(report(first, runs(1, 1000)), 4.5)
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 4.6)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
 def test_a_router_that_starts_anew_admits_no_second_queue():
     first, admission = admitted("a", max_backlog_s=20.0)
     placed = []
