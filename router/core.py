@@ -45,6 +45,7 @@ _MAX_RETRY_S: Final = 60.0
 """Who is not taken as decode has too many prompts to compute is told to come back between these."""
 _PROBE_EVERY_S: Final = 5.0
 """So often a request of a tenant is let in that only what has been learned says will be late."""
+_MAX_AGAIN: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class RouterCore:
         self._lost: dict[JobId, float] = {}
         """Prefills whose replica was lost, or whose earlier attempt ended, and when; the oldest first."""
         self._again: dict[JobId, ReplicaId] = {}
-        """Where a prefill was last placed, of those that were placed again."""
+        """Where a prefill was last placed, of those that were placed again; the oldest first."""
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -142,6 +143,13 @@ class RouterCore:
         The latest may never come, where decode did not wait for the router's answer and went elsewhere.
         """
         return self._again.get(job_id, ended_at) != ended_at and self.view.is_to_prefill(job_id)
+
+    def _remember_again(self, job_id: JobId, where: ReplicaId) -> None:
+        """The oldest is forgotten for it where there are too many: its request may have ended before."""
+        self._again.pop(job_id, None)
+        self._again[job_id] = where
+        if len(self._again) > _MAX_AGAIN:
+            del self._again[next(iter(self._again))]
 
     def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
         """See `FleetView.replica_gone`."""
@@ -568,7 +576,7 @@ class RouterCore:
         if _tells_the_way(request, choice, wait_s):
             path.placed(request.job_id, without_s)
         if request.is_admitted:
-            self._again[request.job_id] = replica.replica_id
+            self._remember_again(request.job_id, replica.replica_id)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)

@@ -155,6 +155,19 @@ def test_a_replica_that_stalled_does_not_bring_back_a_prefill_that_is_done():
     assert admission.backlog_s(PREMIUM) == 0.0
 
 
+def test_what_is_placed_again_after_its_end_is_not_kept(monkeypatch):
+    monkeypatch.setattr("router.core._MAX_AGAIN", 10, raising=False)
+    router, admission = admitted("a", "b")
+    for number in range(50):
+        first = router.place(request(number, 10, PREMIUM), 0.0).prefill_replica
+        router.job_ended(JobEnded(JobId(f"job-{number}")), 0.0)
+        other = router.place(placed_again(number, 10, first), 0.0).prefill_replica
+    assert len(router._again) <= 10
+    router.prefill_reported(report(other, runs(49, 10)), 0.1)
+    router.prefill_reported(report(first, ended=(JobId("job-49"),)), 0.2)
+    assert admission.backlog_s(PREMIUM) == pytest.approx(0.01), "the latest are"
+
+
 def test_a_router_that_starts_anew_admits_no_second_queue():
     first, admission = admitted("a", max_backlog_s=20.0)
     placed = []
