@@ -122,7 +122,7 @@ class TenantGate:
         self._mean_s = _FIRST_GUESS_S
         self._buckets: list[tuple[TokenBucket, RejectionReason]] = []
         self._known: dict[RejectionReason, TokenBucket] = {}
-        """The bucket of each limit, also of one that does not hold now: that only fills."""
+        """The bucket of each limit, also of one that does not hold now: what begins takes nothing of that."""
         self.holds(limit)
 
     def holds(self, limit: TenantLimit) -> None:
@@ -182,15 +182,19 @@ class TenantGate:
             self.corrected(asked, used, now_s)
 
     def corrected(self, counted: Usage, used: Usage, now_s: float) -> None:
-        """What was counted as `counted` of a request was `used`: what is too much is given back."""
-        for bucket, reason in self._buckets:
+        """What was counted as `counted` of a request was `used`: what is too much is given back.
+
+        Also to a limit that does not hold now, and whether or not it held when the request began: who did is
+        not remembered, and no bucket fills beyond its size.
+        """
+        for reason, bucket in self._known.items():
             if reason is not RejectionReason.REQUEST_RATE:
                 bucket.take(_amount(reason, used) - _amount(reason, counted), now_s)
 
     def withdrawn(self, asked: Usage, now_s: float) -> None:
         """A request that was admitted is not run after all: it has taken nothing, and lasted no time."""
         self._running -= 1
-        for bucket, reason in self._buckets:
+        for reason, bucket in self._known.items():
             bucket.take(-_amount(reason, asked), now_s)
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo.admission.tenant_limits import (
+    NO_LIMIT,
     NO_USAGE,
     KeyLimit,
     TenantGate,
@@ -192,3 +193,37 @@ def test_ingresses_that_differ_on_whether_there_is_a_limit_do_not_fill_its_bucke
     gate = gates.of_key("a", KeyLimit("k", limited)) if of_key else gates.of("a", limited)
     assert gate.refusal(asked, 5.0) == (RejectionReason.OUTPUT_TOKEN_RATE, pytest.approx(5.0))
     assert gate.refusal(asked, 10.0) is None, "what passed without a limit is no debt"
+
+
+def test_what_ends_while_its_limit_is_absent_is_given_back():
+    limit, asked = TenantLimit(output_tokens_per_s=100.0), Usage(10, 1000)
+    gate = TenantGate(limit)
+    for _ in range(5):
+        gate.holds(limit)
+        gate.began(asked, 0.0)
+        gate.holds(NO_LIMIT)
+        gate.ended(1.0, asked, Usage(10, 10), 0.0)
+    gate.holds(limit)
+    assert gate.refusal(asked, 0.0) == (RejectionReason.OUTPUT_TOKEN_RATE, pytest.approx(0.5))
+
+
+def test_what_is_withdrawn_while_its_limit_is_absent_leaves_no_trace():
+    limit, asked = TenantLimit(requests_per_s=1, tokens_per_s=1, output_tokens_per_s=100.0), Usage(10, 1000)
+    gate = TenantGate(limit)
+    gate.began(asked, 0.0)
+    gate.holds(NO_LIMIT)
+    gate.withdrawn(asked, 0.0)
+    gate.holds(limit)
+    assert gate.refusal(asked, 0.0) is None
+
+
+def test_what_began_without_a_limit_gives_back_no_more_than_its_bucket_holds():
+    limit, asked = TenantLimit(output_tokens_per_s=100.0), Usage(10, 1000)
+    gate = TenantGate(limit)
+    gate.holds(NO_LIMIT)
+    for _ in range(5):
+        gate.began(asked, 0.0)
+        gate.ended(1.0, asked, Usage(10, 10), 0.0)
+    gate.holds(limit)
+    gate.began(asked, 0.0)
+    assert gate.refusal(asked, 0.0) == (RejectionReason.OUTPUT_TOKEN_RATE, pytest.approx(10.0))
