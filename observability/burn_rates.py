@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from observability.promql import exported, rate, select
+from observability.promql import exported, served
 from observability.rule_groups import Alert, RecordingRule, RuleGroup, Severity
 from slo.tiers import Tier, TierSet
 from telemetry.catalogue import SLO_JUDGED, SLO_TARGET
@@ -21,8 +21,6 @@ from telemetry.catalogue import SLO_JUDGED, SLO_TARGET
 BUDGET_WINDOW: Final = "30d"
 MIN_MISSES: Final = 5
 """An alert needs as much traffic in its long window as makes its threshold this many misses."""
-_BY: Final = ("served", "tier")
-"""Adapters share the budget of the model that serves them: one alone may have too little traffic to tell."""
 _SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
 _LONG: Final = ("1d", "3d", BUDGET_WINDOW)
 
@@ -145,17 +143,15 @@ def _top_tier(tiers: TierSet, models: Sequence[str]) -> Alert:
 
 def _windows(windows: tuple[str, ...]) -> Iterator[RecordingRule]:
     for window in windows:
-        no = rate(SLO_JUDGED, window, *_BY, objective="all", met="no")
-        every = rate(SLO_JUDGED, window, *_BY, objective="all")
-        yield RecordingRule(missed(window), _named(f"{no}\n/ {every}"))
-        series = select(SLO_JUDGED, objective="all")
-        increase = f"sum by ({', '.join(_BY)}) (increase({series}[{window}]))"
-        yield RecordingRule(judged(window), _named(increase))
+        no = _judged(f"rate({{}}[{window}])", objective="all", met="no")
+        every = _judged(f"rate({{}}[{window}])", objective="all")
+        yield RecordingRule(missed(window), f"{no}\n/ {every}")
+        yield RecordingRule(judged(window), _judged(f"increase({{}}[{window}])", objective="all"))
 
 
-def _named(expression: str) -> str:
-    """With the served model under the label by which all else names it."""
-    return f'sum by (model, tier) (label_replace({expression}, "model", "$1", "served", "(.*)"))'
+def _judged(of: str, **matchers: str) -> str:
+    """Adapters share the budget of their model: one alone may have too little traffic to tell."""
+    return served(SLO_JUDGED, of, "tier", **matchers)
 
 
 _BUDGET: Final = RecordingRule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from observability.promql import exported, grown, rate, select
+from observability.promql import exported, grown, named_served, rate, select, served
 from observability.rule_groups import Alert, RuleGroup, Severity
 from telemetry.catalogue import (
     ENGINES_ENDED,
@@ -41,14 +41,10 @@ _TAKEN_UNDER_PRESSURE: Final = (
 )
 
 
-def _judged_models(offset: str = "") -> str:
-    """The served models whose indicator Prometheus has."""
-    served = f"group by (served) ({exported(SLO_JUDGED)}{offset})"
-    return f'group by (model) (label_replace({served}, "model", "$1", "served", "(.*)"))'
-
-
 def cause_alerts() -> RuleGroup:
     """All of them."""
+    # Not those whose series had no label `served` then: after an upgrade an adapter's are another model's.
+    were_judged = f"group by (model) ({named_served(SLO_JUDGED, '{} offset 1h')})"
     fallbacks = grown(ROUTER_FALLBACKS, "10m")
     lost = grown(KV_TRANSFERS, "10m", "result", result="~failed|expired")
     return RuleGroup(
@@ -59,8 +55,8 @@ def cause_alerts() -> RuleGroup:
                 "SlackServeSliAbsent",
                 f"absent({exported(SLO_JUDGED)})\n"
                 # What another deployment's monitor exports says nothing of this one's.
-                f"or ({_judged_models(' offset 1h')} or group by (model) ({exported(MONITOR_LOST)}))\n"
-                f"unless {_judged_models()}",
+                f"or ({were_judged} or group by (model) ({exported(MONITOR_LOST)}))\n"
+                f"unless {served(SLO_JUDGED, '{}')}",
                 Severity.PAGE,
                 "Nobody counts how objectives are met{{ with $labels.model }} by {{ . }}{{ end }}; the "
                 "alerts on error budgets cannot fire.",

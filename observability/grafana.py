@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from observability.promql import exported
-from telemetry.catalogue import KV_USAGE, SLO_JUDGED, SLO_TARGET
+from telemetry.catalogue import KV_USAGE, SLO_TARGET
 
 RATE: Final = "$__rate_interval"
 """The window of rates: Grafana makes it fit the scrape interval and the zoom."""
@@ -188,7 +188,7 @@ def _mark(mark: Query) -> dict[str, Any]:
 
 def _variables() -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
-    for name, metric in (("model", SLO_JUDGED), ("tier", SLO_TARGET), ("replica", KV_USAGE)):
+    for name, metric in (("model", SLO_TARGET), ("tier", SLO_TARGET), ("replica", KV_USAGE)):
         query = f"label_values({exported(metric)}, {name})"
         yield {
             "name": name,

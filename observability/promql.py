@@ -66,6 +66,28 @@ def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
     return _summed(metric, f"{begun} or increase({series}[{window}])", by)
 
 
+def served(metric: Metric, of: str, *by: str, **matchers: str) -> str:
+    """The sum by the model that is served, under the label `model`, and by other labels.
+
+    Series from before there was the label `served` are of the model that they call `model`.
+
+    Args:
+        metric: One with the label `served`.
+        of: What is summed; `{}` stands for the series.
+        by: The other labels.
+        matchers: By label, as of `select`.
+    """
+    named = named_served(metric, of, *by, **matchers)
+    others = _summed(metric, of.format(select(metric, **matchers, served="")), ("model", *by))
+    return _summed(metric, f"{named} or {others}", ("model", *by))
+
+
+def named_served(metric: Metric, of: str, *by: str, **matchers: str) -> str:
+    """The same of series with the label `served` alone, which they keep."""
+    sums = _summed(metric, of.format(select(metric, **matchers, served="~.+")), ("served", *by))
+    return f'label_replace({sums}, "model", "$1", "served", "(.*)")'
+
+
 def quantile(q: float, metric: Metric, window: str, *by: str, **matchers: str) -> str:
     """A quantile of a histogram, by labels."""
     if metric.kind is not MetricKind.HISTOGRAM or ("sign" in metric.labels and "sign" not in matchers):

@@ -37,9 +37,11 @@ _OF_REPLICAS: Final = frozenset(ALL) - {
 
 
 def filters(metric: Metric, **matchers: str) -> dict[str, str]:
-    """The dashboards' variables that a metric has labels for, and `matchers`."""
+    """The dashboards' variables that a metric has labels for, and `matchers`; models are those served."""
     labels = set(metric.labels) | ({"replica"} if metric in _OF_REPLICAS else set())
-    return {name: f"~${name}" for name in ("model", "tier", "replica") if name in labels} | matchers
+    model = "served" if "served" in labels else "model"
+    variables = {model: "~$model", "tier": "~$tier", "replica": "~$replica"}
+    return {label: value for label, value in variables.items() if label in labels} | matchers
 
 
 def now(metric: Metric, legend: str, **matchers: str) -> Query:

@@ -18,7 +18,7 @@ from observability.boards.queries import filters
 from observability.grafana import as_json
 from observability.promql import exported
 from router.serve import model_router
-from telemetry.catalogue import ALL, MONITOR, MetricKind
+from telemetry.catalogue import ALL, MONITOR, SLO_JUDGED, SLO_TARGET, MetricKind
 
 ROOT = Path(__file__).parents[3]
 BY_NAME = {board.name: board for board in BOARDS}
@@ -103,6 +103,13 @@ def test_only_variables_that_there_are_are_used(board, imported):
     assert {"datasource", "model", "tier", "replica"} <= known
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(imported))) - {"__all"}
     assert used <= known
+
+
+def test_a_model_that_can_be_chosen_has_budgets_and_is_not_an_adapter(imported):
+    (chosen,) = [variable for variable in imported["templating"]["list"] if variable["name"] == "model"]
+    assert chosen["definition"] == "label_values(slackserve_slo_target_ratio, model)"
+    assert filters(SLO_JUDGED, met="no") == {"served": "~$model", "tier": "~$tier", "met": "no"}
+    assert filters(SLO_TARGET) == {"model": "~$model", "tier": "~$tier"}
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap(imported):
