@@ -96,6 +96,7 @@ class DecodeNodeConfig:
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams may be ended for lack of memory.
         hung_after_s: Seconds without progress before which its engine does not count as hung.
+        prefill_ranks: Tensor parallel size of the prefill replicas.
     """
 
     prefill_replicas: int
@@ -114,6 +115,7 @@ class DecodeNodeConfig:
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     hung_after_s: float = HUNG_AFTER_S
+    prefill_ranks: int = 1
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -144,7 +146,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             *monitor_client.METRICS,
         )
         self._tap = EngineTap("decode", self._instruments)
-        self._tap.attach(self.engine)
+        self._tap.attach(self.engine, node.prefill_ranks)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
         self._local = LocalPrefills(node.at_once, node.max_prompts)

@@ -123,6 +123,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         leaves=config.pressure.enabled and config.pressure.reprefill,
         droppable=config.pressure.droppable(tiers),
         hung_after_s=config.decode.hung_after(config.accelerator),
+        prefill_ranks=config.prefill.tensor_parallel_size,
     )
 
 

@@ -1,8 +1,9 @@
 """Pulls that have failed, as vLLM's NIXL worker is told of them.
 
-Owns two things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them is
-told while others are still being read, into blocks that are another request's by then; and of models with a
-sliding window no block is marked, so that what was not read is answered from.
+Owns three things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them
+is told while others are still being read, into blocks that are another request's by then; one that has failed
+at several counts for each; and of models with a sliding window no block is marked, so that what was not read
+is answered from.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class FailedPulls:
         with self._lock:
             self._failed.append(request_id)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether this one's pull has failed, which is still to be told."""
+        with self._lock:
+            return request_id in self._failed
+
     def empty(self) -> bool:
         """Whether there is none to be told now."""
         with self._lock:
@@ -58,7 +64,7 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
         worker: VLLM's NIXL worker.
         failed: Called with the request of each; by threads of its own, too.
     """
-    worker._failed_recv_reqs = FailedPulls(worker._recving_transfers)  # noqa: SLF001 - vLLM's own
+    untold = worker._failed_recv_reqs = FailedPulls(worker._recving_transfers)  # noqa: SLF001 - vLLM's own
     handle_failed = worker._handle_failed_transfer  # noqa: SLF001 - likewise
 
     def handle(request_id: str, transfer: int | None) -> None:
@@ -67,6 +73,10 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
         if record is not None and not blocks:  # a request that has ended: the scheduler does not know it
             worker._recving_metadata.pop(request_id, None)  # noqa: SLF001 - likewise
             worker.xfer_stats.record_failed_transfer()
+            return
+        if request_id in untold:  # of another rank: the request has failed once
+            if transfer is not None:
+                worker.nixl_wrapper.release_xfer_handle(transfer)
             return
         failed(request_id)
         if blocks:

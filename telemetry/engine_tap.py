@@ -50,15 +50,21 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._pressure: PressureFigures | None = None
         self._calm_steps = _CALM_STEPS
         self._ranks = 1
-        self._done_ranks = 0
-        """Parts of transfers that are done, of ranks whose others are not yet."""
+        self._reads = 1
+        """Of a transfer: vLLM counts each."""
+        self._done_reads = 0
+        """Those that are done, of transfers whose others are not yet."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
         self._role = role
         self._instruments = instruments
 
-    def attach(self, engine: Any) -> None:
+    def attach(self, engine: Any, prefill_ranks: int = 1) -> None:
         """Listen to a started Ray Serve LLM engine.
+
+        Args:
+            engine: Which one.
+            prefill_ranks: How many ranks have the KV that it pulls, if it does.
 
         Raises:
             RuntimeError: when the engine keeps no statistics.
@@ -70,6 +76,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         manager.stat_loggers.append(self)
         config = engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
         self._ranks = config.parallel_config.tensor_parallel_size
+        self._reads = reads_of_a_pull(config, prefill_ranks)
         cache = config.cache_config
         self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
         self.caches_prefixes = bool(cache.enable_prefix_caching)
@@ -130,9 +137,24 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))
         for seconds in stats.get("transfer_duration", ()):
             self._instruments.observe(KV_SECONDS, seconds)
-        self._done_ranks += len(stats.get("transfer_duration", ()))
-        done, self._done_ranks = divmod(self._done_ranks, self._ranks)
+        self._done_reads += len(stats.get("transfer_duration", ()))
+        done, self._done_reads = divmod(self._done_reads, self._reads)
         self._instruments.count(KV_TRANSFERS, done, result="done")
         # One rank alone may fail, and then no other tells of that transfer.
         for result, stat in (("failed", "num_failed_transfers"), ("expired", "num_kv_expired_reqs")):
             self._instruments.count(KV_TRANSFERS, -(-len(stats.get(stat, ())) // self._ranks), result=result)
+
+
+def reads_of_a_pull(decode: Any, prefill_ranks: int) -> int:
+    """How many reads vLLM makes of one request's KV, all ranks together.
+
+    Each decode rank reads from one prefill rank, or from several where prefill has more, but only from one of
+    those with the same KV.
+
+    Args:
+        decode: VLLM's configuration of the engine that pulls.
+        prefill_ranks: How many ranks have the KV.
+    """
+    model, ranks = decode.model_config, int(decode.parallel_config.tensor_parallel_size)
+    parts = 1 if model.use_mla else int(model.get_total_num_kv_heads())
+    return max(ranks, min(prefill_ranks, parts))

@@ -14,7 +14,7 @@ class Worker(NixlPullConnectorWorker):
 
     def __init__(self, transfers, *, has_windows=False):
         self.transfers = transfers
-        self.counted = 0
+        self.counted, self.released = 0, []
         self._recving_metadata = {}
         self._recving_transfers = {}
         self._failed_recv_reqs, self._invalid_block_ids = queue.Queue(), queue.Queue()
@@ -23,7 +23,7 @@ class Worker(NixlPullConnectorWorker):
         self.use_host_buffer = self.enable_heterogeneous_attn_post_process = self._has_mamba = False
         self.xfer_stats = SimpleNamespace(record_failed_transfer=self._count)
         self.nixl_wrapper = SimpleNamespace(
-            get_new_notifs=dict, check_xfer_state=transfers.get, release_xfer_handle=lambda _: None
+            get_new_notifs=dict, check_xfer_state=transfers.get, release_xfer_handle=self.released.append
         )
 
     def __del__(self):
@@ -60,7 +60,8 @@ def test_what_failed_at_one_rank_is_told_when_the_others_are_done(failed):
     transfers["rank 1"] = "ERR"
     assert ours.get_finished() == (set(), {"a"})
     assert ours.get_finished() == (set(), set())
-    assert set(failed) == {"a"}
+    assert (set(failed), ours.counted) == ({"a"}, 1)
+    assert ours.released == ["rank 0", "rank 1"]
 
 
 def test_others_that_failed_are_told_meanwhile(failed):

@@ -137,6 +137,36 @@ def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
     assert few.tpot_s == many.tpot_s == pytest.approx(0.024)
 
 
+@pytest.mark.parametrize(
+    ("decode", "prefill", "heads", "reads"),
+    [
+        (1, 4, 8, 4),
+        (2, 8, 8, 8),
+        (4, 4, 8, 4),
+        (8, 2, 8, 8),
+        (1, 8, 2, 2),  # four ranks each have the same head
+        (2, 8, 1, 2),
+        (1, 4, None, 1),  # latent attention: all have the same
+    ],
+)
+def test_a_transfer_counts_once_from_however_many_ranks_it_is_read(decode, prefill, heads, reads):
+    counted = Counter()
+
+    class Counting(Nothing):
+        def count(self, metric, value=1.0, **labels):
+            counted[labels.get("result", metric.name)] += value
+
+        def observe(self, *_, **__):
+            pass
+
+    tap = EngineTap("decode", Counting())
+    tap.attach(engine_of(decode, heads), prefill)
+    for stats in ({"transfer_duration": [0.1] * 3 * reads}, {"num_failed_transfers": [1] * decode}):
+        scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0)
+        tap.record(scheduler, None)
+    assert (counted["done"], counted["failed"]) == (3, 1)
+
+
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
     counted = Counter()
@@ -162,10 +192,11 @@ def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
     assert (counted["expired"], counted["failed"], counted["done"]) == (1, 3, 2)
 
 
-def engine_of(ranks):
+def engine_of(ranks, heads=8):
     config = SimpleNamespace(
         cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=True),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+        model_config=SimpleNamespace(use_mla=heads is None, get_total_num_kv_heads=lambda: heads),
     )
     client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[]), vllm_config=config)
     return SimpleNamespace(_engine_client=client)
