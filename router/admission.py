@@ -7,7 +7,7 @@ request would take. Pure, like `router.core`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -98,12 +98,24 @@ class Gate:
             for job_id in jobs:
                 self.admission.served(job_id)
 
-    def waits(self, jobs: Iterable[OutstandingJob], predictor: PrefillPredictor, now_s: float) -> None:
-        """A replica names these prefills for the first time."""
-        if self.admission is not None:
-            for job in jobs:
-                work_s = predictor.work_s(job.tokens) if job.work_s is None else job.work_s
-                self.admission.waits(job.job_id, job.tier, work_s, now_s)
+    def waits(
+        self,
+        jobs: Iterable[OutstandingJob],
+        own: PrefillPredictor,
+        fleet: Collection[PrefillPredictor],
+        now_s: float,
+    ) -> None:
+        """A replica, whose predictor is its own, names these prefills for the first time.
+
+        They count in seconds of the fastest of the fleet, as all work does.
+        """
+        if self.admission is None:
+            return
+        for job in jobs:
+            whole_s = own.work_s(job.tokens)
+            least_s = min(one.work_s(job.tokens) for one in fleet)
+            left = 1.0 if job.work_s is None or whole_s <= 0 else job.work_s / whole_s
+            self.admission.waits(job.job_id, job.tier, left * least_s, now_s)
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """Decode computes the prompt of a request."""

@@ -134,7 +134,8 @@ class RouterCore:
         self._gate.served(over - earlier)
         self._lose(earlier, now_s)
         new = [job for job in event.jobs if job.job_id not in known]
-        self._gate.waits(new, event.predictor, now_s)
+        fleet = [replica.predictor for replica in self.view.prefill.values()]
+        self._gate.waits(new, event.predictor, fleet, now_s)
         return errors
 
     def _is_placed_again(self, job_id: JobId, ended_at: ReplicaId) -> bool:

@@ -188,6 +188,15 @@ def test_a_router_that_starts_anew_admits_no_second_queue():
     assert admission.backlog_s(BACKGROUND) == pytest.approx(len(queue) - 10 + more)
 
 
+def test_what_a_slow_replica_has_counts_as_on_the_fastest():
+    router, admission = admitted("fast")
+    slow = LINE.times(4.0)
+    queue = [runs(number, 1000)._replace(work_s=slow.work_s(1000) / 2) for number in range(3)]
+    told = PrefillReported(ReplicaId("slow"), slow, tuple(queue), None, 0.0)
+    router.prefill_reported(told, 1.0)
+    assert admission.backlog_s(PREMIUM) == pytest.approx(3 * LINE.work_s(1000) / 2), "each is half done"
+
+
 def test_a_prefill_that_is_done_again_waits_again_but_not_since_it_came():
     router, admission = admitted("a", "b")
     first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
