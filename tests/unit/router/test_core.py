@@ -191,7 +191,8 @@ def test_a_router_that_starts_anew_admits_no_second_queue():
 def test_what_a_slow_replica_has_counts_as_on_the_fastest():
     router, admission = admitted("fast")
     slow = LINE.times(4.0)
-    queue = [runs(number, 1000)._replace(work_s=slow.work_s(1000) / 2) for number in range(3)]
+    half_s = slow.work_s(1000) / 2
+    queue = [OutstandingJob(JobId(f"job-{number}"), PREMIUM, 1000, None, half_s) for number in range(3)]
     told = PrefillReported(ReplicaId("slow"), slow, tuple(queue), None, 0.0)
     router.prefill_reported(told, 1.0)
     assert admission.backlog_s(PREMIUM) == pytest.approx(3 * LINE.work_s(1000) / 2), "each is half done"
