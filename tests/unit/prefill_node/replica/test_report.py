@@ -48,7 +48,8 @@ def builder_of(ledger, tap, instruments, engine=ENGINE):
 def test_the_router_is_told_whether_there_is_a_prefix_cache(caches):
     cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=caches)
     parallel = SimpleNamespace(tensor_parallel_size=1)
-    config = SimpleNamespace(cache_config=cache, parallel_config=parallel)
+    model = SimpleNamespace(use_mla=True)
+    config = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=model)
     manager = SimpleNamespace(stat_loggers=[])
     tap = EngineTap("prefill", Instruments())
     tap.attach(SimpleNamespace(_engine_client=SimpleNamespace(logger_manager=manager, vllm_config=config)))
