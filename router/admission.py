@@ -102,7 +102,7 @@ class Gate:
         self,
         jobs: Iterable[OutstandingJob],
         own: PrefillPredictor,
-        fleet: Collection[PrefillPredictor],
+        fleet: Collection[PrefillView],
         now_s: float,
     ) -> None:
         """A replica, whose predictor is its own, names these prefills for the first time.
@@ -112,8 +112,10 @@ class Gate:
         if self.admission is None:
             return
         for job in jobs:
+            if self.admission.is_waiting(job.job_id):
+                continue  # as nearly all: they were admitted here
             whole_s = own.work_s(job.tokens)
-            least_s = min(one.work_s(job.tokens) for one in fleet)
+            least_s = min(one.predictor.work_s(job.tokens) for one in fleet)
             left = 1.0 if job.work_s is None or whole_s <= 0 else job.work_s / whole_s
             self.admission.waits(job.job_id, job.tier, left * least_s, now_s)
 

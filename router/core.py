@@ -134,8 +134,7 @@ class RouterCore:
         self._gate.served(over - earlier)
         self._lose(earlier, now_s)
         new = [job for job in event.jobs if job.job_id not in known]
-        fleet = [replica.predictor for replica in self.view.prefill.values()]
-        self._gate.waits(new, event.predictor, fleet, now_s)
+        self._gate.waits(new, event.predictor, self.view.prefill.values(), now_s)
         return errors
 
     def _is_placed_again(self, job_id: JobId, ended_at: ReplicaId) -> bool:
@@ -175,8 +174,7 @@ class RouterCore:
 
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
         """Forget a request wherever it is, and learn from it."""
-        self._forget_path(ended.job_id, ended.ttft_s)
-        self._again.pop(ended.job_id, None)
+        self._forget_attempts(ended.job_id, ended.ttft_s)
         self._gate.ended(ended.job_id, now_s, ended.used)
         self.view.job_ended(ended.job_id)
         if (answered := ended.answered) is not None:
@@ -188,16 +186,14 @@ class RouterCore:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on without the prefill that was placed: decode computes its prompt."""
-        self._forget_path(job_id, None)
-        self._again.pop(job_id, None)
+        self._forget_attempts(job_id, None)
         self._gate.not_for_prefill(job_id)
         self.view.not_for_prefill(job_id)
 
     def reconcile(self, live: LiveJobs, now_s: float) -> None:
         """Forget the requests whose end was not heard of."""
         for job_id in self._gate.reconcile(live, now_s):
-            self._forget_path(job_id, None)
-            self._again.pop(job_id, None)
+            self._forget_attempts(job_id, None)
             self.view.job_ended(job_id)
 
     def decode_demand(self, now_s: float) -> DecodeDemand:
@@ -535,7 +531,8 @@ class RouterCore:
     def _path_of(self, request: PlacementRequested) -> PathTime:
         return self._path_by_decode if request.decode_samples_first else self._path
 
-    def _forget_path(self, job_id: JobId, ttft_s: float | None) -> None:
+    def _forget_attempts(self, job_id: JobId, ttft_s: float | None) -> None:
+        self._again.pop(job_id, None)
         for path in (self._path, self._path_by_decode):
             path.ended(job_id, ttft_s)
 

@@ -153,6 +153,11 @@ class TierSet(Mapping[Tier, TierPolicy]):
         """The fraction of each client tier's requests that shall meet their objectives."""
         return {tier: policy.target for tier, policy in self.clients.items()}
 
+    @property
+    def weights(self) -> dict[Tier, float]:
+        """The value of a request on time, by tier, `SYSTEM` included."""
+        return {tier: policy.weight for tier, policy in self.items()}
+
     def rank(self, tier: Tier) -> int:
         """Position in the order of value, 0 for the lowest.
 

@@ -144,7 +144,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         ledger = PrefillLedger(replace(predictor, handoff_s=node.handoff_s))
         self._governor = Governor(
             ledger,
-            {tier: policy.weight for tier, policy in node.tiers.items()},
+            node.tiers.weights,
             node.rules,
             QueueOrder(setup.order),
             profile,

@@ -61,7 +61,7 @@ class Hardware:
     @property
     def weights(self) -> dict[Tier, float]:
         """Value of a request on time, by tier."""
-        return {tier: policy.weight for tier, policy in self.tiers.items()}
+        return self.tiers.weights
 
     @property
     def checkpoint_bytes_per_token(self) -> int:

@@ -214,13 +214,17 @@ class AdmissionController:
             self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
 
+    def is_waiting(self, job_id: JobId) -> bool:
+        """Whether the prefill of a request counts as waiting."""
+        return job_id in self._backlog
+
     def waits(self, job_id: JobId, tier: Tier, work_s: float, now_s: float) -> None:
         """A replica has the prefill of a request: it counts as waiting, whoever has admitted it.
 
         Nobody here has when it was admitted before a restart or without an answer of the router, or when its
         prefill was lost and is done again. Whose it is, a replica does not say.
         """
-        if job_id in self._backlog or tier not in self._shares:
+        if self.is_waiting(job_id) or tier not in self._shares:
             return
         job = self._jobs.get(job_id)
         tenant = ANONYMOUS.name if job is None else job.tenant

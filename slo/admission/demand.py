@@ -90,9 +90,8 @@ class RecentDemand:
         sizes = sorted(self._sizes[tier].get(tenant, {}).values(), key=lambda size: size.of_each)
         wanted = fraction * math.fsum(size.work for size in sizes)
         squares = math.fsum(size.squares for size in sizes)
-        while (
-            sizes and wanted * sizes[-1].of_each > most * squares
-        ):  # the largest are refused as far as may be
+        # The largest are refused as far as may be.
+        while sizes and wanted * sizes[-1].of_each > most * squares:
             largest = sizes.pop()
             wanted -= most * largest.work
             squares -= largest.squares

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from slo.decode.headroom import DecodeLoad
-from slo.decode.predicted_peak import USABLE, Holding, not_below
+from slo.decode.predicted_peak import USABLE, Holding, not_below, tokens_below
 from slo.decode.running_streams import RunningStreams
 
 FAR_S: Final = 60.0
@@ -39,9 +39,7 @@ class Outlook:
         self._load = load
         self._rank = rank
         self._sent = sent
-        self._lower_tokens = sum(
-            [one.tokens for one in load.streams.values() if one.rank < rank and not one.waits]
-        )
+        self._lower_tokens = tokens_below(rank, load.streams.values())
         self._held: Sequence[Holding] | None = None
         self._peers = RunningStreams.of(())
         self._queues: dict[float, _Queue] = {}
@@ -66,7 +64,7 @@ class Outlook:
             prefix_tokens: What those that are to come share with the streams.
         """
         load = self._load
-        # As `predicted_peak.shared_from`.
+        # As `predicted_peak.shared_from`, which would count the lower tiers each time.
         shared_tokens = max(0, load.shared_tokens + prefix_tokens - self._lower_tokens)
         return USABLE * load.pool_tokens - (0 if is_top else load.reserve_tokens) + shared_tokens
 

@@ -155,7 +155,12 @@ def shared_from(rank: int, held: Iterable[Holding], shared_tokens: int) -> int:
     """
     if not shared_tokens:
         return 0
-    return max(0, shared_tokens - sum([one.tokens for one in held if one.rank < rank and not one.waits]))
+    return max(0, shared_tokens - tokens_below(rank, held))
+
+
+def tokens_below(rank: int, held: Iterable[Holding]) -> int:
+    """What the streams of the tiers below one hold; those that wait hold nothing."""
+    return sum([one.tokens for one in held if one.rank < rank and not one.waits])
 
 
 def predicted_peak(streams: Iterable[Holding]) -> int:

@@ -145,15 +145,6 @@ class Participant:
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The events of one report, under a number; told again until the monitor has answered."""
-
-    number: int = 0
-    events: tuple[Any, ...] = ()
-    is_answered: bool = True
-
-
 class MonitorClient:
     """Reports every `interval_s`, while idle in one of `QUIET_INTERVALS`, and follows what comes back.
 
@@ -176,7 +167,9 @@ class MonitorClient:
         self._search = Search(find)
         self._interval_s = interval_s
         self._events: deque[Any] = deque(maxlen=MOST_EVENTS)
-        self._batch = Batch()
+        self._batch = 0
+        self._unanswered: tuple[Any, ...] = ()
+        """The events of the report with that number, until the monitor has answered it."""
         self._dropped = self._acknowledged = 0
         self._monitor: Any = None
         self._wanted = False
@@ -223,12 +216,12 @@ class MonitorClient:
         except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on with the last policy
             self._tell(error)
             return
-        if self._batch.is_answered or not self._batch.events:
-            self._batch = Batch(self._batch.number + 1, tuple(self._events), is_answered=False)
+        if not self._unanswered:
+            self._batch, self._unanswered = self._batch + 1, tuple(self._events)
             self._events.clear()
         dropped = self._dropped
         try:
-            report = self._report(self._batch)
+            report = self._report()
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await self._monitor.report.remote(report)
         except Exception as error:  # noqa: BLE001 - as above
@@ -237,19 +230,19 @@ class MonitorClient:
                 self._monitor = None
             self._tell(error)
         else:
-            self._batch = replace(self._batch, is_answered=True)
+            self._unanswered = ()
             self._may_skip = QUIET_INTERVALS - 1 if _is_quiet(report.seen) and not answer.wanted else 0
             self._acknowledged = dropped
             self._tell(None)
             self._take(answer)
 
-    def _report(self, batch: Batch) -> MonitorReport:
+    def _report(self) -> MonitorReport:
         return MonitorReport(
             reporter=self._participant.reporter,
             role=self._participant.role,
             follows=self.policy.version,
-            batch=batch.number,
-            seen=self._participant.seen(batch.events),
+            batch=self._batch,
+            seen=self._participant.seen(self._unanswered),
             policy=self.policy if self._wanted else None,
             settings=self._participant.settings,
             dropped=self._dropped,

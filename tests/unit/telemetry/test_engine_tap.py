@@ -15,6 +15,19 @@ class Nothing:
         pass
 
 
+class Counting(Nothing):
+    """Counts by result, or else by metric."""
+
+    def __init__(self):
+        self.counted = Counter()
+
+    def count(self, metric, value=1.0, **labels):
+        self.counted[labels.get("result", metric.name)] += value
+
+    def observe(self, *_, **__):
+        pass
+
+
 def step(tap, *, preempted=0, waiting=0):
     iteration = SimpleNamespace(inter_token_latencies_iter=[], num_preempted_reqs=preempted)
     scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=None, num_waiting_reqs=waiting)
@@ -150,16 +163,9 @@ def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
     ],
 )
 def test_a_transfer_counts_once_from_however_many_ranks_it_is_read(decode, prefill, heads, reads):
-    counted = Counter()
-
-    class Counting(Nothing):
-        def count(self, metric, value=1.0, **labels):
-            counted[labels.get("result", metric.name)] += value
-
-        def observe(self, *_, **__):
-            pass
-
-    tap = EngineTap("decode", Counting())
+    instruments = Counting()
+    counted = instruments.counted
+    tap = EngineTap("decode", instruments)
     tap.attach(engine_of(decode, heads), prefill)
     for stats in ({"transfer_duration": [0.1] * 3 * reads}, {"num_failed_transfers": [1] * decode}):
         scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0)
@@ -169,16 +175,9 @@ def test_a_transfer_counts_once_from_however_many_ranks_it_is_read(decode, prefi
 
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
-    counted = Counter()
-
-    class Counting(Nothing):
-        def count(self, metric, value=1.0, **labels):
-            counted[labels.get("result", metric.name)] += value
-
-        def observe(self, *_, **__):
-            pass
-
-    tap = EngineTap("decode", Counting())
+    instruments = Counting()
+    counted = instruments.counted
+    tap = EngineTap("decode", instruments)
     tap.attach(engine_of(ranks))
 
     def told(**stats):
