@@ -55,6 +55,7 @@ class Placing:
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
         call, replica = run.call, failure.replica
+        is_known = self.may_compute_here and self._has_failed_before(run, failure)
         if replica is not None:
             self._hold_against(run, replica, failure)
         context = replace(
@@ -63,6 +64,8 @@ class Placing:
             explicit_deadline=run.context.explicit_deadline and run.carried is None,
         )
         outcome = self.rules.refusal(context, run.replacements)
+        if outcome is ReplacementOutcome.LIMIT and is_known:
+            outcome = None  # that a dead replica fails once more says nothing of the request
         if outcome is None:
             asked = ReplacementRequested(
                 job_id=context.job_id,
@@ -78,6 +81,8 @@ class Placing:
             )
             started_s = time.monotonic()
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
+            if outcome is ReplacementOutcome.SERVE and is_known:
+                outcome = ReplacementOutcome.NO_REPLICA  # Serve knows of no other one
             if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
                 outcome = ReplacementOutcome.LOCAL
             is_local = outcome is ReplacementOutcome.LOCAL
@@ -99,6 +104,12 @@ class Placing:
             prefill_replica=context.prefill_replica,
         )
         return outcome
+
+    @staticmethod
+    def _has_failed_before(run: Underway, failure: PrefillFailedError) -> bool:
+        """Whether it came to a replica that had failed it before, as where no router answers in time."""
+        is_replicas = failure.cause.is_replicas and not failure.is_up
+        return is_replicas and failure.replica in run.failed_replicas
 
     @staticmethod
     def _hold_against(run: Underway, replica: ReplicaId, failure: PrefillFailedError) -> None:

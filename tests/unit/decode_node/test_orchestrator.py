@@ -460,6 +460,18 @@ async def test_the_only_prefill_replica_is_used_again_after_one_failed_pull_and_
     assert list(core.view.prefill) == [A]
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("cause", [FailureCause.ENGINE_DIED, FailureCause.REPLICA_DIED])
+async def test_without_a_router_the_dead_replica_that_serve_chooses_again_is_not_the_requests_fault(
+    cause, limit
+):
+    counts, steps = Counts(), Play({A: cause}, [TimeoutError(), TimeoutError()], serve=A)
+    steps.at_home = ANSWER
+    assert await serve(steps, counts, limit=limit, local=LocalPrefills(1)) == STREAMED
+    assert counts == {(cause.value, "serve"): 1, (cause.value, "local"): 1, **counts}
+    assert len(steps.asked) == 2
+
+
 @CASES
 async def test_after_two_failed_pulls_from_the_only_prefill_replica_decode_computes_the_prompt(
     request_, answer
