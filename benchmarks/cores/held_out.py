@@ -2,16 +2,19 @@
 
 FlowPrefill's mixes on its three models, at 90 and at 99 % in time. Every arm gets the same streams. What the
 peers have to choose, chunks and joined prompts, is the best for each figure on these very streams; SlackServe
-runs with its defaults. The ratios to it are of means over the streams, with bootstrap intervals over the
-streams at 95 %. A stream whose goodput is below the lowest load that is tried has 0, and counts as that load:
-the mean is then a bound. With `--sigma` the predictions of all arms are off, log-normally.
+runs with its defaults. A goodput is the highest load on a grid of steps of 2 % that keeps the level, with
+none of the next eight that does: attainment does not fall with each step. The ratios to it are of means over
+the streams, with intervals of 95 % over the streams by Student's t, in which the step of the grid counts. A
+stream whose goodput is below the lowest load that is tried has 0, and counts as that load: the mean is then a
+bound. With `--sigma` the predictions of all arms are off, log-normally.
 
 The arms of `simulator.arms.by_class` have the mix's kinds as classes, with the level that is asked for as the
 target of each; to all others the requests are alike. `--beside RESULT` takes what an earlier result found on
 the same streams for other arms, and for those of this run where it has found more. Each row says at which
-commit it was measured. With `--again` nothing is simulated, and what
-is made of the streams of an earlier output is made anew. The other axes, and what each part of SlackServe is
-worth, are `held_out_axes`'s.
+commit it was measured. With `--again` nothing is simulated, and what is made of the streams of an earlier
+output is made anew, also of one of `held_out_axes`, which has the other axes and what each part of SlackServe
+is worth. With `--further` the search goes on above what earlier outputs have found, with the settings that
+were best.
 
     python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b] [--arm targets]
 """
@@ -20,8 +23,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,7 +42,7 @@ from simulator.arms.by_class import BY_CLASS, with_classes
 from simulator.cost.prediction_noise import PredictionNoise
 from simulator.fleet.outcome import attainment_by, share
 from simulator.replica.hardware import Hardware
-from simulator.study.goodput import Experiment
+from simulator.study.goodput import PRECISION, Experiment, highest
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Mix
@@ -48,9 +52,13 @@ NAMES: Final = ("sedf-chunked", "sedf-resume", "slackserve-chunked", "slackserve
 OURS: Final = "slackserve"
 FIRST_SEED: Final = 1000
 """Constants were chosen on seeds below."""
-LOADS: Final = tuple(0.1 * 1.02**number for number in range(170))
+LOADS: Final = tuple(0.1 * PRECISION**number for number in range(170))
 LEVELS: Final = (0.9, 0.99)
-BOOTSTRAPS: Final = 10_000
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+"""The 97.5th percentile of Student's t, for 1 to 19 degrees of freedom."""
 ALL: Final = "all"
 WORST: Final = "worst class"
 
@@ -125,32 +133,58 @@ def goodputs(
     levels: Sequence[float] = LEVELS,
     arm: Arm | None = None,
 ) -> dict[str, float]:
-    """Requests per second by figure; 0 for never. Attainment is taken to fall with the load.
+    """Requests per second by figure; 0 for never.
 
     `arm` is one that takes the place of the case's.
     """
-    arm = arm_of(case.arm) if arm is None else arm
+    attained = attainments(case, arm_of(case.arm) if arm is None else arm)
+    found = {}
+    for who, level in product(whom, levels):
+        good, bad = -1, len(LOADS)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if attained(middle, level)[who] >= level:
+                good = middle
+            else:
+                bad = middle
+        found[figure_of(who, level)] = _goodput(case, highest_that_attains(attained, who, level, good))
+    return found
+
+
+def figure_of(who: str, level: float) -> str:
+    """What a goodput is called."""
+    return f"{who} {level:.0%}"
+
+
+def attainments(case: Case, arm: Arm) -> Callable[[int, float], Mapping[str, float]]:
+    """Gives what all and the worst class attain at a place on the grid of loads, by what is aimed at."""
 
     @cache
-    def attained(number: int, target: float) -> Mapping[str, float]:
+    def at_target(number: int, target: float) -> Mapping[str, float]:
         replica, mix = offered(case, target)
         arrivals = mix.stream(LOADS[number] * capacity_rps(case.model), case.requests, case.seed)
         jobs = run(arm, replica, arrivals, arm.settings[case.setting]).jobs
         by_kind = attainment_by(jobs, "kind")
         return {ALL: share(job.is_on_time for job in jobs), WORST: min(by_kind.values())}
 
-    found = {}
-    for who, level in product(whom, levels):
-        target = level if case.arm in BY_CLASS else LEVELS[0]
-        good, bad = -1, len(LOADS)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if attained(middle, target)[who] >= level:
-                good = middle
-            else:
-                bad = middle
-        found[f"{who} {level:.0%}"] = LOADS[good] * capacity_rps(case.model) if good >= 0 else 0.0
-    return found
+    return lambda number, level: at_target(number, level if case.arm in BY_CLASS else LEVELS[0])
+
+
+def highest_that_attains(
+    attained: Callable[[int, float], Mapping[str, float]], who: str, level: float, good: int
+) -> int:
+    """See `highest`; -1 for none."""
+    return highest(good, lambda number: attained(number, level)[who] >= level, len(LOADS))
+
+
+def _goodput(case: Case, number: int) -> float:
+    return LOADS[number] * capacity_rps(case.model) if number >= 0 else 0.0
+
+
+def _number(model: str, goodput_rps: float) -> int:
+    if goodput_rps <= 0:
+        return -1
+    return round(math.log(goodput_rps / capacity_rps(model) / LOADS[0], PRECISION))
 
 
 def at_best(found: Mapping[Case, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -219,19 +253,71 @@ def _mean(row: Mapping[str, Any]) -> float:
 def compare_again(file: Path, ours: str) -> None:
     """Write what is made of a result's streams by now."""
     rows = json.loads(file.read_text())["results"]["rows"]
-    write_again(file, "compared", {"rows": against(rows, ours)})
+    write_again(file, "compared", {"rows": compared(rows, ours)})
+
+
+def compared(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
+    """These rows, also of several axes, with one arm's over them."""
+    places = [tuple(row.get(name) for name in ("model", "level", "axis", "value")) for row in rows]
+    groups = {place: [row for row, its in zip(rows, places, strict=True) if its == place] for place in places}
+    return [row for group in groups.values() for row in against(group, ours)]
+
+
+def look_further(files: Sequence[Path], ours: Sequence[str], processes: int | None) -> None:
+    """Search above what results have found, once for all of them, and write what is there.
+
+    Raises:
+        ValueError: if what was found does not hold any more.
+    """
+    known = [json.loads(file.read_text())["results"] for file in files]
+    searches = {
+        (_case_of(row, results, stream), row["figure"], rate_rps): None
+        for results in known
+        for row in results["rows"]
+        for stream, rate_rps in enumerate(row["streams"])
+    }
+    with ProcessPoolExecutor(processes) as pool:
+        found = dict(zip(searches, pool.map(_further, searches, chunksize=4), strict=True))
+    for file, results, whose in zip(files, known, ours, strict=True):
+        for row in results["rows"]:
+            row["streams"] = [
+                found[_case_of(row, results, stream), row["figure"], rate_rps]
+                for stream, rate_rps in enumerate(row["streams"])
+            ]
+        write_again(file, "further", {"rows": compared(results["rows"], whose)})
+
+
+def _case_of(row: Mapping[str, Any], results: Mapping[str, Any], stream: int) -> Case:
+    settings = [dict(setting) for setting in arm_of(row["arm"]).settings]
+    setting, seed = settings.index(row["setting"]), results["first_seed"] + stream
+    return Case(row["model"], row["arm"], setting, row["sigma"], seed, results["requests"])
+
+
+def _further(search: tuple[Case, str, float]) -> float:
+    case, figure, rate_rps = search
+    whom = {figure_of(who, level): (who, level) for who, level in product((ALL, WORST), LEVELS)}
+    who, level = whom[figure]
+    attained, good = attainments(case, arm_of(case.arm)), _number(case.model, rate_rps)
+    if good >= 0 and attained(good, level)[who] < level:
+        raise ValueError(f"{case} does not attain {figure} at {rate_rps:g}/s any more: measure it anew")
+    return _goodput(case, highest_that_attains(attained, who, level, good))
 
 
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """(lower end, ratio, upper end) of the ratio of two means over the same streams, 95 % by bootstrap."""
-    pairs = np.array([ours, other])
-    drawn = np.random.default_rng(1).integers(pairs.shape[1], size=(BOOTSTRAPS, pairs.shape[1]))
-    means = pairs[:, drawn].mean(axis=2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = means[0] / means[1]
-        ratio = pairs[0].mean() / pairs[1].mean()
-    low, high = np.percentile(ratios, (2.5, 97.5))
-    return float(low), float(ratio), float(high)
+    """(lower end, ratio, upper end) of the ratio of two means over the same streams, 95 %.
+
+    By the variance of a ratio of means (Cochran, Sampling Techniques, section 6.4) and Student's t; each
+    goodput lies anywhere within its step of the grid besides.
+    """
+    mine, theirs = np.array([ours, other])
+    ratio = mine.mean() / theirs.mean()
+    count = len(mine)
+    if count < 2:  # noqa: PLR2004 - a variance needs two
+        return 0.0, float(ratio), math.inf
+    of_streams = np.var(mine - ratio * theirs, ddof=1) / theirs.mean() ** 2
+    of_grid = 2 * (ratio * (PRECISION - 1)) ** 2 / 12
+    reach = _T_975[min(count, len(_T_975) + 1) - 2] * math.sqrt((of_streams + of_grid) / count)
+    return float(ratio - reach), float(ratio), float(ratio + reach)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -248,6 +334,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--beside")
     parser.add_argument("--output", default="held_out")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--further", action="append", default=[], metavar="OUTPUT:OURS")
     options = parser.parse_args(arguments)
     options.arm = options.arm or [*NAMES]
     options.ours = options.ours or (options.arm[0] if len(options.arm) == 1 else OURS)
@@ -261,6 +348,10 @@ def main() -> None:
     options = options_of()
     if options.again:
         compare_again(RESULTS / "cores" / f"{options.output}.json", options.ours)
+        return
+    if options.further:
+        names, ours = zip(*(each.split(":") for each in options.further), strict=True)
+        look_further([RESULTS / "cores" / f"{name}.json" for name in names], ours, options.processes)
         return
     cases = [
         Case(model, name, setting, float(sigma), FIRST_SEED + stream, options.requests)

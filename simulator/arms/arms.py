@@ -188,9 +188,22 @@ ABORT_ARMS: Final = (
     "abort-separates-victims",
     "abort-credits-progress",
     "abort-all-lifted",
+    "sedf-chunked",
+    "sedf-resume",
     "slackserve",
 )
-TIER_ARMS: Final = ("fcfs", "tier-order", "slackserve-off", "slackserve", "slackserve-admission")
+TIER_ARMS: Final = (
+    "fcfs",
+    "fcfs-chunked",
+    "tier-order",
+    "tier-chunked",
+    "sedf-chunked",
+    "sedf-resume",
+    "slackserve-off",
+    "slackserve-chunked",
+    "slackserve",
+    "slackserve-admission",
+)
 SERVERS: Final = Scheduling(
     OURS,
     DEFAULT_ORDER,
@@ -209,6 +222,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     arm.name: arm
     for arm in (
         Arm("tier-order", "By tier, no preemption", _peer(PeerOrder.TIER, chunked=False), _JOINED),
+        Arm("tier-chunked", "By tier, chunked prefill", _peer(PeerOrder.TIER, chunked=True), CHUNKED),
         Arm("slackserve-off", "SlackServe, preemption off", UNSTOPPED.build),
         Arm("slackserve-chunked", "SlackServe in chunks, no preemption", UNSTOPPED.build, OWN_CHUNKED),
         Arm("abort-control", "Blog: no preemption", _aborting(AbortPolicy.CONTROL)),

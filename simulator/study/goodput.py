@@ -27,6 +27,8 @@ LOWEST_LOAD: Final = 0.02
 HIGHEST_LOAD: Final = 4.0
 """Goodput is looked for between these loads, work offered per second on one replica."""
 PRECISION: Final = 1.02
+REACH: Final = 8
+"""So many steps of the precision above a rate none may keep the level."""
 _SAMPLE: Final = 4000
 
 
@@ -68,9 +70,9 @@ class Experiment:
         return True
 
     def goodput_rps(self, arm: Arm, setting: Mapping[str, float], level: float, capacity_rps: float) -> float:
-        """The highest rate at which `level` is attained, within 2 %; 0 when none is.
+        """The highest rate at which `level` is attained, by steps of 2 %; 0 when none is.
 
-        Attainment is taken to fall with the rate.
+        See `highest`: attainment does not fall with every step of the rate.
         """
         holds = partial(self.attains, arm, setting=setting, level=level)
         low, high = LOWEST_LOAD * capacity_rps, HIGHEST_LOAD * capacity_rps
@@ -82,7 +84,21 @@ class Experiment:
                 high = rate
                 break
             low, rate = rate, 2 * rate
-        return enclosed(low, high, holds)[0]
+        found, _ = enclosed(low, high, holds)
+        return found * PRECISION ** highest(0, lambda steps: holds(found * PRECISION**steps))
+
+
+def highest(good: int, holds: Callable[[int], bool], points: float = math.inf) -> int:
+    """Of the points of a grid from `good` on the highest that holds, with none of the next `REACH` that does.
+
+    With another rate other requests meet, so that a level that is missed at one may be kept again above it.
+    """
+    tried = good
+    while tried < min(good + REACH, points - 1):
+        tried += 1
+        if holds(tried):
+            good = tried
+    return good
 
 
 def enclosed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:

@@ -1,13 +1,25 @@
 """Goodput on streams that were held out, and what is made of it."""
 
 import json
+import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from benchmarks.cores import held_out, held_out_axes
-from benchmarks.cores.held_out import Case, against, at_best, completed, goodputs, offered, ratio_interval
+from benchmarks.cores.held_out import (
+    Case,
+    against,
+    at_best,
+    completed,
+    goodputs,
+    look_further,
+    offered,
+    ratio_interval,
+)
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.study.presets import PRESETS
@@ -30,7 +42,7 @@ def test_every_arm_has_its_best_setting():
     rows = {row["arm"]: row for row in against(at_best(found), held_out.OURS)}
     assert rows["sedf-resume"]["setting"] == dict(ARMS["sedf-resume"].settings[-1])
     assert rows["sedf-resume"]["ours over it"] == pytest.approx(4.0 / len(ARMS["sedf-resume"].settings))
-    assert (rows["slackserve"]["low"], rows["slackserve"]["high"]) == (1.0, 1.0)
+    assert rows["slackserve"]["low"] < rows["slackserve"]["ours over it"] == 1.0 < rows["slackserve"]["high"]
 
 
 def test_a_stream_below_the_lowest_load_makes_the_mean_a_bound():
@@ -92,10 +104,61 @@ def test_what_could_not_be_compared_is_refused_before_anything_is_simulated(of, 
 def test_a_ratio_of_pairs_is_narrower_than_the_streams_differ():
     other = [float(value) for value in range(5, 25)]
     low, ratio, high = ratio_interval([1.1 * value for value in other], other)
-    assert (low, ratio, high) == pytest.approx((1.1, 1.1, 1.1))
+    assert ratio == pytest.approx(1.1)
+    assert 0 < high - low < 0.01, "as far as one step of the grid is wide, over twenty streams"
     low, ratio, high = ratio_interval(other[::-1], other)
     assert ratio == pytest.approx(1.0)
     assert (low < 0.8, high > 1.2) == (True, True)
+    assert ratio_interval([1.0], [2.0]) == (0.0, 0.5, math.inf)
+
+
+@pytest.mark.parametrize("streams", [5, 10, 20])
+def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says(streams):
+    drawn, covered = np.random.default_rng(0), []
+    for _ in range(2000):
+        stream, gain = drawn.normal(0, 0.04, streams), drawn.normal(0.02, 0.05, streams)
+        low, _, high = ratio_interval(np.exp(stream + gain).tolist(), np.exp(stream).tolist())
+        covered.append(low <= math.exp(0.02 + 0.05**2 / 2) <= high)
+    assert fmean(covered) == pytest.approx(0.95, abs=0.02)
+
+
+def attained_by(levels):
+    """What `attainments` gives, for the places of the grid that keep 99 %."""
+    return lambda number, _: {"all": 0.995 if number in levels else 0.98, "worst class": 0.5}
+
+
+def test_goodput_is_the_highest_load_that_keeps_the_level_with_none_near_above_it(monkeypatch):
+    case = Case("8b", "slackserve", 0, 0.0, 1000, 200)
+    good = {*range(40), *range(45, 50), 56, 70}
+    monkeypatch.setattr(held_out, "attainments", lambda *_: attained_by(good))
+    found = goodputs(case)
+    assert found["all 99%"] == pytest.approx(held_out.LOADS[56] * held_out.capacity_rps("8b"))
+    assert found["worst class 99%"] == 0.0
+
+
+def test_a_search_goes_on_above_what_was_found(tmp_path, monkeypatch):
+    rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
+    rows = [
+        {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": arm, "setting": setting, "streams": streams}
+        for arm, setting, streams in (
+            ("slackserve", {}, [rates[39], rates[56]]),
+            ("sedf-resume", {"join_tokens": 2048.0}, [0.0, rates[48]]),
+        )
+    ]
+    file = tmp_path / "held_out.json"
+    about = {"streams": 2, "requests": 200, "first_seed": 1000}
+    file.write_text(json.dumps({"about": {}, "results": {**about, "rows": rows}}))
+    monkeypatch.setattr(held_out, "ProcessPoolExecutor", ThreadPoolExecutor)
+    good = {3, *range(40), *range(45, 50), 56}
+    monkeypatch.setattr(held_out, "attainments", lambda *_: attained_by(good))
+    look_further([file], ["slackserve"], 1)
+    ours, peer = json.loads(file.read_text())["results"]["rows"]
+    assert ours["streams"] == pytest.approx([rates[56], rates[56]])
+    assert peer["streams"] == pytest.approx([rates[56], rates[56]])
+    assert peer["ours over it"] == pytest.approx(1.0)
+    monkeypatch.setattr(held_out, "attainments", lambda *_: attained_by({}))
+    with pytest.raises(ValueError, match="does not attain all 99% at"):
+        look_further([file], ["slackserve"], 1)
 
 
 def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():

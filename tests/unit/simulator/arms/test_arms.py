@@ -44,6 +44,13 @@ def served(arm, arrivals=OVERTAKING, setting=None, **about):
     return run(ARMS[arm], HARDWARE, arrivals, setting or ARMS[arm].settings[0], **about)
 
 
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_where_a_peer_runs_whole_prompts_it_is_compared_in_chunks_too_and_with_what_suspends(preset):
+    in_chunks = {"fcfs": "fcfs-chunked", "sedf": "sedf-chunked", "tier-order": "tier-chunked"}
+    assert {in_chunks[arm] for arm in preset.arms if arm in in_chunks} <= set(preset.arms)
+    assert {"sedf-chunked", "sedf-resume"} <= set(preset.arms)
+
+
 @pytest.mark.parametrize("arm", EVERY_ARM)
 def test_everything_is_served_once_and_in_the_same_way_again(arm):
     stream = MIX.stream(6.0, 150, 3)
