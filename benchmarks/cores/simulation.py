@@ -1,6 +1,7 @@
 """The tables of docs/benchmarks.md that come from virtual time: presets, traces, the trade-off curve.
 
-Traces are not part of the project; give their paths to have them simulated too:
+Traces are not part of the project; give their paths to have them simulated too. What is found of a preset is
+written at once, with the commit that it was found at. `--only` keeps what the file has of the others.
 
     python -m benchmarks.cores.simulation [--trace mooncake_conversation.jsonl --trace
     azure_llm_2023_conv.csv]
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, print_table, write
+from benchmarks.report import RESULTS, commit, is_dirty, print_table, result, write
 from simulator.findings import Findings
 from simulator.report.page import write_report
 from simulator.report.plots import granularity_plot, save
@@ -26,6 +27,7 @@ from simulator.study.tradeoff import tradeoff
 REPORTED = "flowprefill-8b"
 """Its plots and report are written besides."""
 CURVE_TOKENS = 8192
+NAME = "cores/simulation"
 SUMMARY = ("goodput_rps", "blocking_ms", "objective_ms", "cdf_rate_rps", "assumptions", "seed", "requests")
 
 
@@ -58,18 +60,19 @@ def main() -> None:
     presets: list[Preset] = [*PRESETS.values()]
     presets += [on_trace(PRESETS[REPORTED], path) for path in arguments.trace]
     curve = tradeoff(PRESETS[REPORTED].hardware, CURVE_TOKENS)
-    results: dict[str, Any] = {"tradeoff": [place._asdict() for place in curve]}
+    results: dict[str, Any] = result(NAME) if arguments.only else {}
+    results["tradeoff"] = [place._asdict() for place in curve]
     for preset in presets:
         if arguments.only and preset.name not in arguments.only:
             continue
         started_s = time.perf_counter()
         found = Study(preset, preset.arms, arguments.requests).findings(f"slackserve simulate {preset.name}")
-        results[preset.name] = summary(found)
+        results[preset.name] = {**summary(found), "commit": commit(), "dirty": is_dirty()}
+        print(write(NAME, results))
         show(found, time.perf_counter() - started_s)
         if preset.name == REPORTED:
             save(found, arguments.output, [granularity_plot(curve)])
             write_report(found, arguments.output, [granularity_plot(curve)])
-    print(write("cores/simulation", results))
 
 
 if __name__ == "__main__":
