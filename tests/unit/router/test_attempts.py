@@ -1,0 +1,113 @@
+"""Which end of a prefill counts that was lost or placed again."""
+
+import pytest
+from small_router import admitted, placed_again, report, request, runs
+
+from router.messages import JobEnded
+from slo.reports import ReplicaGone
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_prefill_that_ended_with_its_replica_is_no_backlog(is_silent, is_named):
+    router, admission = admitted("a")
+    router.place(request(1, 1000, PREMIUM), 0.0)
+    if is_named:
+        router.prefill_reported(report("a", runs(1, 1000)), 0.1)
+    if not is_silent:
+        router.replica_gone(ReplicaGone(ReplicaId("a")), 1.0)
+    router.prefill_reported(report("b"), 4.0)
+    assert admission.backlog_s(PREMIUM) == 1.0, "it may yet ask for another place"
+    for at_s in range(5, 50 if is_silent else 8):
+        router.prefill_reported(report("b"), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_a_lost_prefill_that_is_placed_again_is_backlog_until_it_ends():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.replica_gone(ReplicaGone(first), 1.0)
+    other = router.place(placed_again(1, 1000, first), 3.0).prefill_replica
+    for at_s in range(3, 60):
+        router.prefill_reported(report(other, runs(1, 1000)), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 1.0
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 60.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_the_end_of_an_earlier_attempt_is_not_that_of_the_prefill():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, runs(1, 1000)), 0.1)
+    other = router.place(placed_again(1, 1000, first), 3.0).prefill_replica
+    assert other != first
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 4.0)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 5.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_where_the_router_placed_it_again_in_vain_its_end_elsewhere_is_that_of_the_prefill():
+    router, admission = admitted("a", "b", "c")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, runs(1, 1000)), 0.1)
+    told = router.place(placed_again(1, 1000, first), 1.0).prefill_replica
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 1.0)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    (chosen,) = {"a", "b", "c"} - {first, told}
+    router.prefill_reported(report(chosen, runs(1, 1000)), 1.1)
+    router.prefill_reported(report(chosen, ended=(JobId("job-1"),)), 2.1)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_nor_does_it_wait_where_the_chosen_replica_is_done_between_two_reports():
+    router, admission = admitted("a", "b", "c")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    told = router.place(placed_again(1, 1000, first), 1.0).prefill_replica
+    (chosen,) = {"a", "b", "c"} - {first, told}
+    router.prefill_reported(report(chosen, ended=(JobId("job-1"),)), 1.9)
+    for at_s in range(2, 8):
+        for name in (first, told, chosen):
+            router.prefill_reported(report(name), float(at_s))
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_a_replica_that_stalled_does_not_bring_back_a_prefill_that_is_done():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    other = router.place(placed_again(1, 1000, first), 2.6).prefill_replica
+    router.prefill_reported(report(other, runs(1, 1000)), 2.7)
+    router.prefill_reported(report(other, ended=(JobId("job-1"),)), 4.0)
+    router.prefill_reported(report(first, runs(1, 1000)), 4.5)
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 4.6)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_what_is_placed_again_after_its_end_is_not_kept(monkeypatch):
+    monkeypatch.setattr("router.core._MAX_AGAIN", 10, raising=False)
+    router, admission = admitted("a", "b")
+    for number in range(50):
+        first = router.place(request(number, 10, PREMIUM), 0.0).prefill_replica
+        router.job_ended(JobEnded(JobId(f"job-{number}")), 0.0)
+        other = router.place(placed_again(number, 10, first), 0.0).prefill_replica
+    assert len(router._again) <= 10
+    router.prefill_reported(report(other, runs(49, 10)), 0.1)
+    router.prefill_reported(report(first, ended=(JobId("job-49"),)), 0.2)
+    assert admission.backlog_s(PREMIUM) == pytest.approx(0.01), "the latest are"
+
+
+def test_a_prefill_that_is_done_again_waits_again_but_not_since_it_came():
+    router, admission = admitted("a", "b")
+    first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
+    router.prefill_reported(report(first, ended=(JobId("job-1"),)), 1.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+    for name in ("a", "b"):
+        router.prefill_reported(report(name), 299.0)
+    other = router.place(placed_again(1, 1000, first), 300.0).prefill_replica
+    router.prefill_reported(report(other, runs(1, 1000)), 300.1)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    assert admission._backlog.oldest(PREMIUM).admitted_s == 300.1
+    router.prefill_reported(report(other), 301.0)
+    assert admission.backlog_s(PREMIUM) == 0.0

@@ -1,0 +1,77 @@
+"""Which requests are let in although what has been learned says that they will be late."""
+
+from dataclasses import replace
+
+import pytest
+from small_router import core, report, request
+
+from router.messages import JobEnded, Placed
+from slo.admission.tenants import ANONYMOUS
+from slo.errors import Rejected
+from slo.request import JobId
+
+
+def after_slow_first_tokens(slow):
+    """A router on whose idle replica every request so far got its first token after 3 s."""
+    router = core(prefill=1, stale_after_s=1000.0)
+    for number in range(slow):
+        assert isinstance(router.place(request(f"slow-{number}", 100), float(number)), Placed)
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-slow-{number}"),)), number + 0.1)
+        router.job_ended(JobEnded(JobId(f"job-slow-{number}"), ttft_s=3.0), number + 0.2)
+    return router
+
+
+@pytest.mark.parametrize("slow", [1, 32])
+def test_a_slow_way_does_not_have_requests_refused_for_good(slow):
+    router = after_slow_first_tokens(slow)
+    refused = []
+    for number in range(slow, slow + 200):
+        router.prefill_reported(report("prefill-0"), float(number))
+        asked = request(number, 100, ttft_s=0.5, explicit=True)
+        if isinstance(router.place(asked, float(number)), Rejected):
+            refused.append(number - slow)
+        else:
+            router.prefill_reported(report("prefill-0", ended=(asked.job_id,)), number + 0.1)
+            router.job_ended(JobEnded(asked.job_id, ttft_s=0.2), number + 0.2)
+    assert max(refused, default=0) < (10 if slow == 1 else 100)
+
+
+def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
+    router = after_slow_first_tokens(4)
+    decided = [router.place(request(n, 100, ttft_s=0.5, explicit=True), 100.0) for n in range(10)]
+    assert [type(one) for one in decided] == [Placed] + [Rejected] * 9
+    assert isinstance(router.place(request(10, 100, ttft_s=0.5, explicit=True), 110.0), Rejected), (
+        "no idle one"
+    )
+    router.job_ended(JobEnded(JobId("job-0")), 111.0)
+    hopeless = request(11, 100, ttft_s=0.15, explicit=True)
+    assert isinstance(router.place(hopeless, 111.0), Rejected), "late whatever the way takes"
+    assert isinstance(router.place(request(12, 100, ttft_s=0.5, explicit=True), 111.0), Placed)
+
+
+def test_a_text_is_not_refused_for_good_for_the_length_of_earlier_ones():
+    router = core(prefill=1, stale_after_s=1000.0)
+    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    router.prefill_reported(report("prefill-0", learned=dense), 0.0)
+    placed = []
+    for number in range(100):
+        text = replace(request(number, None, ttft_s=3.0, explicit=True), prompt_bytes=8000)
+        if isinstance(router.place(text, float(number)), Placed):
+            placed.append(number)
+            learned = ((ANONYMOUS.name, 8000, 2000),)
+            ended = report("prefill-0", ended=(text.job_id,), learned=learned)
+            router.prefill_reported(ended, number + 0.5)
+            router.job_ended(JobEnded(text.job_id, ttft_s=2.1), number + 0.6)
+    assert placed[:3] == [0, 5, 10], "too long by what is known of its tenant's texts"
+    assert placed[-15:] == [*range(85, 100)], "learned from those that were let in"
+
+
+def test_a_text_is_refused_that_would_be_late_as_any_text():
+    router = core(prefill=1, stale_after_s=1000.0)
+    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    router.prefill_reported(report("prefill-0", learned=dense), 0.0)
+    for number in range(20):
+        text = replace(request(number, None, ttft_s=1.5, explicit=True), prompt_bytes=8000)
+        assert isinstance(router.place(text, 10.0 * number), Rejected)
+        known = request(f"known-{number}", 3000, ttft_s=3.0, explicit=True)
+        assert isinstance(router.place(known, 10.0 * number), Rejected), "its length is no estimate"

@@ -1,0 +1,116 @@
+"""What a request is promised, and when its first token is predicted."""
+
+from dataclasses import replace
+
+import pytest
+from small_router import core, report, request
+
+from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
+from slo.errors import Rejected
+from slo.objectives import Objective
+from slo.reports import DecodeReported
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM, STANDARD
+
+
+def test_what_decode_computes_itself_says_nothing_of_the_way():
+    router = core(prefill=1)
+    for number in range(8):
+        at_s = 10.0 * number
+        router.prefill_reported(report("prefill-0"), at_s)
+        router.place(request(number, 1000), at_s)
+        router.not_for_prefill(JobId(f"job-{number}"))
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 9.0), at_s + 9)
+    router.prefill_reported(report("prefill-0"), 90.0)
+    placed = router.place(request(8, 1000, explicit=True), 90.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(1.1)
+
+
+def test_an_idle_fleet_is_predicted_exactly():
+    placed = core().place(request(1, 1000), 0.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(1.0 + 0.1)
+    assert placed.slack_s == pytest.approx(2.0 - 1.1)
+    assert placed.handoff_s == 0.1
+    assert placed.reason is PlacementReason.NOBODY_LATE
+
+
+def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
+    router = core(prefill=1)
+    for number in range(8):
+        at_s = 10.0 * number
+        router.prefill_reported(report("prefill-0"), at_s)
+        placed = router.place(request(number, 1000), at_s)
+        queued = router.place(request(f"{number}-queued", 1000, tier=PREMIUM), at_s)
+        assert queued.predicted_ttft_s > 1.5
+        router.job_ended(JobEnded(JobId(f"job-{number}-queued"), 9.0), at_s + 1)
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 1.0 + 0.03), at_s + 1)
+    assert router.place(request(8, 1000), 90.0).predicted_ttft_s == pytest.approx(1.03)
+    assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
+
+
+def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):
+    asked = replace(Objective(STANDARD, None, None, e2e_s=e2e_s), **objective)
+    return PlacementRequested(JobId(f"e2e-{number}"), asked, False, 1000, 0, output_tokens=output_tokens)
+
+
+def test_the_first_token_is_due_as_early_as_the_rest_of_the_answer_takes():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.01), 0.0)
+    guessed = router.place(ends_in(10.0), 0.0)
+    assert guessed.ttft_budget_s < 10.0 - 255 * 0.01, "a stream beside another is slower"
+    for number in range(20):
+        router.job_ended(JobEnded(JobId(f"{number}"), answered=Answered(STANDARD, "anonymous", 601)), 0.0)
+    learned = router.place(ends_in(10.0, 2), 0.0)
+    assert learned.ttft_budget_s < 10.0 - 600 * 0.01
+    assert learned.promised_ttft_s is None, "what is judged is the end"
+    short = router.place(ends_in(10.0, 3, output_tokens=11), 0.0)
+    assert short.ttft_budget_s == pytest.approx(10.0 - 10 * router.view.decode["decode-0"].pace.tpot_s(4))
+    both = router.place(ends_in(10.0, 4, ttft_s=2.5, output_tokens=11), 0.0)
+    assert (both.ttft_budget_s, both.promised_ttft_s) == (2.5, 2.5)
+
+
+def test_the_answers_to_several_prompts_end_together():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.03), 0.0)
+    placed = router.place(replace(ends_in(2.0, output_tokens=128), prompts=8, answers_per_prompt=2), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(2.0 - 7 * router.view.decode["decode-0"].pace.tpot_s(2))
+    assert placed.ttft_budget_s > 1.6
+
+
+def test_an_answer_that_must_end_soon_is_decoded_where_it_can():
+    router = core(decode=2)
+    for replica, tpot_s in (("decode-0", 0.05), ("decode-1", 0.01)):
+        router.view.decode_reported(DecodeReported(ReplicaId(replica), 0.0, 1, tpot_s=tpot_s), 0.0)
+    assert router.place(ends_in(100.0, 1), 0.0).decode_replica == "decode-0"
+    for number in range(2, 4):
+        assert router.place(ends_in(10.0, number), 0.0).decode_replica == "decode-1"
+
+
+def test_the_end_of_an_answer_that_is_due_too_soon_is_no_reason_to_give_up_its_first_token():
+    router = core()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.1), 0.0)
+    placed = router.place(ends_in(20.0), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(2.0), "a tenth of it"
+    assert isinstance(placed, Placed)
+
+
+def test_a_tiers_own_objective_does_not_forbid_long_prompts():
+    router = core(prefill=1)
+    assert isinstance(router.place(request(1, 20_000), 0.0), Placed), "late, but nobody asked for 2 s"
+    assert isinstance(router.place(request(2, 20_000, explicit=True), 0.0), Rejected)
+    behind = router.place(request(3, 19_000), 0.0)
+    assert isinstance(behind, Rejected), "but it does not queue behind twice its own time"
+
+
+def test_a_budget_partly_spent_counts_from_arrival():
+    placed = core().place(request(1, 1000, elapsed_s=0.3), 10.0)
+    assert placed.predicted_ttft_s == pytest.approx(0.3 + 1.0 + 0.1)
+
+
+def test_a_scaled_objective_resolves_to_the_idle_prefill_time():
+    router = core()
+    objective = Objective(STANDARD, None, None, ttft_scale=1.3)
+    placed = router.place(PlacementRequested(JobId("a"), objective, False, 1000, 0), 0.0)
+    assert placed.ttft_budget_s == pytest.approx(1.3)
