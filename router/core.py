@@ -1,18 +1,19 @@
 """The router's decisions, pure: reports and requests in, placements and refusals out.
 
 Owns admission and what a request is promised. The view of the fleet is `router.fleet.view`, the choice of the
-replica `router.placement.policies` and its peers. Reads no clock (`now_s` is passed in) and sends nothing;
-the Serve deployment around it is `router.serve.deployment`.
+replica `router.placement.policies` and its peers, which end of a prefill counts `router.attempts`. Reads no
+clock (`now_s` is passed in) and sends nothing; the Serve deployment around it is `router.serve.deployment`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from router.admission import Gate
+from router.attempts import Attempts
 from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
 from router.fleet.pace_model import PaceModel
 from router.fleet.prefill_replica import PlacedJob, PrefillView
@@ -45,7 +46,6 @@ _MAX_RETRY_S: Final = 60.0
 """Who is not taken as decode has too many prompts to compute is told to come back between these."""
 _PROBE_EVERY_S: Final = 5.0
 """So often a request of a tenant is let in that only what has been learned says will be late."""
-_MAX_AGAIN: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,7 @@ class RouterCore:
         self._answers = OutputLengths()
         self._probed_s: dict[str, float] = {}
         """When a request of a tenant was last let in to learn from."""
-        self._lost: dict[JobId, float] = {}
-        """Prefills whose replica was lost, or whose earlier attempt ended, and when; the oldest first."""
-        self._again: dict[JobId, ReplicaId] = {}
-        """Where a prefill was last placed, of those that were placed again; the oldest first."""
+        self._attempts = Attempts(self.view.is_to_prefill, limits.in_transit_s)
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""
@@ -123,54 +120,21 @@ class RouterCore:
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """See `FleetView.prefill_reported`."""
-        self._lose(self.view.forget_silent(now_s), now_s)
-        self._give_up_lost(now_s)
+        self._attempts.lost(self.view.forget_silent(now_s), now_s)
+        self._gate.served(self._attempts.given_up(now_s))
         self._has_had_prefill = True
         named = {job.job_id for job in event.jobs}
         known = self.view.named_by(event.replica_id)
         errors = self.view.prefill_reported(event, now_s)
         over = (known | set(event.ended)) - named
-        earlier = {job_id for job_id in over if self._is_placed_again(job_id, event.replica_id)}
-        self._gate.served(over - earlier)
-        self._lose(earlier, now_s)
+        self._gate.served(self._attempts.ended(over, event.replica_id, now_s))
         new = [job for job in event.jobs if job.job_id not in known]
         self._gate.waits(new, event.predictor, self.view.prefill.values(), now_s)
         return errors
 
-    def _is_placed_again(self, job_id: JobId, ended_at: ReplicaId) -> bool:
-        """Whether the end of a prefill is that of an earlier attempt, and the latest is still to come.
-
-        The latest may never come, where decode did not wait for the router's answer and went elsewhere.
-        """
-        return self._again.get(job_id, ended_at) != ended_at and self.view.is_to_prefill(job_id)
-
-    def _remember_again(self, job_id: JobId, where: ReplicaId) -> None:
-        """The oldest is forgotten for it where there are too many: its request may have ended before."""
-        self._again.pop(job_id, None)
-        self._again[job_id] = where
-        if len(self._again) > _MAX_AGAIN:
-            del self._again[next(iter(self._again))]
-
     def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
         """See `FleetView.replica_gone`."""
-        self._lose(self.view.replica_gone(event), now_s)
-
-    def _lose(self, prefills: Iterable[JobId], now_s: float) -> None:
-        for job_id in prefills:
-            self._lost[job_id] = now_s
-
-    def _give_up_lost(self, now_s: float) -> None:
-        """Count as done what was lost, or ended elsewhere, and has no replica: nobody says so any more.
-
-        Its request streams, and would stand in the queue until it ends.
-        """
-        while self._lost:
-            job_id, lost_s = next(iter(self._lost.items()))
-            if now_s - lost_s < self._limits.in_transit_s:
-                return
-            del self._lost[job_id]
-            if not self.view.is_to_prefill(job_id):
-                self._gate.served((job_id,))
+        self._attempts.lost(self.view.replica_gone(event), now_s)
 
     def job_ended(self, ended: JobEnded, now_s: float) -> None:
         """Forget a request wherever it is, and learn from it."""
@@ -532,7 +496,7 @@ class RouterCore:
         return self._path_by_decode if request.decode_samples_first else self._path
 
     def _forget_attempts(self, job_id: JobId, ttft_s: float | None) -> None:
-        self._again.pop(job_id, None)
+        self._attempts.forget(job_id)
         for path in (self._path, self._path_by_decode):
             path.ended(job_id, ttft_s)
 
@@ -574,7 +538,7 @@ class RouterCore:
         if _tells_the_way(request, choice, wait_s):
             path.placed(request.job_id, without_s)
         if request.is_admitted:
-            self._remember_again(request.job_id, replica.replica_id)
+            self._attempts.placed_again(request.job_id, replica.replica_id)
         replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
         if request.prefix_hashes:
             block_tokens = self.view.block_tokens(request)

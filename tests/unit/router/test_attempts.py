@@ -3,6 +3,8 @@
 import pytest
 from small_router import admitted, placed_again, report, request, runs
 
+from router import attempts
+from router.attempts import Attempts
 from router.messages import JobEnded
 from slo.reports import ReplicaGone
 from slo.request import JobId, ReplicaId
@@ -86,16 +88,45 @@ def test_a_replica_that_stalled_does_not_bring_back_a_prefill_that_is_done():
 
 
 def test_what_is_placed_again_after_its_end_is_not_kept(monkeypatch):
-    monkeypatch.setattr("router.core._MAX_AGAIN", 10, raising=False)
+    monkeypatch.setattr(attempts, "REMEMBERED", 10)
     router, admission = admitted("a", "b")
+    places = []
     for number in range(50):
         first = router.place(request(number, 10, PREMIUM), 0.0).prefill_replica
         router.job_ended(JobEnded(JobId(f"job-{number}")), 0.0)
         other = router.place(placed_again(number, 10, first), 0.0).prefill_replica
-    assert len(router._again) <= 10
-    router.prefill_reported(report(other, runs(49, 10)), 0.1)
-    router.prefill_reported(report(first, ended=(JobId("job-49"),)), 0.2)
-    assert admission.backlog_s(PREMIUM) == pytest.approx(0.01), "the latest are"
+        places.append((first, other))
+    left_s = {}
+    for number in (0, 39, 40, 49):
+        first, other = places[number]
+        router.prefill_reported(report(other, runs(number, 10)), 0.1)
+        router.prefill_reported(report(first, ended=(JobId(f"job-{number}"),)), 0.2)
+        left_s[number] = admission.backlog_s(PREMIUM)
+        router.job_ended(JobEnded(JobId(f"job-{number}")), 0.3)
+    assert left_s == {0: 0, 39: 0, 40: pytest.approx(0.01), 49: pytest.approx(0.01)}, "the latest are"
+
+
+def test_the_same_prefill_placed_many_times_is_remembered_once():
+    books = Attempts(lambda job_id: True, in_transit_s=5.0)
+    books.placed_again(JobId("other"), ReplicaId("b"))
+    for _ in range(2 * attempts.REMEMBERED):
+        books.placed_again(JobId("job"), ReplicaId("b"))
+    both = {JobId("job"), JobId("other")}
+    assert books.ended(both, ReplicaId("a"), 0.0) == set()
+    assert books.ended(both, ReplicaId("b"), 0.0) == both
+    books.forget(JobId("job"))
+    assert books.ended(both, ReplicaId("a"), 0.0) == {JobId("job")}
+
+
+def test_a_lost_prefill_is_given_up_once_and_only_without_a_replica():
+    placed = {JobId("placed")}
+    books = Attempts(lambda job_id: job_id in placed, in_transit_s=5.0)
+    books.lost([JobId("placed"), JobId("gone")], 0.0)
+    books.lost([JobId("later")], 1.0)
+    assert books.given_up(4.9) == []
+    assert books.given_up(5.0) == [JobId("gone")]
+    assert books.given_up(9.0) == [JobId("later")]
+    assert books.given_up(99.0) == []
 
 
 def test_a_prefill_that_is_done_again_waits_again_but_not_since_it_came():
