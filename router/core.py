@@ -2,8 +2,9 @@
 
 Owns the order of these decisions and what is counted for each. The view of the fleet is `router.fleet.view`,
 the choice of the replica `router.placement.policies` and its peers, what a request is promised
-`router.promises`, which end of a prefill counts `router.attempts`. Reads no clock (`now_s` is passed in) and
-sends nothing; the Serve deployment around it is `router.serve.deployment`.
+`router.promises`, who is let in although it will be late `router.probes`, which end of a prefill counts
+`router.attempts`. Reads no clock (`now_s` is passed in) and sends nothing; the Serve deployment around it is
+`router.serve.deployment`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from router.messages import (
 )
 from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
+from router.probes import Probes
 from router.promises import Inquiry, Promises, Terms, tells_the_way
 from slo.admission.parts import prompts_excess
 from slo.autoscaling.need import DecodeDemand
@@ -41,8 +43,6 @@ from slo.tiers import Tier, TierPolicy
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 60.0
 """Who is not taken as decode has too many prompts to compute is told to come back between these."""
-_PROBE_EVERY_S: Final = 5.0
-"""So often a request of a tenant is let in that only what has been learned says will be late."""
 
 
 class RouterCore:
@@ -79,8 +79,7 @@ class RouterCore:
         self._link = link
         self._gate = gate or Gate()
         self._promises = Promises(policies, limits.stretch)
-        self._probed_s: dict[str, float] = {}
-        """When a request of a tenant was last let in to learn from."""
+        self._probes = Probes(self.view, self._promises)
         self._attempts = Attempts(self.view.is_to_prefill, limits.in_transit_s)
 
     def is_ready(self, now_s: float) -> bool:
@@ -192,7 +191,7 @@ class RouterCore:
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         late_s = max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)
-        if late_s > 0 and not self._is_probe(inquiry, choice, memory_s, wait_s):
+        if late_s > 0 and not self._probes.lets_in(inquiry, choice, memory_s, wait_s):
             lacked_decode = choice.end_s <= terms.latest_s
             return self._too_late(inquiry, terms, late_s, lacked_decode=lacked_decode)
         return self._bind(inquiry, terms, choice, wait_s)
@@ -205,27 +204,6 @@ class RouterCore:
         best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
         reason, unattainable = RejectionReason.DEADLINE_INFEASIBLE, terms.unattainable
         return Rejected(reason, late_s, best_s, terms.budget_s, unattainable=unattainable)
-
-    def _is_probe(self, inquiry: Inquiry, choice: Choice, memory_s: float, wait_s: float) -> bool:
-        """Whether a request is let in that is late by nothing but what has been learned; then it counts.
-
-        What is refused teaches nothing: one slow first token, or a few texts of unusually many tokens, would
-        have all others refused for good.
-        """
-        request, now_s = inquiry.request, inquiry.now_s
-        probed_s = self._probed_s.get(request.tenant, -math.inf)
-        if now_s - probed_s < _PROBE_EVERY_S or not tells_the_way(request, choice, wait_s):
-            return False
-        predictor = choice.replica.predictor
-        tokens, handoff_s = self.view.unlearned_tokens(request), predictor.handoff_s
-        newcomer = replace(inquiry.newcomer, tokens=tokens)
-        unlearned = replace(inquiry, newcomer=newcomer, cached={}, prefill=(choice.replica,))
-        terms = self._promises.terms(unlearned, memory_s)
-        latest_s = terms.latest_s + max(0.0, self._promises.path_s(request, handoff_s) - handoff_s)
-        if min(choice.end_s, now_s + predictor.prefill_s(tokens)) > latest_s:
-            return False
-        self._probed_s[request.tenant] = now_s
-        return True
 
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
         """The replicas that may prefill a request: those that it avoids only where there are no others."""

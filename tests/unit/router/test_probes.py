@@ -3,12 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from small_router import core, report, request
+from small_router import LINE, POLICIES, core, report, request
 
-from router.messages import JobEnded, Placed
+from router.fleet.decode_replica import DecodeView, Newcomer
+from router.fleet.prefill_replica import PrefillView
+from router.fleet.view import FleetView, RouterLimits
+from router.messages import JobEnded, Placed, PlacementReason
+from router.placement.policies import Choice
+from router.probes import PROBE_EVERY_S, Probes
+from router.promises import Inquiry, Promises
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
-from slo.request import JobId
+from slo.request import JobId, ReplicaId
+from slo.tiers import STANDARD
 
 
 def after_slow_first_tokens(slow):
@@ -75,3 +82,23 @@ def test_a_text_is_refused_that_would_be_late_as_any_text():
         assert isinstance(router.place(text, 10.0 * number), Rejected)
         known = request(f"known-{number}", 3000, ttft_s=3.0, explicit=True)
         assert isinstance(router.place(known, 10.0 * number), Rejected), "its length is no estimate"
+
+
+def test_tenants_that_may_have_another_let_in_are_not_remembered():
+    replica = PrefillView(ReplicaId("prefill-0"), LINE, 0.0, {})
+    decode = DecodeView(ReplicaId("decode-0"))
+    probes = Probes(FleetView({}, RouterLimits(), 0.0), Promises(POLICIES, stretch=2.0))
+
+    def is_let_in(tenant, now_s):
+        asked = request(tenant, 100, explicit=True, tenant=tenant)
+        newcomer = Newcomer(asked.job_id, STANDARD, 100)
+        choice = Choice(replica, now_s, now_s + 0.1, is_on_time=False, reason=PlacementReason.ONLY_REPLICA)
+        return probes.lets_in(Inquiry(asked, newcomer, {}, [replica], decode, now_s), choice, 0.0, 0.0)
+
+    for number in range(1000):
+        assert is_let_in(f"tenant-{number}", number / 8)
+        assert not is_let_in(f"tenant-{max(0, number - 39)}", number / 8), "within five seconds"
+        assert len(probes) <= 8 * PROBE_EVERY_S
+    assert is_let_in("tenant-960", 1000 / 8)
+    assert is_let_in("tenant-0", 1000 / 8)
+    assert not is_let_in("tenant-960", 1000 / 8)
