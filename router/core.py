@@ -197,7 +197,7 @@ class RouterCore:
         return self._bind(inquiry, terms, choice, wait_s)
 
     def _too_late(self, inquiry: Inquiry, terms: Terms, late_s: float, *, lacked_decode: bool) -> Rejected:
-        """The refusal of a request that would be late by so much; `lacked_decode`: for decode alone."""
+        """The refusal of a request that would be late by so much, `lacked_decode` if not by its prefill."""
         request = inquiry.request
         if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
             self._gate.withdrawn(request.job_id, inquiry.now_s, lacked_decode=lacked_decode)
