@@ -45,6 +45,7 @@ class Attempts:
     def lost(self, prefills: Iterable[JobId], now_s: float) -> None:
         """The replica of these prefills is gone; each may yet ask for another place."""
         for job_id in prefills:
+            self._lost.pop(job_id, None)  # of those that were lost before, this is the latest time
             self._lost[job_id] = now_s
 
     def ended(self, prefills: set[JobId], at: ReplicaId, now_s: float) -> set[JobId]:

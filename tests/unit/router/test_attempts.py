@@ -129,6 +129,16 @@ def test_a_lost_prefill_is_given_up_once_and_only_without_a_replica():
     assert books.given_up(99.0) == []
 
 
+def test_a_prefill_that_is_lost_once_more_keeps_nobody_else_waiting():
+    one, two = JobId("job-1"), JobId("job-2")
+    attempts = Attempts(lambda _: False, 5.0)
+    attempts.lost([one], 0.0)
+    attempts.lost([two], 1.0)
+    attempts.lost([one], 4.0)
+    assert attempts.given_up(6.5) == [two]
+    assert attempts.given_up(9.5) == [one]
+
+
 def test_a_prefill_that_is_done_again_waits_again_but_not_since_it_came():
     router, admission = admitted("a", "b")
     first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
