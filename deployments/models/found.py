@@ -1,5 +1,6 @@
 """The models of a configuration, found and checked before anything starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -107,14 +108,33 @@ def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
         msg = f"max_model_len: {config.max_model_len} is more than the model's {most}"
         raise ConfigError(msg)
     _check_whole_prompts_fit(config, config.max_model_len or lengths(values).by_default)
-    heads = values.get("num_attention_heads")
+    _check_degrees(config, values)
+
+
+def _check_degrees(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
+    """Compare the tensor parallel degrees with the model's heads, as vLLM's `QKVParallelLinear` does.
+
+    KV heads are divided among the workers, or each has so many copies. With MLA there are none to divide.
+    """
+    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    if not isinstance(heads, int) or heads < 1:
+        return
+    if not isinstance(kv_heads, int) or kv_heads < 1 or values.get("kv_lora_rank") is not None:
+        kv_heads = heads
+    valid = [
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    ]
     for section in ("prefill", "decode"):
         degree = getattr(config, section).tensor_parallel_size
-        if heads and heads % degree:
-            valid = [size for size in range(1, heads + 1) if heads % size == 0]
-            nearest = min(valid, key=lambda size: abs(size - degree))
-            msg = (
-                f"{section}.tensor_parallel_size: {degree} does not divide the model's {heads} attention "
-                f"heads; the nearest that does is {nearest}"
-            )
-            raise ConfigError(msg)
+        if degree in valid:
+            continue
+        nearest = min(valid, key=lambda size: abs(size - degree))
+        why = (
+            f"does not divide the model's {heads} attention heads"
+            if heads % degree
+            else f"neither divides the model's {kv_heads} KV heads nor is a multiple of them"
+        )
+        msg = f"{section}.tensor_parallel_size: {degree} {why}; the nearest that can work is {nearest}"
+        raise ConfigError(msg)

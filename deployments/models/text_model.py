@@ -94,7 +94,13 @@ def _is_mistrals(directory: Path, config_format: str) -> bool:
 
 def _of_mistral(params: Mapping[str, Any]) -> dict[str, Any]:
     """What a params.json says, by the names of a config.json; no length where it is scaled."""
-    names = {"num_attention_heads": "n_heads"} | ({} if params.get("yarn") else {_POSITIONS: _POSITIONS})
+    names = {
+        "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "kv_lora_rank": "kv_lora_rank",
+    }
+    if not params.get("yarn"):
+        names[_POSITIONS] = _POSITIONS
     return {name: params[its] for name, its in names.items() if params.get(its) is not None}
 
 

@@ -1,5 +1,6 @@
 """How long a model's prompts may be is what its engines take."""
 
+import contextlib
 import json
 import shutil
 
@@ -134,6 +135,37 @@ def test_tensor_parallel_degrees_are_held_against_the_part_for_text(model):
     directory = model(gemma3(num_attention_heads=6) | {"num_attention_heads": None})
     with pytest.raises(ConfigError, match="does not divide the model's 6 attention heads"):
         FoundModel.of(parse({"model": directory, "prefill": {"tensor_parallel_size": 4}}))
+
+
+def heads(attention, kv, **more):
+    return {"num_attention_heads": attention, "num_key_value_heads": kv, **more}
+
+
+@pytest.mark.parametrize(
+    ("changes", "degree", "refusal"),
+    [
+        (heads(28, 4), 8, "8 does not divide the model's 28 attention heads; the nearest that can work is 4"),
+        (heads(28, 4), 7, "7 neither divides the model's 4 KV heads nor is a multiple of them; .* is 4"),
+        (heads(24, 8), 3, "3 neither divides the model's 8 KV heads nor is a multiple of them; .* is 2"),
+        (heads(24, 8), 24, None),
+        (heads(28, 4), 4, None),
+        (heads(28, 4), 2, None),
+        (heads(32, 1), 16, None),
+        (heads(24, None), 3, None),
+        (heads(24, 8, kv_lora_rank=512), 3, None),
+    ],
+)
+def test_tensor_parallel_degrees_are_those_that_vllm_can_divide_heads_by(model, changes, degree, refusal):
+    values = {"model": model(changes), "decode": {"tensor_parallel_size": degree}}
+    with contextlib.nullcontext() if refusal is None else pytest.raises(ConfigError, match=refusal):
+        FoundModel.of(parse(values))
+
+
+def test_kv_heads_of_mistrals_format_count(tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps({"n_heads": 24, "n_kv_heads": 8}))
+    (tmp_path / "consolidated.safetensors").touch()
+    with pytest.raises(ConfigError, match="3 neither divides the model's 8 KV heads"):
+        FoundModel.of(parse({"model": str(tmp_path), "prefill": {"tensor_parallel_size": 3}}))
 
 
 @pytest.mark.parametrize(
