@@ -66,6 +66,16 @@ class PoolConfig(Section):
         """The most replicas that there are at any time."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 
+    def apart_from(self, decode: "PoolConfig") -> str | None:
+        """What is wrong where KV cannot move from whole workers to whole workers, as NIXL asks; else None."""
+        degrees = (self.tensor_parallel_size, decode.tensor_parallel_size)
+        if max(degrees) % min(degrees) == 0:
+            return None
+        return (
+            f"prefill.tensor_parallel_size ({degrees[0]}) and decode.tensor_parallel_size ({degrees[1]}): "
+            "one has to be a multiple of the other, as KV moves between whole workers"
+        )
+
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.min_replicas is not None and self.max_replicas is None:

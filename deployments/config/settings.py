@@ -225,7 +225,11 @@ class SlackServeConfig(Section):
             if self.max_model_len is not None and max(named) >= self.max_model_len:
                 msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
                 raise ValueError(msg)
-        for problem in (in_the_open(self.api_keys), unknown_tier(self.api_keys, self.tiers.tier_set())):
+        for problem in (
+            in_the_open(self.api_keys),
+            unknown_tier(self.api_keys, self.tiers.tier_set()),
+            self.prefill.apart_from(self.decode),
+        ):
             if problem is not None:
                 raise ValueError(problem)
         tiers = self.tiers.tier_set()

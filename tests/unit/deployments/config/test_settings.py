@@ -89,6 +89,24 @@ def test_defaults_are_the_documented_tiers():
             "NCCL refuses to run two",
         ),
         ({"kv_transfer": {"buffer_device": "cuda"}}, "kv_transfer.buffer_device", "needs accelerator: cuda"),
+        (
+            {"prefill": {"tensor_parallel_size": 2}, "decode": {"tensor_parallel_size": 3}},
+            "prefill.tensor_parallel_size (2) and decode.tensor_parallel_size (3)",
+            "one has to be a multiple of the other",
+        ),
+        (
+            {
+                "models": {
+                    "b": {
+                        "model": "x",
+                        "prefill": {"tensor_parallel_size": 6},
+                        "decode": {"tensor_parallel_size": 4},
+                    }
+                }
+            },
+            "models.b: top level: prefill.tensor_parallel_size (6) and decode.tensor_parallel_size (4)",
+            "one has to be a multiple of the other",
+        ),
         ({"warmup_tokens": [64, 64]}, "warmup_tokens", "two different lengths"),
         (
             {"max_model_len": 1024, "warmup_tokens": [32, 1024]},
