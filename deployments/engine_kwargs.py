@@ -18,6 +18,7 @@ from decode_node.engine.setup import DecodeSetup, weights_of
 from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
+from deployments.engine_values import refusal
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node import engine_setup
 from slo.preemption.types import PreemptionMode
@@ -92,8 +93,8 @@ def check_engine_kwargs(config: SlackServeConfig) -> None:
     """Refuse what a configuration must not add.
 
     Raises:
-        ConfigError: vLLM has no such argument, or not for this tier, or both tiers would sample otherwise, or
-            would not have the same model and KV cache.
+        ConfigError: vLLM has no such argument, or not for this tier, or takes no such value of it, or both
+            tiers would sample otherwise, or would not have the same model and KV cache.
     """
     known = [*(field.name for field in dataclasses.fields(AsyncEngineArgs)), *_OF_ANSWERS]
     for section in ("prefill", "decode"):
@@ -106,6 +107,10 @@ def check_engine_kwargs(config: SlackServeConfig) -> None:
                 hint = f"did you mean {near[0]!r}?" if near else "see vLLM's engine arguments"
                 msg = f"{section}.engine_kwargs: vLLM has no engine argument {key!r}; {hint}"
                 raise ConfigError(msg)
+        if (problem := refusal(getattr(config, section).engine_kwargs)) is not None:
+            raise ConfigError(f"{section}.engine_kwargs: {problem}")
+    if (problem := refusal({"dtype": config.dtype})) is not None:
+        raise ConfigError(f"dtype: {problem}")
     _refuse_differences(config.prefill.engine_kwargs, config.decode.engine_kwargs)
 
 

@@ -75,6 +75,15 @@ def build():
             {"decode": {"engine_kwargs": {"load_format": "dummy"}}},
             "load_format is 'auto' and 'dummy'; 'dummy' makes weights up",
         ),
+        ({"dtype": "bf16"}, "dtype: vLLM has no dtype 'bf16'; did you mean 'bfloat16'?"),
+        (
+            {"prefill": {"engine_kwargs": {"gpu_memory_utilization": 90}}},
+            "prefill.engine_kwargs: gpu_memory_utilization: Input should be less than or equal to 1",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"enable_auto_tool_choice": True}}},
+            "decode.engine_kwargs: enable_auto_tool_choice needs a tool_call_parser",
+        ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"model_name": "tiny#8b"}, "'tiny#8b' is the name of a model or adapter and has '#'"),
         (

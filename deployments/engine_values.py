@@ -1,0 +1,144 @@
+"""Which values vLLM takes for its engine arguments: what a configuration gives is held against vLLM itself.
+
+Types and ranges are those of vLLM's configuration classes, names those that vLLM and its plugins have
+registered; there is no list of our own. What depends on the model, the machine or other arguments is left to
+the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from vllm.config import (
+    CacheConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.model_loader import LoadFormats, get_model_loader
+from vllm.plugins import load_general_plugins
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from slo.files.strict_yaml import nearest
+
+_CONFIGS: Final = (
+    ModelConfig,
+    LoadConfig,
+    CacheConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ObservabilityConfig,
+    VllmConfig,
+)
+"""Classes whose fields are given arguments as they are; `KernelConfig` spells some of its own anew first."""
+_OTHER_NAMES: Final = {"kv_cache_dtype": "cache_dtype"}
+"""Fields that are called otherwise than their arguments."""
+_SIMPLE: Final = frozenset({bool, int, float, str, NoneType, torch.dtype})
+_REGISTERED: Final[Mapping[str, Callable[[], Collection[str]]]] = {
+    "attention_backend": lambda: ["auto", *(name.lower() for name in AttentionBackendEnum.__members__)],
+    "load_format": lambda: get_args(LoadFormats),
+    "quantization": lambda: QUANTIZATION_METHODS,
+    "reasoning_parser": ReasoningParserManager.list_registered,
+    "tool_call_parser": ToolParserManager.list_registered,
+}
+"""Arguments that name something that plugins can add to, and what there is."""
+_PLUGINS: Final = {"reasoning_parser": "reasoning_parser_plugin", "tool_call_parser": "tool_parser_plugin"}
+"""Those whose names count as they are written, and the arguments that name files with more of them."""
+
+
+class _Field(NamedTuple):
+    """What a value may be: the type of vLLM's, and the names that are a part of it."""
+
+    type: TypeAdapter[Any]
+    names: tuple[str, ...]
+
+
+def refusal(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first value that vLLM would not take, if there is one.
+
+    Args:
+        given: Values by the names of vLLM's arguments; None leaves one to vLLM.
+    """
+    for key, value in given.items():
+        if value is not None and (problem := _not_of_its_type(key, value) or _not_there(key, value, given)):
+            return problem
+    if given.get("enable_auto_tool_choice") and not given.get("tool_call_parser"):
+        return (
+            "enable_auto_tool_choice needs a tool_call_parser, which finds the calls in what the model writes"
+        )
+    return None
+
+
+def _not_of_its_type(key: str, value: Any) -> str | None:
+    field = _field(key)
+    if field is None:
+        return None
+    try:
+        field.type.validate_python(value)
+    except ValidationError as error:
+        if isinstance(value, str) and field.names:
+            return f"vLLM has no {key} {value!r}; {nearest(value, field.names)}"
+        return f"{key}: {error.errors()[0]['msg']} (given: {value!r})"
+    return None
+
+
+@cache
+def _field(key: str) -> _Field | None:
+    """The field that is given an argument; None where vLLM may make something else of the value before."""
+    name = _OTHER_NAMES.get(key, key)
+    fields = (each.__pydantic_fields__[name] for each in _CONFIGS if name in each.__pydantic_fields__)
+    if (field := next(fields, None)) is None:
+        return None
+    parts = [*_parts(field.annotation)]
+    if not all(part in _SIMPLE or get_origin(part) is Literal for part in parts):
+        return None
+    takes: TypeAdapter[Any] = TypeAdapter(
+        field.rebuild_annotation(), config=ConfigDict(arbitrary_types_allowed=True)
+    )
+    return _Field(takes, tuple(name for part in parts for name in get_args(part)))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The types of which a value may have any."""
+    if get_origin(annotation) not in (Union, UnionType):
+        yield annotation
+        return
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def _not_there(key: str, value: Any, given: Mapping[str, Any]) -> str | None:
+    """What is wrong with a name that neither vLLM nor one of its plugins has registered."""
+    if (names := _REGISTERED.get(key)) is None or not isinstance(value, str) or not value:
+        return None
+    if (plugin := _PLUGINS.get(key)) is not None:
+        if given.get(plugin) or (given.get("structured_outputs_config") or {}).get(plugin):
+            return None
+        if key == "tool_call_parser" and not given.get("enable_auto_tool_choice"):
+            return None  # nobody asks for it
+    name = value.lower() if plugin is None else value
+    if name not in names():
+        load_general_plugins()  # as each of vLLM's processes does first
+    if name in names() or (key == "load_format" and _has_loader(name)):
+        return None
+    return f"vLLM has no {key} {value!r}; {nearest(name, names())}"
+
+
+def _has_loader(load_format: str) -> bool:
+    """Whether a plugin has registered a loader of weights under this name."""
+    try:
+        get_model_loader(LoadConfig(load_format=load_format))
+    except ValueError:
+        return False
+    return True

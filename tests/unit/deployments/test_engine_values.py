@@ -1,0 +1,117 @@
+"""What vLLM would not take is refused, and nothing else: held against vLLM itself."""
+
+import dataclasses
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.tool_parsers import ToolParserManager
+
+from benchmarks.harness.tiny_models import build_tiny_llama
+from deployments import engine_values
+from deployments.engine_values import refusal
+
+pytestmark = pytest.mark.slow
+
+AUTO = {"enable_auto_tool_choice": True}
+VALUES = ["nonsense", "5", "0.5", "true", -1, 0, 1, 2.5, True, 1e9, [1], {"a": 1}]
+ARGUMENTS = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+LATER = {"load_format", "reasoning_parser"}
+"""What these name is looked for when weights are loaded, and where answers are made."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(build_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", context=2048))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"dtype": "bf16"}, "vLLM has no dtype 'bf16'; did you mean 'bfloat16'?"),
+        ({"dtype": "fp16"}, "vLLM has no dtype 'fp16'; did you mean 'float16'?"),
+        ({"quantization": "fp9"}, "vLLM has no quantization 'fp9'; did you mean 'fp8'?"),
+        ({"kv_cache_dtype": "fp8e4m3"}, "vLLM has no kv_cache_dtype 'fp8e4m3'; did you mean 'fp8_e4m3'?"),
+        ({"kv_cache_dtype": "x"}, "vLLM has no kv_cache_dtype 'x'; known are auto, float16, "),
+        ({"kv_cache_dtype": 8}, "kv_cache_dtype: Input should be 'auto', 'float16', "),
+        ({"load_format": "safetensor"}, "vLLM has no load_format 'safetensor'; did you mean 'safetensors'?"),
+        ({"attention_backend": "FLASHATTN"}, "no attention_backend 'FLASHATTN'; did you mean 'flash_attn'?"),
+        ({"gpu_memory_utilization": 90}, "gpu_memory_utilization: Input should be less than or equal to 1 "),
+        ({"gpu_memory_utilization": 0}, "Input should be greater than 0 (given: 0)"),
+        (
+            {"seed": "x"},
+            "seed: Input should be a valid integer, unable to parse string as an integer (given: ",
+        ),
+        ({"reasoning_parser": "qwen33"}, "no reasoning_parser 'qwen33'; did you mean 'qwen3'?"),
+        ({"tool_call_parser": "Hermes"} | AUTO, "no tool_call_parser 'Hermes'; did you mean 'hermes'?"),
+        (AUTO, "enable_auto_tool_choice needs a tool_call_parser"),
+    ],
+    ids=str,
+)
+def test_a_value_that_vllm_does_not_know_is_refused_with_the_nearest(given, problem):
+    assert problem in (refusal(given) or "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dtype": None},
+        {"dtype": "half"},
+        {"quantization": "FP8"},
+        {"kv_cache_dtype": "fp8"},
+        {"load_format": "Safetensors"},
+        {"attention_backend": "flash_attn"},
+        {"attention_backend": "AUTO"},
+        {"gpu_memory_utilization": "0.9"},
+        {"gpu_memory_utilization": 1},
+        {"moe_backend": "flashinfer-cutlass"},
+        {"reasoning_parser": ""},
+        {"reasoning_parser": "mine", "reasoning_parser_plugin": "mine.py"},
+        {"reasoning_parser": "mine", "structured_outputs_config": {"reasoning_parser_plugin": "mine.py"}},
+        {"tool_call_parser": "mine"},
+        {"tool_call_parser": "mine", "tool_parser_plugin": "mine.py"} | AUTO,
+        {"tool_call_parser": "hermes"} | AUTO,
+    ],
+    ids=str,
+)
+def test_a_value_that_vllm_takes_is_not_refused(given):
+    assert refusal(given) is None
+
+
+def test_what_a_plugin_registers_is_known(monkeypatch):
+    monkeypatch.setattr(ToolParserManager, "lazy_parsers", dict(ToolParserManager.lazy_parsers))
+    methods = [*QUANTIZATION_METHODS]
+    monkeypatch.setattr(engine_values, "QUANTIZATION_METHODS", methods)
+
+    def plugin():
+        ToolParserManager.register_lazy_module("mine", "my.parsers", "MyParser")
+        methods.append("mine")
+
+    monkeypatch.setattr(engine_values, "load_general_plugins", plugin)
+    assert refusal({"tool_call_parser": "mine", "quantization": "mine"} | AUTO) is None
+
+
+def test_no_default_of_vllms_is_refused():
+    defaults = AsyncEngineArgs(
+        model="org/model", prefix_cache_retention_interval=None
+    )  # else a mark of "not given"
+    assert refusal({key: getattr(defaults, key) for key in ARGUMENTS}) is None
+
+
+def test_nothing_is_refused_that_vllm_would_take(tiny):
+    AsyncEngineArgs(model=tiny).create_engine_config()
+    refused = [
+        (key, value)
+        for key in ARGUMENTS
+        for value in VALUES
+        if not (key in LATER and isinstance(value, str)) and refusal({key: value}) is not None
+    ]
+    assert len({key for key, _ in refused}) > 100
+    taken = []
+    for key, value in refused:
+        try:
+            AsyncEngineArgs(**{"model": tiny, key: value}).create_engine_config()
+        except Exception:  # noqa: BLE001 - whatever vLLM raises
+            continue
+        taken.append((key, value))
+    assert not taken
