@@ -9,6 +9,8 @@ from vllm.tool_parsers import ToolParserManager
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments import engine_values
+from deployments.config import ConfigError
+from deployments.config.settings import parse
 from deployments.engine_values import refusal
 
 pytestmark = pytest.mark.slow
@@ -115,3 +117,9 @@ def test_nothing_is_refused_that_vllm_would_take(tiny):
             continue
         taken.append((key, value))
     assert not taken
+
+
+@pytest.mark.parametrize("key", [key for key in ARGUMENTS if key.startswith("data_parallel_")])
+def test_all_of_data_parallelism_is_the_number_of_replicas(key):
+    with pytest.raises(ConfigError, match=f"may not set '{key}'; use the pool's replicas"):
+        parse({"decode": {"engine_kwargs": {key: 1}}})

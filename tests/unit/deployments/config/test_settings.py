@@ -119,6 +119,21 @@ def test_defaults_are_the_documented_tiers():
             "SlackServe brings its own",
         ),
         (
+            {"prefill": {"engine_kwargs": {"prefill_context_parallel_size": 2}}},
+            "may not set 'prefill_context_parallel_size'",
+            "use the pool's tensor_parallel_size, or replicas",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"data_parallel_size_local": 2}}},
+            "may not set 'data_parallel_size_local'",
+            "use the pool's replicas",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"nnodes": 2}}},
+            "may not set 'nnodes'",
+            "use the pool's across_nodes",
+        ),
+        (
             {"prefill": {"engine_kwargs": {"async_scheduling": False}}},
             "prefill.engine_kwargs",
             "SlackServe's scheduler needs it off",
