@@ -33,6 +33,7 @@ from deployments.bench import BenchError
 from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
+from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.machine import left_unused
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
@@ -174,7 +175,9 @@ def observability(
 
 @app.command()
 def leave(
-    within: Annotated[float, typer.Option(min=1, max=3600, help="Seconds that the node will last.")] = 75.0,
+    within: Annotated[
+        float, typer.Option(min=1, max=MAX_LEAVE_S, help="Seconds that the node will last.")
+    ] = 75.0,
     node_id: Annotated[str | None, typer.Option(help="Ray's id of another node.")] = None,
 ) -> None:
     """Have the replicas of this machine's Ray node start elsewhere and finish here, before the node ends."""

@@ -12,6 +12,9 @@ from slo.objectives import MAX_OBJECTIVE_MS
 
 LAST_PORT: Final = 65535
 CUDA_HUNG_AFTER_S: Final = 30.0
+MAX_LEAVE_S: Final = 86_400
+"""The longest that `slackserve leave` waits for what a node has, which may take drain_s and lease_s."""
+_MAX_LEASE_S: Final = 3600
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 
 
@@ -88,6 +91,17 @@ class PoolConfig(Section):
             )
             raise ValueError(msg)
         return self
+
+    @field_validator("drain_s")
+    @classmethod
+    def _within_what_a_node_is_given(cls, value: float) -> float:
+        if value > (most_s := MAX_LEAVE_S - _MAX_LEASE_S):
+            msg = (
+                f"give at most {most_s}: with a kv_transfer.lease_s of up to {_MAX_LEASE_S} it has to end "
+                f"within the {MAX_LEAVE_S} s that `slackserve leave --within` takes"
+            )
+            raise ValueError(msg)
+        return value
 
     @field_validator("engine_kwargs")
     @classmethod
@@ -217,7 +231,7 @@ class KVTransferConfig(Section):
     buffer_device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where NIXL reads and writes blocks; auto follows the accelerator."
     )
-    lease_s: Annotated[int, Field(ge=6, le=3600)] = Field(
+    lease_s: Annotated[int, Field(ge=6, le=_MAX_LEASE_S)] = Field(
         30, description="Seconds that finished prefill blocks wait for decode to pull them."
     )
     local_below: Annotated[int, Field(ge=0, le=8192)] = Field(

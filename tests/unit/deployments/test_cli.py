@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from deployments.cli import announce, app, example, preparation_progress
 from deployments.config import ConfigError
 from deployments.config.settings import parse
+from deployments.local import leaving
 from deployments.local.launcher import LocalDeployment
 
 
@@ -41,6 +42,14 @@ class TestPreparationProgress:
 
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue() == ""
+
+
+def test_a_node_may_take_a_day_to_leave_but_no_longer(monkeypatch):
+    waited = []
+    monkeypatch.setattr(leaving, "leave", lambda within_s, node_id: waited.append(within_s) or [])
+    codes = [CliRunner().invoke(app, ["leave", "--within", each]).exit_code for each in ("86400", "86401")]
+    assert codes == [0, 2]
+    assert waited == [86_400]
 
 
 def words_of(url: str, **settings: object) -> list[str]:

@@ -1,6 +1,7 @@
 """What the manifests say twice, they say alike: in pods, in the configuration of Serve, and in the lock."""
 
 import re
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -17,10 +18,13 @@ from manifests import (
 )
 from ray.serve._private.constants import PROXY_MIN_DRAINING_PERIOD_S
 from ray.serve.schema import ServeDeploySchema
+from typer.testing import CliRunner
 
+from deployments.cli import app as cli
 from deployments.config.settings import SlackServeConfig, parse
 from deployments.grpc import SERVICERS
 from deployments.http.proxy import IMPORT_PATH
+from deployments.local import leaving
 
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 ANSWER_TOKENS = 4096
@@ -171,12 +175,17 @@ def _times(objects, config: SlackServeConfig):
         yield f"a pod ends after {min(graces)} s, and what it holds may take {longest} s"
     for tier, group in groups(objects).items():
         command = container_of(group["template"])["lifecycle"]["preStop"]["exec"]["command"]
-        within = float(command[command.index("--within") + 1])
+        with patch.object(leaving, "leave", return_value=[]) as leave:
+            CliRunner().invoke(cli, command[1:])
+        if command[0] != "slackserve" or not leave.called:
+            yield f"{tier}: {' '.join(command)} fails, and nothing is waited for"
+            continue
+        within, _ = leave.call_args.args
         grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
         probe = container_of(group["template"])["readinessProbe"]
         if probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"] > _DRAINED_S:
             yield f"{tier}: clients are sent to a proxy that has ended"
-        if command[:2] != ["slackserve", "leave"] or not longest <= within < grace:
+        if not longest <= within < grace:
             yield f"a pod of {tier} takes {within:g} s to leave, of {grace}, with what may take {longest} s"
     stays_s = ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"]
     if stays_s <= max(graces):
@@ -310,6 +319,11 @@ MISTAKES = {
     "s to leave": in_prefill(
         lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
             command=["slackserve", "leave", "--within", "700"]
+        )
+    ),
+    "fails, and nothing is waited for": in_prefill(
+        lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
+            command=["slackserve", "leave", "--within", "90000"]
         )
     ),
     "to a proxy that has ended": in_prefill(

@@ -49,6 +49,11 @@ def test_defaults_are_the_documented_tiers():
             "known are premium, standard, background",
         ),
         ({"prefill": {"replicas": 0}}, "prefill.replicas", "greater than or equal to 1"),
+        (
+            {"prefill": {"drain_s": 82_801}},
+            "prefill.drain_s: give at most 82800",
+            "`slackserve leave --within`",
+        ),
         ({"port": 70000}, "port", "less than or equal to 65535"),
         ({"accelerator": "tpu"}, "accelerator", "'cpu' or 'cuda'"),
         ({"router": {"placement": "random"}}, "router.placement", "least_harm"),
