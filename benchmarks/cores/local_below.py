@@ -10,6 +10,7 @@ results/cores/local_below_simulated.json:
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -102,6 +103,7 @@ def row(link: str, rate_rps: float, below: int) -> dict[str, Any]:
 
 def main() -> None:
     """Simulate, print and write."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [row(link, rate, below) for link in LINKS for rate in RATES_RPS for below in LIMITS]
     print_rows("Prompts computed by decode", rows, COLUMNS)
     write("cores/local_below_simulated", {"rows": rows})

@@ -10,6 +10,7 @@ how soon their passes stop.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import random
@@ -115,6 +116,7 @@ def on_mixes() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Simulate everything, print a table, write JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         row(chip, model, granularity, chunks)
         for chip in CHIPS

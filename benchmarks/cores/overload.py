@@ -9,6 +9,7 @@ time.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -70,6 +71,7 @@ def at(experiment: Experiment, name: str, index: int, rate_rps: float, load: flo
 
 def main() -> None:
     """Simulate everything, print a table, write JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     cases = list(product(LOADS, TIER_ARMS))
     with ProcessPoolExecutor(2) as pool:
         rows = list(pool.map(row, *zip(*cases, strict=True)))

@@ -12,6 +12,7 @@ a placement takes beside them, and what the router takes for a report of them an
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import random
 import time
@@ -144,6 +145,7 @@ def _cpu_us(call: Callable[[], None]) -> float:
 
 def main() -> None:
     """Measure all and print two tables."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         {
             "policy": policy,

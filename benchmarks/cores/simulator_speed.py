@@ -8,6 +8,7 @@ other work on the machine lengthens least. The decisions are the servers' own co
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Final
 
@@ -40,6 +41,7 @@ def requests_per_s(name: str) -> float:
 
 def main() -> None:
     """Measure both and write one JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = {name: requests_per_s(name) for name in MEASURED}
     for name, rate in found.items():
         print(f"{ARMS[name].title}: {rate:,.0f} requests per second")

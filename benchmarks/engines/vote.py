@@ -9,6 +9,7 @@ other's turn, and the time says so.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import tempfile
@@ -30,6 +31,7 @@ CHECKS = 200_000
 
 def main() -> None:
     """Measure all and print one table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         {"transport": transport, "ranks": ranks, "votes": votes, "us": measure(transport, ranks, votes)}
         for transport, votes in VOTES.items()

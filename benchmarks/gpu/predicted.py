@@ -7,6 +7,7 @@ Whole passes by their length, and the time from an order, at any moment of a pas
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections import defaultdict
 from typing import Any, Final
@@ -56,6 +57,7 @@ def predicted(cost_of: dict[str, CostModel], measured: dict[int, float]) -> dict
 
 def main() -> None:
     """Predict, and keep it beside the measurements."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     preset = with_operator_times(PRESETS["flowprefill-8b"], RESULTS / "gpu" / "operators.csv")
     cost_of = {name: preset.hardware.at(granularity) for name, granularity in _GRANULARITIES.items()}
     found = predicted(cost_of, _medians())

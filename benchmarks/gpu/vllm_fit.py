@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 import tomllib
@@ -72,7 +73,9 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 def main() -> None:
     """Print what is missing; fail if anything is."""
-    directory = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="where its `vllm` package lies")
+    directory = parser.parse_args().directory
     package = directory / "vllm" if (directory / "vllm").is_dir() else directory
     problems = missing(package)
     print("\n".join(problems) or "it has all that SlackServe builds on")

@@ -9,6 +9,7 @@ can be done.
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 
@@ -79,6 +80,7 @@ def measure(
 
 def main() -> None:
     """Measure all and print one table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [
         {
             "order": kind.value,

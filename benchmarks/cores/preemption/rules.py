@@ -10,6 +10,7 @@ replica could just do with one prompt per pass; passes are shared, so that it ca
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from concurrent.futures import ProcessPoolExecutor
@@ -112,6 +113,7 @@ def described(case: RulesCase) -> dict[str, Any]:
 
 def main() -> None:
     """Simulate everything, print two tables, write JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rules = [
         RulesCase(burst, load, kind, preemption)
         for burst, load in ARRIVALS

@@ -5,7 +5,7 @@ python -m benchmarks.engines.embedded.empty_application NAME...
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Any
 
 import ray
@@ -24,7 +24,11 @@ class Idle:
 
 def main() -> None:
     """Run it until SIGTERM."""
-    first, *others = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", help="of a deployment; the first has handles of the others"
+    )
+    first, *others = parser.parse_args().names
     with until_stopped(log_to_driver=False):
         serve.start(proxy_location="Disabled")
         behind = [Idle.options(name=name).bind() for name in others]

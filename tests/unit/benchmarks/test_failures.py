@@ -1,6 +1,7 @@
 """What was measured of a failure replaces what was known of it, and nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,3 +31,13 @@ def test_a_second_run_replaces_what_it_has_measured(results, tmp_path):
         ("b", 2, None),
     ]
     assert all(row["commit"] and row["date"] for row in rows.values())
+
+
+def test_a_run_of_no_test_changes_nothing(results, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["failures", "--no-such-option"])
+    ran = SimpleNamespace(returncode=4)
+    monkeypatch.setattr(failures.subprocess, "run", lambda command, **_: commands.append(command) or ran)
+    commands = []
+    assert failures.main() == 4
+    assert commands[0][-1] == "--no-such-option"
+    assert not results.exists()
