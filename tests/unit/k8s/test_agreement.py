@@ -16,6 +16,7 @@ from manifests import (
     ray_service,
     serve_config,
 )
+from ray._private import utils
 from ray.serve._private.constants import PROXY_MIN_DRAINING_PERIOD_S
 from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
@@ -61,6 +62,7 @@ def disagreements(objects):
     return [
         *_capacity("prefill", groups(objects)["prefill"], config.prefill, config.accelerator),
         *_capacity("decode", groups(objects)["decode"], config.decode, config.accelerator),
+        *_object_stores(objects),
         *_ingress(groups(objects)["ingress"], config),
         *_budgets(objects),
         *_ports(objects, serve, config),
@@ -87,6 +89,28 @@ def _capacity(tier, group, pool, accelerator):
         yield f"{tier}: less than {needed} CPUs"
     if not group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]:
         yield f"{tier}: replicas are not between their limits"
+
+
+def _object_stores(objects):
+    """Ray's store of objects lies in /dev/shm only if it fits there, as Ray itself reckons."""
+    spec = ray_service(objects)["spec"]["rayClusterConfig"]
+    for name, group in {"head": spec["headGroupSpec"], **groups(objects)}.items():
+        container = container_of(group["template"])
+        (mount,) = [each["name"] for each in container["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+        (volume,) = [each for each in group["template"]["spec"]["volumes"] if each["name"] == mount]
+        shm = _bytes(volume["emptyDir"]["sizeLimit"])
+        given = group["rayStartParams"].get("object-store-memory")
+        with patch.object(utils, "get_shared_memory_bytes", return_value=shm):
+            store = utils.resolve_object_store_memory(
+                _bytes(container["resources"]["limits"]["memory"]), given and int(given)
+            )
+        if store > shm:
+            yield f"{name}: Ray's object store of {store} bytes does not fit into /dev/shm, {shm}"
+
+
+def _bytes(quantity):
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi")) * 2**30
 
 
 def _ingress(group, config: SlackServeConfig):
@@ -297,6 +321,7 @@ MISTAKES = {
     ),
     "less than 2 CPUs": in_prefill(lambda group, container: container["resources"]["limits"].update(cpu="0")),
     "not between their limits": in_prefill(lambda group, container: group.update(maxReplicas=1)),
+    "does not fit into /dev/shm": lambda objects: groups(objects)["ingress"].update(rayStartParams={}),
     "for 2 pods": in_serve_config("ingress_replicas: 2", "ingress_replicas: 1"),
     "port serve": in_serve_config("port: 8000", "port: 8001"),
     "does not ask over HTTPS": in_serve_config(
