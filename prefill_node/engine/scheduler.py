@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.engine.queue import QueueView, argument
+from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait
 from prefill_node.engine.stepping.stepper import StartOver, Stepper
 from prefill_node.engine.stepping.suspension import SuspendedStep
@@ -211,11 +212,13 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             return Wait()
         may_start = self.pause_state == PauseState.UNPAUSED
         while True:
-            free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+            pool = self.kv_cache_manager.block_pool
+            free_blocks = pool.get_num_free_blocks()
+            memory = Memory(pool.num_gpu_blocks - 1 - free_blocks, self._queue.shared_blocks)
             queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
-            refused, shared = self._memory_refused, self._queue.shared_blocks
+            refused = self._memory_refused
             command = self._stepper.next_step(
-                queue, suspended, free_blocks, now_s, refused=refused, shared_blocks=shared
+                queue, suspended, free_blocks, now_s, refused=refused, memory=memory
             )
             if not isinstance(command, StartOver):
                 return command

@@ -15,6 +15,7 @@ import msgspec
 
 from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.engine.queue import QueueView
+from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait
 from prefill_node.engine.stepping.stepper import StartOver, Stepper
 from prefill_node.engine.stepping.suspension import SuspendedStep
@@ -217,7 +218,8 @@ class VirtualEngine:
     def _next(self, now_s: float) -> Start | Resume | Wait:
         while True:
             queue, suspended = self._queues.queued(), self._queues.suspended(now_s)
-            command = self._stepper.next_step(queue, suspended, self._free_blocks, now_s)
+            memory = Memory(self._blocks - self._free_blocks)
+            command = self._stepper.next_step(queue, suspended, self._free_blocks, now_s, memory=memory)
             if not isinstance(command, StartOver):
                 return command
             self._start_over(command.requests, now_s)

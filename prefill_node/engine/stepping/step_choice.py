@@ -8,13 +8,14 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, Memory
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -100,27 +101,18 @@ class ChoiceRules:
     targets: ClassTargets | None = None
 
 
-SharedBlocks: TypeAlias = Callable[[Queued], int]
-"""How many of the blocks that one is missing others hold with the same prefix; 0 where it fits without."""
-
-
-def nothing_shared(_item: Queued) -> int:
-    """Where no prefixes are shared."""
-    return 0
-
-
 class _Room(NamedTuple):
     """What there is to run with."""
 
     free_blocks: int
     now_s: float
-    shared_blocks: SharedBlocks
+    memory: Memory
 
     def new_blocks(self, item: Queued) -> int:
         """Free blocks that one needs while the others hold what it shares with them."""
         if item.missing_blocks <= self.free_blocks:
             return item.missing_blocks
-        return item.missing_blocks - self.shared_blocks(item)
+        return item.missing_blocks - self.memory.shared_blocks(item)
 
 
 def in_order(
@@ -146,18 +138,18 @@ def choose(
     now_s: float,
     rules: ChoiceRules,
     ordered: Sequence[Prefill] | None = None,
-    shared_blocks: SharedBlocks = nothing_shared,
+    memory: Memory = NOTHING_ELSE,
 ) -> Choice:
     """Choose the next step.
 
     Nothing runs while a step has just been preempted for a job that has not reached the engine yet. A
     suspended step does not go on before the job that it was preempted for is served, unless a member has been
     suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
-    One that does not fit waits for suspended steps to finish if its slack allows, and takes the memory of
-    those of no more weight than itself, the least valuable first, if not; of those that would run
-    before it, it takes only that of lesser weight. One that nothing may stop, as its class would starve, may
-    take anybody's, and as long as it does not fit nothing else starts. `ordered` is `in_order` of the same,
-    by who has it already.
+    One that does not fit waits for suspended steps, or prompts between two chunks, to finish if its slack
+    allows, and takes the memory of those of no more weight than itself, the least valuable first, if not; of
+    those that would run before it, it takes only that of lesser weight. One that nothing may stop, as its
+    class would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
+    `in_order` of the same, by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -167,7 +159,7 @@ def choose(
     ready = [item for item in suspended if not item.blocked]
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
-    room = _Room(free_blocks, now_s, shared_blocks)
+    room = _Room(free_blocks, now_s, memory)
     choice = _first_that_fits(queue, ready, suspended, room, ordered, rules)
     if choice is not None:
         return choice
@@ -189,6 +181,7 @@ def _first_that_fits(
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
     fairness = rules.fairness
+    memory_in_s = _memory_in_s(queue, ready, suspended, room)
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
@@ -200,7 +193,7 @@ def _first_that_fits(
             return Start(requests, boost=boost, most_tokens=_most_tokens(behind[: len(requests)], rules))
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
-        if may_take < math.inf and any(room_s >= step.prefill.remaining_s for step in ready):
+        if may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s:
             continue
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
         ahead = frozenset([prefill.job_id for prefill in ordered[:position]])
@@ -209,6 +202,22 @@ def _first_that_fits(
         if may_take == math.inf:
             return None
     return None
+
+
+def _memory_in_s(
+    queue: Sequence[Queued], ready: Sequence[Suspended], suspended: Sequence[Suspended], room: _Room
+) -> float | None:
+    """How soon one that holds memory can have ended, and freed it; None if none of them can go on.
+
+    A prompt between two chunks can once decode has pulled what has ended. Two that would lack memory even
+    then would wait for each other.
+    """
+    holders = [item for item in queue if item.held_blocks]
+    held_blocks = sum([item.held_blocks for item in holders]) + sum([item.held_blocks for item in suspended])
+    most_blocks = room.free_blocks + max(0, room.memory.used_blocks - held_blocks)
+    going_on = [item.prefill.remaining_s for item in ready]
+    going_on += [item.prefill.remaining_s for item in holders if item.missing_blocks <= most_blocks]
+    return min(going_on, default=None)
 
 
 def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) -> list[Queued]:

@@ -21,17 +21,16 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from prefill_node.board.messages import Queued, SchedulerView, StepView, SuspendedView
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, Memory
 from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
     Resume,
-    SharedBlocks,
     Start,
     Suspended,
     Wait,
     choose,
     in_excess,
     in_order,
-    nothing_shared,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
 from slo.predict.prefill_time import PrefillPredictor
@@ -244,9 +243,9 @@ class Stepper:
         now_s: float,
         *,
         refused: bool = False,
-        shared_blocks: SharedBlocks = nothing_shared,
+        memory: Memory = NOTHING_ELSE,
     ) -> Command:
-        """What to do now; `shared_blocks` as for `choose`.
+        """What to do now; `memory` as for `choose`.
 
         What was chosen last may have been `refused`: it looked as if it would fit, and did not. Then nobody
         finds room but in what others give up, and if nobody does, who has started goes on.
@@ -258,11 +257,11 @@ class Stepper:
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         room = 0 if refused else free_blocks
-        command = choose(queue, suspended, room, now_s, self.rules, self._ordered, shared_blocks)
+        command = choose(queue, suspended, room, now_s, self.rules, self._ordered, memory)
         self._none_can_start = False
         if refused and not suspended and isinstance(command, Wait):
             started = [item for item in queue if item.held_blocks]
-            command = choose(started, (), free_blocks, now_s, self.rules, shared_blocks=shared_blocks)
+            command = choose(started, (), free_blocks, now_s, self.rules, memory=memory)
             self._none_can_start = isinstance(command, Start)
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from prefill_node.engine.queue import QueueView
+from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Start
 from prefill_node.engine.stepping.stepper import Stepper
 from simulator.replica.job import Job
@@ -46,7 +47,7 @@ def test_with_memory_short_few_are_asked_what_they_share(scheduler):
     stepper = Stepper(rules, Limits())
     view = QueueView(scheduler, stepper)
     queue = view.queued()
-    command = stepper.next_step(queue, [], FREE, 0.0, shared_blocks=view.shared_blocks)
+    command = stepper.next_step(queue, [], FREE, 0.0, memory=Memory(shared_blocks=view.shared_blocks))
     assert isinstance(command, Start)
     assert command.requests == (scheduler.waiting[0].request_id,)
     assert 1 <= scheduler.kv_cache_manager.asked <= 3

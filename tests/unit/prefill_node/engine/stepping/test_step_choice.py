@@ -8,6 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.memory import Memory, nothing_shared
 from prefill_node.engine.stepping.step_choice import (
     LATE_PART,
     ChoiceRules,
@@ -17,7 +18,6 @@ from prefill_node.engine.stepping.step_choice import (
     Wait,
     choose,
     in_excess,
-    nothing_shared,
 )
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from slo.predict.pass_shape import PassPart
@@ -54,9 +54,10 @@ def suspended(
     return Suspended(step, prefill, held, **flags)
 
 
-def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, shared_blocks=nothing_shared, **rest):
+def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, used=0, shared_blocks=nothing_shared, **rest):
     """In short: the names that start and what is given up for them, the number of the step that goes on."""
-    match choose(list(queue), list(stopped), free, now_s, rules(**rest), shared_blocks=shared_blocks):
+    memory = Memory(used, shared_blocks)
+    match choose(list(queue), list(stopped), free, now_s, rules(**rest), memory=memory):
         case Start(requests, drop_steps, drop_requests):
             return [*requests], [*(step.step_id for step in drop_steps), *drop_requests]
         case Resume(step):
@@ -255,6 +256,36 @@ def test_one_with_time_to_spare_waits_for_a_suspended_step_to_end():
     assert chosen([in_a_hurry], stopped, free=3) == (["in-a-hurry"], [1])
 
 
+def test_one_with_time_to_spare_waits_for_a_prompt_between_two_chunks_to_end():
+    """It would be thrown away for each that comes, and never be done."""
+    long = queued("long", missing=3, held=9)
+    assert chosen([queued("patient", deadline_s=60, missing=10), long], free=3) == starts("long")
+    assert chosen([queued("in-a-hurry", deadline_s=0.15, missing=10), long], free=3) == (
+        ["in-a-hurry"],
+        ["long"],
+    )
+    longer = queued("longer", 1000, missing=3, held=9)
+    later = queued("later", deadline_s=1.05, missing=10)
+    assert chosen([later, longer], free=3) == (["later"], ["longer"]), "it would end too late"
+
+
+def test_two_prompts_between_chunks_that_both_lack_memory_do_not_wait_for_each_other():
+    behind = queued("behind", deadline_s=60, missing=3, held=9)
+    ahead = queued("ahead", deadline_s=50, missing=3, held=9)
+    assert chosen([behind, ahead], free=2) == (["ahead"], ["behind"])
+    assert chosen([behind, ahead], [suspended(1, deadline_s=90)], free=2) == 1
+
+
+def test_memory_that_decode_is_about_to_pull_need_not_be_taken_from_anybody():
+    """One between two chunks goes on with it, and those that have time to spare wait for that."""
+    long = queued("long", missing=5, held=9)
+    patient = queued("patient", deadline_s=60, missing=10)
+    assert chosen([patient, long], free=3, used=9) == (["patient"], ["long"]), "nothing will get free"
+    assert chosen([patient, long], free=3, used=9 + 2) is None
+    assert chosen([patient, long, queued("small", missing=2)], free=3, used=9 + 2) == starts("small")
+    assert chosen([patient, long], [suspended(1, blocked=True, held=4)], free=3, used=9 + 4 + 2) == 1
+
+
 URGENT = queued("urgent", deadline_s=0.15, weight=2.0, missing=10)
 HOLDERS = {
     "the least valuable first": ([suspended(1, weight=2, held=9), suspended(2, weight=1, held=9)], [2]),
@@ -329,26 +360,31 @@ class Engine:
     """A replica's memory and queues, as far as the choice depends on them and they on it.
 
     A step computes a chunk of each of its requests. It is stopped as long as one of them has `stops_left`
-    and somebody else is there to be preempted for; then it keeps its blocks.
+    and somebody else is there to be preempted for; then it keeps its blocks. So does who has ended, until
+    `pulled_after` further steps have been issued, or nothing can run.
     """
 
     requests: dict[str, Request]
     order: QueueOrder
     join_tokens: int
+    pulled_after: int = 0
     now_s: float = 0.0
     steps: list[SuspendedStep] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
+    lent: list[tuple[int, int]] = field(default_factory=list)
     issued: int = 0
 
     @property
     def free_blocks(self):
-        return BLOCKS - sum(request.held for request in self.requests.values())
+        held = sum(request.held for request in self.requests.values())
+        return BLOCKS - held - sum(blocks for _, blocks in self.lent)
 
     def choose(self):
         inside = {name for step in self.steps for name in step.members}
         queue = [self._queued(request) for request in self.requests.values() if request.name not in inside]
         stopped = [self._suspended(step) for step in self.steps]
-        return choose(queue, stopped, self.free_blocks, self.now_s, rules(self.join_tokens, self.order))
+        free, memory = self.free_blocks, Memory(BLOCKS - self.free_blocks)
+        return choose(queue, stopped, free, self.now_s, rules(self.join_tokens, self.order), memory=memory)
 
     def apply(self, choice):
         match choice:
@@ -367,7 +403,8 @@ class Engine:
                     self.requests[name].allocate()
                 self._run({name: self._tokens(self.requests[name]) for name in names})
             case Wait():
-                raise AssertionError(f"nothing runs, and left are {self.requests} and {self.steps}")
+                assert self.lent, f"nothing runs, and left are {self.requests} and {self.steps}"
+                self.lent.pop(0)
 
     def _start_over(self, *names):
         for name in names:
@@ -376,6 +413,9 @@ class Engine:
 
     def _run(self, members):
         self.issued += 1
+        self.lent = [
+            (since, blocks) for since, blocks in self.lent if self.issued < since + self.pulled_after
+        ]
         self.now_s += LINE.prefill_s(sum(members.values()))
         requests = [self.requests[name] for name in members]
         others = sorted(set(self.requests) - set(members))
@@ -392,6 +432,8 @@ class Engine:
             if request.computed == request.blocks:
                 del self.requests[request.name]
                 self.done.append(request.name)
+                if self.pulled_after:
+                    self.lent.append((self.issued, request.held))
 
     def _tokens(self, request):
         return (request.chunk_end - request.computed) * TOKENS_PER_BLOCK
@@ -433,16 +475,19 @@ prompts = st.builds(
     st.lists(prompts, min_size=1, max_size=7),
     st.sampled_from(QueueOrder),
     st.sampled_from([1, 64, 1000]),
+    st.integers(0, 3),
     st.data(),
 )
 @settings(max_examples=150, deadline=None)
-def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(requests, order, join_tokens, data):
+def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(
+    requests, order, join_tokens, pulled_after, data
+):
     """As long as any single prompt fits into the memory, and nobody is awaited who never comes."""
     named = {}
     for number, request in enumerate(requests):
         request.name = f"request-{number}"
         named[request.name] = request
-    engine = Engine(dict(named), order, join_tokens)
+    engine = Engine(dict(named), order, join_tokens, pulled_after)
     for name in data.draw(st.lists(st.sampled_from(sorted(named)), unique=True), label="hold memory"):
         request = named[name]
         if request.chunk_end > engine.free_blocks:
