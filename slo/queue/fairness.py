@@ -27,7 +27,7 @@ may be.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -70,6 +70,14 @@ class Boost(NamedTuple):
     tier: Tier
     guard: float
     counts: float = 1.0
+
+
+class Served(NamedTuple):
+    """The part of a request in a forward pass: its class, its seconds, and when the pass ended."""
+
+    tier: Tier
+    seconds: float
+    ended_s: float
 
 
 class FairnessRule:
@@ -168,6 +176,12 @@ class Fairness(FairnessRule):
         for tier, count in tokens.items():
             boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
             self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
+        self.standing = self.account.state()
+
+    def work_lost(self, passes: Iterable[Served]) -> None:
+        """What these passes have computed of a request is dropped: its class has not had them after all."""
+        for served in passes:
+            self.account.lost(*served)
         self.standing = self.account.state()
 
 

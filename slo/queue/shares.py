@@ -70,6 +70,11 @@ class ShareAccount:
             due_s = self._next_boost_s.get(tier, -math.inf)
             self._next_boost_s[tier] = max(due_s, now_s - seconds) + boosted * seconds / share
 
+    def lost(self, tier: Tier, seconds: float, served_s: float) -> None:
+        """What was served then has come to nothing; that the class has led for it still counts."""
+        left = self._grown.get(tier, 0.0) - seconds * self._decay.grown(served_s)
+        self._grown[tier] = max(0.0, left)
+
     def achieved(self, tier: Tier) -> float:
         """Fraction of what was served lately that a class has had."""
         total = sum(self._grown.values())

@@ -36,7 +36,7 @@ from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.chunks import StopBound
-from slo.queue.fairness import Boost
+from slo.queue.fairness import Boost, Served
 from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import Tier
@@ -77,10 +77,10 @@ class Member(NamedTuple):
 
 
 class _Issued(NamedTuple):
-    """A step that has been issued: its members, its tokens by tier, and the right that it runs by."""
+    """A step that has been issued: its tokens by member and by tier, and the right that it runs by."""
 
     view: StepView
-    members: frozenset[str]
+    members: dict[str, tuple[Tier, int]]
     tokens: dict[Tier, int]
     boost: Boost | None
 
@@ -111,6 +111,8 @@ class Stepper:
         self._done_lately = (0, 0)
         self._issued: deque[_Issued] = deque()
         self._due: dict[str, tuple[Tier, float]] = {}
+        self._passes: dict[str, list[Served]] = {}
+        """Of each request that has started, what it has been served."""
         self._queue: dict[JobId, Queued] = {}
         self._none_can_start = False
         self._ordered: list[Prefill] = []
@@ -148,12 +150,14 @@ class Stepper:
     def job_left(self, job: str, request: str) -> None:
         """A request has left the engine; its job is empty if it had none."""
         self.suspensions.ended(request)
+        self._passes.pop(request, None)
         self.jobs.pop(job, None)
         self._due.pop(job, None)
         self._queue.pop(JobId(job), None)
 
     def started_over(self, item: Queued) -> None:
         """A request has lost its KV blocks, and waits as if it had never started."""
+        self._passes.pop(item.request, None)
         job_id = item.prefill.job_id
         if job_id not in self._queue:  # but a suspended step may stand in the order under its name
             self._ordered = [prefill for prefill in self._ordered if prefill.job_id != job_id]
@@ -199,8 +203,10 @@ class Stepper:
             guard=0.0 if boost is None else boost.guard,
             behind_tokens=behind_tokens,
         )
-        names = frozenset([member.request for member in members])
-        self._issued.append(_Issued(view, names, tokens, boost))
+        for member in members:
+            self._passes.setdefault(member.request, [])
+        by_request = {member.request: (member.prefill.tier, member.tokens) for member in members}
+        self._issued.append(_Issued(view, by_request, tokens, boost))
         return view
 
     def _begun(self, member: Member) -> Member:
@@ -224,6 +230,9 @@ class Stepper:
         if self.rules.fairness is not None:
             seconds = now_s - issued.view.started_s
             self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
+            for request, (tier, tokens) in issued.members.items():
+                if (passes := self._passes.get(request)) is not None:  # it is still here
+                    passes.append(Served(tier, seconds * tokens / issued.view.tokens, now_s))
 
     def step_preempted(self, step: SuspendedStep, now_s: float) -> None:
         """The last step, which has ended, stopped on the way; it is kept for members that are still there."""
@@ -263,10 +272,20 @@ class Stepper:
             started = [item for item in queue if item.held_blocks]
             command = choose(started, (), free_blocks, now_s, self.rules, memory=memory)
             self._none_can_start = isinstance(command, Start)
+        if isinstance(command, Start):
+            self._count_as_lost(command)
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]
             self._none_can_start = resumed.blocked and not resumed.overdue
         return command
+
+    def _count_as_lost(self, command: Start) -> None:
+        """A class has not had what was computed of those that give up their memory."""
+        if (fairness := self.rules.fairness) is None:
+            return
+        members = [request for step in command.drop_steps for request in step.members]
+        for request in (*members, *command.drop_requests):
+            fairness.work_lost(self._passes.pop(request, ()))
 
     def _may_issue_ahead(self) -> bool:
         """Whether one step may follow on that which runs, without the host's time between them."""

@@ -39,6 +39,21 @@ def test_what_was_served_long_ago_counts_less():
     assert served.achieved(BACKGROUND) == pytest.approx(math.exp(-2) / (1 + math.exp(-2)))
 
 
+def test_what_came_to_nothing_was_not_served():
+    """At its worth by then: what is lost is what was filed."""
+    served = account(memory_s=10.0)
+    served.served(PREMIUM, 1.0, 0.0)
+    served.served(BACKGROUND, 1.0, 0.0)
+    served.served(BACKGROUND, 1.0, 20.0)
+    served.lost(BACKGROUND, 1.0, 20.0)
+    assert served.achieved(BACKGROUND) == pytest.approx(0.5)
+    served.lost(BACKGROUND, 1.0, 0.0)
+    assert served.achieved(BACKGROUND) == pytest.approx(0.0, abs=1e-9)
+    served.served(PREMIUM, 1.0, 900.0)
+    served.lost(BACKGROUND, 1.0, 20.0)
+    assert served.state().deficit(BACKGROUND) == SHARES[BACKGROUND], "no less than nothing"
+
+
 def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(PREMIUM, 1000.0, 99.0)

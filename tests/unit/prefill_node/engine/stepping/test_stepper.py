@@ -199,6 +199,32 @@ def test_a_step_is_charged_once_to_the_classes_of_its_members(stepper):
     assert account.state().deficit(STANDARD) == DEFAULT_TIERS[STANDARD].share - account.achieved(STANDARD)
 
 
+def test_what_loses_its_memory_to_another_was_not_served_to_its_class(stepper):
+    """Else a class that computes the same again and again has had its share of the time, and starves."""
+    account = stepper.rules.fairness.account
+    for at_s in (0.0, 2.0):
+        members = [member("long", 300, BACKGROUND), member("other", 100)]
+        stepper.step_issued(Start(("engine-long", "engine-other")), members, at_s)
+        stepper.step_ended(at_s + 1.0)
+    assert account.achieved(BACKGROUND) == pytest.approx(0.75)
+    holds = Queued(prefill("long", math.inf, BACKGROUND), 100, 0.0, 9, 4, "engine-long")
+    urgent = Queued(prefill("urgent", 4.15), 100, 0.0, 4, request="engine-urgent")
+    command = stepper.next_step([holds, urgent], [], 0, 4.0)
+    assert command == Start(("engine-urgent",), drop_requests=("engine-long",))
+    assert account.achieved(BACKGROUND) == pytest.approx(0.0, abs=1e-9)
+    stepper.started_over(holds)
+    stepper.step_issued(command, [member("urgent")], 4.0)
+    assert stepper.view([]).fairness.deficit(BACKGROUND) == DEFAULT_TIERS[BACKGROUND].share
+
+
+def test_what_was_served_to_whose_client_has_left_stays_served(stepper):
+    stepper.step_issued(Start(("engine-a",)), [member("a", 300, BACKGROUND)], 0.0)
+    stepper.job_left("a", "engine-a")
+    stepper.step_ended(1.0)
+    assert stepper.rules.fairness.account.achieved(BACKGROUND) == 1.0
+    assert not stepper._passes
+
+
 def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
     assert (stepper.jobs, stepper.has_arrived("a")) == ({"a": "engine-a"}, True)
