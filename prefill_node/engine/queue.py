@@ -7,15 +7,15 @@ prefills, have no deadline and the weight 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from prefill_node.board.messages import Queued, SuspendedView
-from prefill_node.engine.stepping.step_choice import Suspended
+from prefill_node.engine.stepping.memory import Holder
 from prefill_node.engine.stepping.stepper import Member, Stepper
-from prefill_node.engine.stepping.suspension import SuspendedStep
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.decide import as_one, must_wait
 from slo.queue.prefill import Prefill
@@ -82,6 +82,15 @@ class QueueView:
         """What others hold of the prefix of one that waits to start; 0 where it fits without."""
         request = self._scheduler.requests[item.request]
         return int(self._scheduler.kv_cache_manager.shared_blocks_of(request, item.missing_blocks))
+
+    def freed_blocks(self, holders: Sequence[Holder]) -> list[int]:
+        """How many blocks become free as each of these, one after the other, loses what it holds."""
+        requests = self._scheduler.requests
+        in_turn = [
+            [requests[name] for name in (one.step.members if isinstance(one, Suspended) else (one.request,))]
+            for one in holders
+        ]
+        return list(self._scheduler.kv_cache_manager.freed_blocks_of(in_turn))
 
     def suspended(self, now_s: float) -> list[Suspended]:
         """The suspended steps and what keeps them from going on."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -214,7 +216,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         while True:
             pool = self.kv_cache_manager.block_pool
             free_blocks = pool.get_num_free_blocks()
-            memory = Memory(pool.num_gpu_blocks - 1 - free_blocks, self._queue.shared_blocks)
+            used_blocks = pool.num_gpu_blocks - 1 - free_blocks
+            memory = Memory(used_blocks, self._queue.shared_blocks, self._queue.freed_blocks)
             queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
             refused = self._memory_refused
             command = self._stepper.next_step(
@@ -392,6 +395,21 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
             request.block_hashes, request.num_tokens - 1
         )
         return missing - max(1, self._missing(request, hits, cached))
+
+    def freed_blocks_of(self, in_turn: Iterable[Iterable[Request]]) -> Iterator[int]:
+        """How many blocks each of these groups makes free when they lose theirs one after the other.
+
+        A block that several hold is free when the last of them has lost it.
+        """
+        lost: Counter[int] = Counter()
+        for requests in in_turn:
+            freed = 0
+            for request in requests:
+                for block in chain.from_iterable(self.get_blocks(request.request_id).blocks):
+                    if not block.is_null:
+                        lost[block.block_id] += 1
+                        freed += lost[block.block_id] == block.ref_cnt
+            yield freed
 
     def _missing(self, request: Request, hits: Sequence[Sequence[KVCacheBlock]], cached: int) -> int:
         tokens = request.num_tokens

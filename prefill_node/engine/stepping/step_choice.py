@@ -8,15 +8,17 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import NOTHING_ELSE, Memory
-from prefill_node.engine.stepping.suspension import SuspendedStep
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, Holder, Memory
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
@@ -28,25 +30,6 @@ from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.queue.slack import slack_s
 from slo.request import JobId
-
-
-class Suspended(msgspec.Struct, frozen=True):
-    """A suspended step that could go on.
-
-    Attributes:
-        prefill: Its most urgent member, with the weight of all of them.
-        held_blocks: KV blocks of its members.
-        blocked: The job that it was preempted for is still to be served.
-        awaits_arrival: That job has not even reached the engine.
-        overdue: A member has been suspended for as long as a request may be.
-    """
-
-    step: SuspendedStep
-    prefill: Prefill
-    held_blocks: int
-    blocked: bool = False
-    awaits_arrival: bool = False
-    overdue: bool = False
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -197,8 +180,15 @@ def _first_that_fits(
             continue
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
         ahead = frozenset([prefill.job_id for prefill in ordered[:position]])
-        if (start := _take_memory(item, ahead, may_take, short_blocks, queue, suspended)) is not None:
-            return msgspec.structs.replace(start, boost=boost, most_tokens=_most_tokens([item], rules))
+        holders = _may_lose(item, ahead, may_take, queue, suspended)
+        if (given_up := _enough(holders, short_blocks, room.memory)) is not None:
+            return Start(
+                (item.request,),
+                tuple(one.step for one in given_up if isinstance(one, Suspended)),
+                tuple(one.request for one in given_up if not isinstance(one, Suspended)),
+                boost=boost,
+                most_tokens=_most_tokens([item], rules),
+            )
         if may_take == math.inf:
             return None
     return None
@@ -267,19 +257,18 @@ def _most_tokens(members: Sequence[Queued], rules: ChoiceRules) -> float:
     return max(tokens, min(chunk_tokens, rules.join_tokens, tokens + _ROUNDED_TOKENS * len(members)))
 
 
-def _take_memory(
+def _may_lose(
     first: Queued,
     ahead: frozenset[JobId],
     may_take: float,
-    short_blocks: int,
     queue: Sequence[Queued],
     suspended: Sequence[Suspended],
-) -> Start | None:
-    """Drop holders of memory with a weight up to `may_take` until `first` fits; None if it does not.
+) -> list[Holder]:
+    """The holders of memory with a weight up to `may_take`, the first to lose theirs first.
 
-    Those that would run before it, `ahead`, are dropped only if they weigh less.
+    Those that would run before `first`, `ahead`, lose theirs only if they weigh less.
     """
-    holders: list[Queued | Suspended] = [
+    holders: list[Holder] = [
         *(item for item in suspended if not item.overdue),
         *(item for item in queue if item.held_blocks and item is not first),
     ]
@@ -290,19 +279,16 @@ def _take_memory(
         or (item.prefill.weight == may_take and item.prefill.job_id not in ahead)
     ]
     holders.sort(key=lambda item: (item.prefill.weight, -item.prefill.deadline_s, -item.prefill.remaining_s))
-    dropped: list[Queued | Suspended] = []
-    for item in holders:
-        if short_blocks <= 0:
-            break
-        dropped.append(item)
-        short_blocks -= item.held_blocks
-    if short_blocks > 0:
+    return holders
+
+
+def _enough(holders: Sequence[Holder], short_blocks: int, memory: Memory) -> Sequence[Holder] | None:
+    """As many of these as have to give up what they hold for so many blocks; None if all are too few."""
+    if sum([item.held_blocks for item in holders]) < short_blocks:
         return None
-    return Start(
-        (first.request,),
-        tuple(item.step for item in dropped if isinstance(item, Suspended)),
-        tuple(item.request for item in dropped if not isinstance(item, Suspended)),
-    )
+    freed = [*accumulate(memory.freed_blocks(holders))]
+    count = bisect_left(freed, short_blocks) + 1
+    return holders[:count] if count <= len(freed) else None
 
 
 LATE_PART: Final = 0.5

@@ -26,13 +26,12 @@ from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
     Resume,
     Start,
-    Suspended,
     Wait,
     choose,
     in_excess,
     in_order,
 )
-from prefill_node.engine.stepping.suspension import SuspendedStep, Suspensions
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep, Suspensions
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.chunks import StopBound

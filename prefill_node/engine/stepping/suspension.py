@@ -9,6 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
+from slo.queue.prefill import Prefill
+
 
 @dataclass(slots=True)
 class SuspendedStep:
@@ -39,6 +43,25 @@ class SuspendedStep:
     def tokens(self) -> int:
         """Prompt tokens that the whole step computes."""
         return sum(self.members.values())
+
+
+class Suspended(msgspec.Struct, frozen=True):
+    """A suspended step that could go on.
+
+    Attributes:
+        prefill: Its most urgent member, with the weight of all of them.
+        held_blocks: KV blocks of its members.
+        blocked: The job that it was preempted for is still to be served.
+        awaits_arrival: That job has not even reached the engine.
+        overdue: A member has been suspended for as long as a request may be.
+    """
+
+    step: SuspendedStep
+    prefill: Prefill
+    held_blocks: int
+    blocked: bool = False
+    awaits_arrival: bool = False
+    overdue: bool = False
 
 
 @dataclass(slots=True)

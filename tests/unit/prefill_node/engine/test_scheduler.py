@@ -1,5 +1,7 @@
 """What vLLM's memory means to the queue, on its real KV cache manager."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from vllm import SamplingParams
@@ -9,7 +11,15 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
+from prefill_node.engine.queue import QueueView
 from prefill_node.engine.scheduler import CommitOnCompletion
+from prefill_node.engine.stepping.memory import Memory
+from prefill_node.engine.stepping.step_choice import ChoiceRules, Start
+from prefill_node.engine.stepping.stepper import Stepper
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits
+from slo.queue.order import QueueOrder
+from slo.request import DEADLINE_XARG
 
 BLOCK, WINDOW, CHUNK, POOL = 16, 64, 128, 100
 SIZES = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -36,10 +46,12 @@ def prefilled(kv, request, tokens):
     return request
 
 
-def prompt(tokens, name="r", **sampling):
+def prompt(tokens, name="r", own=0, **sampling):
+    """Of so many tokens, the last `own` of which no other prompt has."""
     params = SamplingParams(max_tokens=1, **sampling)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    return Request(name, [7] * tokens, params, pooling_params=None, block_hasher=hasher)
+    ids = [7] * (tokens - own) + [sum(map(ord, name))] * own
+    return Request(name, ids, params, pooling_params=None, block_hasher=hasher)
 
 
 FULL = FullAttentionSpec(**SIZES)
@@ -90,6 +102,62 @@ def test_a_prefix_that_another_holds_is_shared_if_it_would_not_fit_otherwise():
     kv.free(holder)
     prefilled(kv, prompt(60 * BLOCK, "other"), 60 * BLOCK)
     assert shared(kv, prompt(50 * BLOCK)) == 0, "what nobody holds any more is free to be taken"
+
+
+def holder(kv, name, blocks, own, computed=None):
+    """A prompt of so many blocks, the last `own` its own, of which it has computed all or so many.
+
+    What the prefix cache has of it is not computed again.
+    """
+    one = prompt(blocks * BLOCK, name, own * BLOCK)
+    hits, cached, _ = kv.get_computed_blocks(one)
+    assert kv.allocate_slots(one, BLOCK, cached, hits) is not None
+    one.num_computed_tokens = cached + BLOCK
+    prefilled(kv, one, (computed or blocks) * BLOCK)
+    kv.cache_blocks(one, one.num_computed_tokens)
+    return one
+
+
+def test_who_loses_its_memory_frees_what_nobody_else_holds():
+    """What several hold is free when the last of them has lost it."""
+    kv = manager(FULL, caches=True)
+    ended = holder(kv, "ended", 20, 0)
+    a, b = holder(kv, "a", 25, 5), holder(kv, "b", 27, 7)
+    assert kv.blocks_of(a)[0] == 25
+    assert list(kv.freed_blocks_of([[a], [b]])) == [5, 7]
+    kv.free(ended)
+    assert list(kv.freed_blocks_of([[a], [b]])) == [5, 7 + 20]
+    assert list(kv.freed_blocks_of([[b]])) == [7]
+    assert list(kv.freed_blocks_of([[a, b]])) == [5 + 7 + 20], "of one step"
+    before = kv.block_pool.get_num_free_blocks()
+    kv.free(a)
+    kv.free(b)
+    assert kv.block_pool.get_num_free_blocks() == before + 5 + 7 + 20
+
+
+def test_of_a_window_what_has_left_it_frees_nothing():
+    kv = manager(FULL, SLIDING)
+    request = prefilled(kv, prompt(40 * BLOCK), 40 * BLOCK)
+    held, _ = kv.blocks_of(request)
+    assert list(kv.freed_blocks_of([[request]])) == [held]
+
+
+def test_memory_is_not_taken_from_one_that_shares_it_with_what_has_ended():
+    """The work of that one would be lost, and vLLM refuse the other all the same."""
+    kv = manager(FULL, caches=True)
+    holder(kv, "ended", 40, 0)
+    long = holder(kv, "long", 60, 20, computed=45)
+    urgent = prompt(60 * BLOCK, "urgent", 60 * BLOCK, extra_args={DEADLINE_XARG: 1.0})
+    scheduler = SimpleNamespace(
+        running=[long], waiting=[urgent], requests={"long": long, "urgent": urgent}, kv_cache_manager=kv
+    )
+    stepper = Stepper(ChoiceRules(QueueOrder.SEDF, PrefillPredictor(1e-3, 0.0), 1), Limits())
+    view = QueueView(scheduler, stepper)
+    memory = Memory(shared_blocks=view.shared_blocks, freed_blocks=view.freed_blocks)
+    free_blocks = kv.block_pool.get_num_free_blocks()
+    assert (free_blocks, kv.blocks_of(long)) == (54, (45, 15))
+    command = stepper.next_step(view.queued(), [], free_blocks, 0.0, memory=memory)
+    assert command == Start(("long",)), "it goes on"
 
 
 def shared(kv, request):

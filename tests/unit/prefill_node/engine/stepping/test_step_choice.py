@@ -1,25 +1,26 @@
 """What runs next: the order, who is held back, who gives up memory, and that nothing ever hangs."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import Memory, nothing_shared
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, Memory
 from prefill_node.engine.stepping.step_choice import (
     LATE_PART,
     ChoiceRules,
     Resume,
     Start,
-    Suspended,
     Wait,
     choose,
     in_excess,
 )
-from prefill_node.engine.stepping.suspension import SuspendedStep
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -54,10 +55,9 @@ def suspended(
     return Suspended(step, prefill, held, **flags)
 
 
-def chosen(queue=(), stopped=(), free=PLENTY, now_s=0.0, used=0, shared_blocks=nothing_shared, **rest):
+def chosen(queue=(), stopped=(), free=PLENTY, memory=NOTHING_ELSE, **rest):
     """In short: the names that start and what is given up for them, the number of the step that goes on."""
-    memory = Memory(used, shared_blocks)
-    match choose(list(queue), list(stopped), free, now_s, rules(**rest), memory=memory):
+    match choose(list(queue), list(stopped), free, 0.0, rules(**rest), memory=memory):
         case Start(requests, drop_steps, drop_requests):
             return [*requests], [*(step.step_id for step in drop_steps), *drop_requests]
         case Resume(step):
@@ -212,13 +212,13 @@ def test_what_others_hold_of_its_prefix_takes_no_memory_while_they_hold_it():
         return queued(name, deadline_s=deadline_s, missing=10)
 
     both = [shares("a", 5), shares("b", 6)]
-    assert chosen(both, free=4, join_tokens=1000, shared_blocks=shared) == starts("a", "b")
-    assert chosen(both, free=3, join_tokens=1000, shared_blocks=shared) == starts("a")
+    assert chosen(both, free=4, join_tokens=1000, memory=Memory(shared_blocks=shared)) == starts("a", "b")
+    assert chosen(both, free=3, join_tokens=1000, memory=Memory(shared_blocks=shared)) == starts("a")
     in_a_hurry = shares("urgent", 0.15)
     holder = suspended(1, deadline_s=90, held=9)
-    assert chosen([in_a_hurry], [holder], free=2, shared_blocks=shared) == starts("urgent")
-    assert chosen([in_a_hurry], [holder], free=1, shared_blocks=shared) == (["urgent"], [1])
-    assert chosen([in_a_hurry], [holder], free=0, shared_blocks=shared) == 1, (
+    assert chosen([in_a_hurry], [holder], free=2, memory=Memory(shared_blocks=shared)) == starts("urgent")
+    assert chosen([in_a_hurry], [holder], free=1, memory=Memory(shared_blocks=shared)) == (["urgent"], [1])
+    assert chosen([in_a_hurry], [holder], free=0, memory=Memory(shared_blocks=shared)) == 1, (
         "without the holder its prefix takes memory, too"
     )
 
@@ -232,13 +232,17 @@ def test_only_of_those_that_are_looked_at_it_is_asked_what_they_share():
 
     behind = [queued(f"job-{n}", deadline_s=20 + n, missing=10) for n in range(500)]
     small = queued("small", deadline_s=5)
-    assert chosen([*behind, small], free=1, join_tokens=100, shared_blocks=shared) == starts("small")
+    assert chosen([*behind, small], free=1, join_tokens=100, memory=Memory(shared_blocks=shared)) == starts(
+        "small"
+    )
     assert not asked
     waiting = [*behind, queued("alone", deadline_s=4, missing=9), queued("first", deadline_s=5, missing=10)]
-    assert chosen(waiting, free=1, join_tokens=100, shared_blocks=shared) == starts("first")
+    assert chosen(waiting, free=1, join_tokens=100, memory=Memory(shared_blocks=shared)) == starts("first")
     assert set(asked) == {"alone", "first"}
     asked.clear()
-    assert chosen(waiting, free=3, join_tokens=250, shared_blocks=shared) == starts("first", "job-0")
+    assert chosen(waiting, free=3, join_tokens=250, memory=Memory(shared_blocks=shared)) == starts(
+        "first", "job-0"
+    )
     assert set(asked) == {"alone", "first", "job-0"}
 
 
@@ -280,10 +284,16 @@ def test_memory_that_decode_is_about_to_pull_need_not_be_taken_from_anybody():
     """One between two chunks goes on with it, and those that have time to spare wait for that."""
     long = queued("long", missing=5, held=9)
     patient = queued("patient", deadline_s=60, missing=10)
-    assert chosen([patient, long], free=3, used=9) == (["patient"], ["long"]), "nothing will get free"
-    assert chosen([patient, long], free=3, used=9 + 2) is None
-    assert chosen([patient, long, queued("small", missing=2)], free=3, used=9 + 2) == starts("small")
-    assert chosen([patient, long], [suspended(1, blocked=True, held=4)], free=3, used=9 + 4 + 2) == 1
+    assert chosen([patient, long], free=3, memory=Memory(9)) == (["patient"], ["long"]), (
+        "nothing will get free"
+    )
+    assert chosen([patient, long], free=3, memory=Memory(9 + 2)) is None
+    assert chosen([patient, long, queued("small", missing=2)], free=3, memory=Memory(9 + 2)) == starts(
+        "small"
+    )
+    assert (
+        chosen([patient, long], [suspended(1, blocked=True, held=4)], free=3, memory=Memory(9 + 4 + 2)) == 1
+    )
 
 
 URGENT = queued("urgent", deadline_s=0.15, weight=2.0, missing=10)
@@ -328,6 +338,15 @@ def test_nothing_is_given_up_in_vain():
     assert chosen([URGENT], stopped, free=1) == 1
 
 
+def test_what_somebody_else_holds_too_does_not_get_free():
+    def freed(holders):
+        return [one.held_blocks - 6 for one in holders]
+
+    stopped, memory = [suspended(1, held=10), suspended(2, held=11)], Memory(freed_blocks=freed)
+    assert chosen([URGENT], stopped, free=1, memory=memory) == (["urgent"], [1, 2])
+    assert chosen([URGENT], stopped, free=0, memory=memory) == 1, "nothing is given up in vain"
+
+
 # Nothing hangs
 
 BLOCKS = 12
@@ -336,13 +355,17 @@ TOKENS_PER_BLOCK = 16
 
 @dataclass
 class Request:
-    """A prompt and how far it is; it computes `chunk` of its blocks at a time."""
+    """A prompt and how far it is; it computes `chunk` of its blocks at a time.
+
+    Its first `common` blocks are those of every other prompt that has as many.
+    """
 
     name: str
     blocks: int
     chunk: int
     weight: float
     deadline_s: float
+    common: int = 0
     computed: int = 0
     held: int = 0
     stops_left: int = 0
@@ -351,7 +374,17 @@ class Request:
     def chunk_end(self):
         return min(self.blocks, self.computed + self.chunk)
 
-    def allocate(self):
+    def text(self, blocks=BLOCKS):
+        """The first of its blocks, by what they hold."""
+        return [
+            ("" if number < self.common else self.name, number) for number in range(min(blocks, self.blocks))
+        ]
+
+    def allocate(self, used=()):
+        """Memory for its next chunk; what others hold of it is computed, but for the last block."""
+        if not self.held:
+            self.computed = next((at for at, one in enumerate(self.text()) if one not in used), self.blocks)
+            self.computed = min(self.computed, self.blocks - 1)
         self.held = self.chunk_end
 
 
@@ -371,19 +404,42 @@ class Engine:
     now_s: float = 0.0
     steps: list[SuspendedStep] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
-    lent: list[tuple[int, int]] = field(default_factory=list)
+    lent: list[tuple[int, list]] = field(default_factory=list)
     issued: int = 0
+    used: Counter = field(default_factory=Counter)
+
+    def count_used(self):
+        """By content, how many hold each block."""
+        held = [request.text(request.held) for request in self.requests.values()]
+        self.used = Counter(chain(*held, *(blocks for _, blocks in self.lent)))
 
     @property
     def free_blocks(self):
-        held = sum(request.held for request in self.requests.values())
-        return BLOCKS - held - sum(blocks for _, blocks in self.lent)
+        self.count_used()
+        return BLOCKS - len(self.used)
+
+    def shared_blocks(self, item):
+        request = self.requests[item.request]
+        if request.held:
+            return 0
+        shared = next((at for at, one in enumerate(request.text()) if one not in self.used), request.blocks)
+        return min(shared, request.blocks - 1)
+
+    def freed_blocks(self, holders):
+        used, freed = self.used.copy(), []
+        for one in holders:
+            before = len(used)
+            for name in one.step.members if isinstance(one, Suspended) else (one.request,):
+                used -= Counter(self.requests[name].text(self.requests[name].held))
+            freed.append(before - len(used))
+        return freed
 
     def choose(self):
         inside = {name for step in self.steps for name in step.members}
         queue = [self._queued(request) for request in self.requests.values() if request.name not in inside]
         stopped = [self._suspended(step) for step in self.steps]
-        free, memory = self.free_blocks, Memory(BLOCKS - self.free_blocks)
+        free = self.free_blocks
+        memory = Memory(BLOCKS - free, self.shared_blocks, self.freed_blocks)
         return choose(queue, stopped, free, self.now_s, rules(self.join_tokens, self.order), memory=memory)
 
     def apply(self, choice):
@@ -397,10 +453,11 @@ class Engine:
                     self.steps.remove(step)
                     self._start_over(*step.members)
                 self._start_over(*drop_requests)
-                missing = sum(self.requests[name].blocks - self.requests[name].held for name in names)
-                assert missing <= self.free_blocks, "more was started than fits"
+                whole = {block for name in names for block in self.requests[name].text()}
+                self.count_used()
+                assert len(whole | set(self.used)) <= BLOCKS, "more was started than fits"
                 for name in names:
-                    self.requests[name].allocate()
+                    self.requests[name].allocate(self.used)
                 self._run({name: self._tokens(self.requests[name]) for name in names})
             case Wait():
                 assert self.lent, f"nothing runs, and left are {self.requests} and {self.steps}"
@@ -433,7 +490,7 @@ class Engine:
                 del self.requests[request.name]
                 self.done.append(request.name)
                 if self.pulled_after:
-                    self.lent.append((self.issued, request.held))
+                    self.lent.append((self.issued, request.text(request.held)))
 
     def _tokens(self, request):
         return (request.chunk_end - request.computed) * TOKENS_PER_BLOCK
@@ -467,6 +524,7 @@ prompts = st.builds(
     chunk=st.integers(1, BLOCKS),
     weight=st.sampled_from([1.0, 2.0, 4.0]),
     deadline_s=deadlines,
+    common=st.sampled_from([0, 0, 1, 4, 8]),
     stops_left=st.integers(0, 3),
 )
 

@@ -10,11 +10,10 @@ from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
     Resume,
     Start,
-    Suspended,
     Wait,
 )
 from prefill_node.engine.stepping.stepper import Member, StartOver, Stepper
-from prefill_node.engine.stepping.suspension import SuspendedStep
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
