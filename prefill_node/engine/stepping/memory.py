@@ -1,16 +1,20 @@
-"""What the choice of the next step has to know of a replica's KV memory, beside how much of it is free.
+"""Who fits into a replica's KV memory, and who loses what it holds for another.
 
-Pure: no engine. Whose memory is taken is `prefill_node.engine.stepping.step_choice`.
+Pure: no engine. Who waits instead, and who runs, is `prefill_node.engine.stepping.step_choice`. A choice may
+have to look at thousands that do not fit, each in a few microseconds.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from prefill_node.board.messages import Queued
 from prefill_node.engine.stepping.suspension import Suspended
+from slo.request import JobId
 
 Holder: TypeAlias = Queued | Suspended
 """A prompt between two chunks, or a suspended step."""
@@ -46,3 +50,85 @@ class Memory:
 
 NOTHING_ELSE: Final = Memory()
 """None is in use but by those that wait, and nothing is shared."""
+
+_LOOKED_UP_BLOCKS: Final = 8192
+"""Of those that do not fit, one after the other is asked what it shares until so many blocks are looked up.
+
+That takes a microsecond for each. Behind them only who fits without may start: most of the memory waits for
+decode then, and one more would only wait with it."""
+
+
+class Room:
+    """The free blocks at one choice."""
+
+    def __init__(self, free_blocks: int, memory: Memory) -> None:
+        self.free_blocks = free_blocks
+        self._memory = memory
+        self._shared: dict[str, int] = {}
+        self._looked_up = 0
+
+    def new_blocks(self, item: Queued, *, always_looks: bool = False) -> int:
+        """Free blocks that one needs while the others hold what it shares with them."""
+        missing = item.missing_blocks
+        if missing <= self.free_blocks:
+            return missing
+        shared = self._shared.get(item.request)
+        if shared is None:
+            if self._looked_up >= _LOOKED_UP_BLOCKS and not always_looks:
+                return missing
+            self._looked_up += missing
+            shared = self._shared[item.request] = self._memory.shared_blocks(item)
+        return missing - shared
+
+
+class Holders:
+    """Those that hold memory at one choice, in the order in which they lose it.
+
+    That is by weight, the smallest first, then who is due last, then who has the most work left.
+    """
+
+    def __init__(self, queue: Sequence[Queued], suspended: Sequence[Suspended], memory: Memory) -> None:
+        self._memory = memory
+        self._chunked = [item for item in queue if item.held_blocks]
+        self._holders: list[Holder] = [*suspended, *self._chunked]
+        self._holders.sort(
+            key=lambda one: (one.prefill.weight, -one.prefill.deadline_s, -one.prefill.remaining_s)
+        )
+        self._weights = [one.prefill.weight for one in self._holders]
+        self._held_blocks = [*accumulate([one.held_blocks for one in self._holders], initial=0)]
+        self._ahead: set[JobId] = set()
+        self._found: dict[tuple[int, int, int, str], tuple[list[Holder], list[int]]] = {}
+
+    def memory_in_s(self, ready: Sequence[Suspended], free_blocks: int) -> float | None:
+        """How soon one of them can have ended, and freed its memory; None if none of them can go on.
+
+        A prompt between two chunks can once decode has pulled what has ended. Two that would lack memory even
+        then would wait for each other.
+        """
+        most_blocks = free_blocks + max(0, self._memory.used_blocks - self._held_blocks[-1])
+        going_on = [item.prefill.remaining_s for item in ready]
+        going_on += [one.prefill.remaining_s for one in self._chunked if one.missing_blocks <= most_blocks]
+        return min(going_on, default=None)
+
+    def passed(self, item: Queued) -> None:
+        """Those that are asked from now on would run after this one."""
+        if item.held_blocks:
+            self._ahead.add(item.prefill.job_id)
+
+    def give_up(self, first: Queued, may_take: float, short_blocks: int) -> Sequence[Holder] | None:
+        """Those with a weight up to `may_take` that free so many blocks for `first`; None if they do not.
+
+        Of those that would run before it only who weighs less gives up anything.
+        """
+        lighter = bisect_left(self._weights, may_take)
+        most = bisect_right(self._weights, may_take)
+        if self._held_blocks[most] < short_blocks:
+            return None
+        key = lighter, most, len(self._ahead), first.request if first.held_blocks else ""
+        if key not in self._found:
+            equal = [one for one in self._holders[lighter:most] if one.prefill.job_id not in self._ahead]
+            holders = [one for one in (*self._holders[:lighter], *equal) if one is not first]
+            self._found[key] = holders, [*accumulate(self._memory.freed_blocks(holders))]
+        holders, freed = self._found[key]
+        count = bisect_left(freed, short_blocks) + 1
+        return holders[:count] if count <= len(freed) else None

@@ -8,16 +8,14 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import NOTHING_ELSE, Holder, Memory
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, Holders, Memory, Room
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -84,20 +82,6 @@ class ChoiceRules:
     targets: ClassTargets | None = None
 
 
-class _Room(NamedTuple):
-    """What there is to run with."""
-
-    free_blocks: int
-    now_s: float
-    memory: Memory
-
-    def new_blocks(self, item: Queued) -> int:
-        """Free blocks that one needs while the others hold what it shares with them."""
-        if item.missing_blocks <= self.free_blocks:
-            return item.missing_blocks
-        return item.missing_blocks - self.memory.shared_blocks(item)
-
-
 def in_order(
     queue: Sequence[Queued], suspended: Sequence[Suspended], now_s: float, rules: ChoiceRules
 ) -> list[Prefill]:
@@ -139,11 +123,11 @@ def choose(
         return Resume(min(overdue, key=lambda item: item.step.since_s).step)
     if any(item.awaits_arrival for item in suspended):
         return Wait()  # whatever started now would be in the way of the one that the replica was cleared for
-    ready = [item for item in suspended if not item.blocked]
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
-    room = _Room(free_blocks, now_s, memory)
-    choice = _first_that_fits(queue, ready, suspended, room, ordered, rules)
+    ready = [item for item in suspended if not item.blocked]
+    room, holders = Room(free_blocks, memory), Holders(queue, suspended, memory)
+    choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if choice is not None:
         return choice
     if suspended:
@@ -154,34 +138,32 @@ def choose(
 def _first_that_fits(
     queue: Sequence[Queued],
     ready: Sequence[Suspended],
-    suspended: Sequence[Suspended],
-    room: _Room,
-    ordered: Sequence[Prefill],
+    room: Room,
+    holders: Holders,
+    now_s: float,
     rules: ChoiceRules,
+    ordered: Sequence[Prefill],
 ) -> Choice | None:
-    """The first in order that can run with `room`; None when none can."""
-    free_blocks, now_s, _ = room
+    """The first in order that can run with `room`, or what `holders` give up; None when none can."""
+    free_blocks, fairness = room.free_blocks, rules.fairness
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
-    fairness = rules.fairness
-    memory_in_s = _memory_in_s(queue, ready, suspended, room)
+    memory_in_s = holders.memory_in_s(ready, free_blocks)
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
         item = queued[first.job_id]
         if room.new_blocks(item) <= free_blocks:
-            behind = _until_suspended(ordered[position:], queued)
-            requests = _joined(behind, room, rules)
-            return Start(requests, boost=boost, most_tokens=_most_tokens(behind[: len(requests)], rules))
+            return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = first.weight if boost is None else max(first.weight, boost.guard)
-        if may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s:
-            continue
+        waits = may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
-        ahead = frozenset([prefill.job_id for prefill in ordered[:position]])
-        holders = _may_lose(item, ahead, may_take, queue, suspended)
-        if (given_up := _enough(holders, short_blocks, room.memory)) is not None:
+        given_up = None if waits else holders.give_up(item, may_take, short_blocks)
+        if given_up is not None:
+            if room.new_blocks(item, always_looks=True) <= free_blocks:
+                return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
             return Start(
                 (item.request,),
                 tuple(one.step for one in given_up if isinstance(one, Suspended)),
@@ -191,23 +173,16 @@ def _first_that_fits(
             )
         if may_take == math.inf:
             return None
+        holders.passed(item)
     return None
 
 
-def _memory_in_s(
-    queue: Sequence[Queued], ready: Sequence[Suspended], suspended: Sequence[Suspended], room: _Room
-) -> float | None:
-    """How soon one that holds memory can have ended, and freed it; None if none of them can go on.
-
-    A prompt between two chunks can once decode has pulled what has ended. Two that would lack memory even
-    then would wait for each other.
-    """
-    holders = [item for item in queue if item.held_blocks]
-    held_blocks = sum([item.held_blocks for item in holders]) + sum([item.held_blocks for item in suspended])
-    most_blocks = room.free_blocks + max(0, room.memory.used_blocks - held_blocks)
-    going_on = [item.prefill.remaining_s for item in ready]
-    going_on += [item.prefill.remaining_s for item in holders if item.missing_blocks <= most_blocks]
-    return min(going_on, default=None)
+def _start(
+    ahead: Sequence[Queued], room: Room, boost: Boost | None, now_s: float, rules: ChoiceRules
+) -> Start:
+    """The first of these, and those that share its step."""
+    requests = _joined(ahead, room, now_s, rules)
+    return Start(requests, boost=boost, most_tokens=_most_tokens(ahead[: len(requests)], rules))
 
 
 def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) -> list[Queued]:
@@ -220,9 +195,9 @@ def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) ->
     return ahead
 
 
-def _joined(ahead: Sequence[Queued], room: _Room, rules: ChoiceRules) -> tuple[str, ...]:
+def _joined(ahead: Sequence[Queued], room: Room, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
     fitting: list[Queued] = []
-    (free_blocks, now_s, _), tokens = room, 0
+    free_blocks, tokens = room.free_blocks, 0
     for item in ahead:
         tokens += item.tokens
         if fitting and tokens > rules.join_tokens:
@@ -255,40 +230,6 @@ def _most_tokens(members: Sequence[Queued], rules: ChoiceRules) -> float:
     if len(members) == 1:
         return chunk_tokens
     return max(tokens, min(chunk_tokens, rules.join_tokens, tokens + _ROUNDED_TOKENS * len(members)))
-
-
-def _may_lose(
-    first: Queued,
-    ahead: frozenset[JobId],
-    may_take: float,
-    queue: Sequence[Queued],
-    suspended: Sequence[Suspended],
-) -> list[Holder]:
-    """The holders of memory with a weight up to `may_take`, the first to lose theirs first.
-
-    Those that would run before `first`, `ahead`, lose theirs only if they weigh less.
-    """
-    holders: list[Holder] = [
-        *(item for item in suspended if not item.overdue),
-        *(item for item in queue if item.held_blocks and item is not first),
-    ]
-    holders = [
-        item
-        for item in holders
-        if item.prefill.weight < may_take
-        or (item.prefill.weight == may_take and item.prefill.job_id not in ahead)
-    ]
-    holders.sort(key=lambda item: (item.prefill.weight, -item.prefill.deadline_s, -item.prefill.remaining_s))
-    return holders
-
-
-def _enough(holders: Sequence[Holder], short_blocks: int, memory: Memory) -> Sequence[Holder] | None:
-    """As many of these as have to give up what they hold for so many blocks; None if all are too few."""
-    if sum([item.held_blocks for item in holders]) < short_blocks:
-        return None
-    freed = [*accumulate(memory.freed_blocks(holders))]
-    count = bisect_left(freed, short_blocks) + 1
-    return holders[:count] if count <= len(freed) else None
 
 
 LATE_PART: Final = 0.5

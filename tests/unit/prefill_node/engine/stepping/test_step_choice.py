@@ -19,6 +19,7 @@ from prefill_node.engine.stepping.step_choice import (
     Wait,
     choose,
     in_excess,
+    in_order,
 )
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.pass_shape import PassPart
@@ -244,6 +245,54 @@ def test_only_of_those_that_are_looked_at_it_is_asked_what_they_share():
         "first", "job-0"
     )
     assert set(asked) == {"alone", "first", "job-0"}
+
+
+class Walked(list):
+    """A queue that counts how often all of it is looked at."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_among_thousands_that_do_not_fit_nothing_is_worked_out_for_each_of_them():
+    """The engine computes nothing meanwhile."""
+    shared, freed = Counter(), Counter()
+
+    def shares(item):
+        shared[item.request] += 1
+        return 1
+
+    def frees(holders):
+        freed[len(holders)] += 1
+        return [1 for _ in holders]
+
+    waiting = [queued(f"job-{n}", deadline_s=9 + n / 1000, missing=100) for n in range(4096)]
+    dear = [queued(f"dear-{n}", deadline_s=2 + n, weight=2.0, missing=100, held=90) for n in range(5)]
+    holders = [queued(f"holder-{n}", missing=100, held=90) for n in range(5)]
+    queue, memory = Walked([*waiting, *dear, *holders]), Memory(0, shares, frees)
+    ordered = in_order(queue, [], 0.0, rules())
+    queue.walks = 0
+    assert choose(queue, [], 50, 0.0, rules(), ordered, memory) == Wait()
+    assert queue.walks <= 3
+    assert max(shared.values()) == 1
+    assert sum(shared.values()) < 100
+    assert sum(freed.values()) <= 1 + len(dear) + len(holders), "once for all that hold nothing"
+
+
+def test_who_was_not_asked_what_it_shares_is_before_anybody_gives_up_memory_for_it():
+    many = [queued(f"job-{n}", deadline_s=9 + n / 1000, missing=100) for n in range(400)]
+    last = queued("last", deadline_s=9.9, missing=100, weight=2.0)
+    holder = queued("holder", missing=100, held=90, weight=1.5)
+
+    def shared(item):
+        return 60 if item.request == "last" else 1
+
+    memory = Memory(shared_blocks=shared)
+    assert chosen([*many, last, holder], free=40, memory=memory) == starts("last")
+    assert chosen([*many, last, holder], free=39, memory=memory) == (["last"], ["holder"])
 
 
 def test_one_that_does_not_fit_lets_the_next_one_go():
