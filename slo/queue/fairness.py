@@ -120,9 +120,23 @@ class FairnessRule:
             return None
         guard = math.inf
         if waited_s <= _AT_ONCE * starvation_timeout_s:
-            guard = weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)
+            guard = self._aged_weight(tier, waited_s)
         is_late = now_s + prefill.remaining_s > prefill.deadline_s
         return Boost(tier, guard, 1.0 / TARDY_PART if is_late else 1.0)
+
+    def worth(self, prefill: Prefill, now_s: float) -> float:
+        """What the memory of a prefill may be taken for only by who weighs as much.
+
+        Its weight or, for as long as its class has had less than its share, what it has come to be worth by
+        waiting. It leads for a chunk at a time, and would have to start over before its class may lead again.
+        """
+        waited_s = now_s - prefill.arrived_s
+        if waited_s <= self._rules.starvation_timeout_s or self.standing.deficit(prefill.tier) <= 0:
+            return prefill.weight
+        return max(prefill.weight, self._aged_weight(prefill.tier, waited_s))
+
+    def _aged_weight(self, tier: Tier, waited_s: float) -> float:
+        return weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)
 
     def boosted(
         self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float

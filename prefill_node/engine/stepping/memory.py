@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from prefill_node.board.messages import Queued
 from prefill_node.engine.stepping.suspension import Suspended
+from slo.queue.prefill import Prefill
 from slo.request import JobId
 
 Holder: TypeAlias = Queued | Suspended
@@ -84,17 +85,27 @@ class Room:
 class Holders:
     """Those that hold memory at one choice, in the order in which they lose it.
 
-    That is by weight, the smallest first, then who is due last, then who has the most work left.
+    That is by worth, the smallest first, then who is due last, then who has the most work left.
+
+    Args:
+        worth: What each counts for; who waits and holds nothing counts for its weight.
     """
 
-    def __init__(self, queue: Sequence[Queued], suspended: Sequence[Suspended], memory: Memory) -> None:
+    def __init__(
+        self,
+        queue: Sequence[Queued],
+        suspended: Sequence[Suspended],
+        memory: Memory,
+        worth: Callable[[Prefill], float],
+    ) -> None:
         self._memory = memory
+        self._worth = worth
         self._chunked = [item for item in queue if item.held_blocks]
         self._holders: list[Holder] = [*suspended, *self._chunked]
         self._holders.sort(
-            key=lambda one: (one.prefill.weight, -one.prefill.deadline_s, -one.prefill.remaining_s)
+            key=lambda one: (worth(one.prefill), -one.prefill.deadline_s, -one.prefill.remaining_s)
         )
-        self._weights = [one.prefill.weight for one in self._holders]
+        self._worths = [worth(one.prefill) for one in self._holders]
         self._held_blocks = [*accumulate([one.held_blocks for one in self._holders], initial=0)]
         self._ahead: set[JobId] = set()
         self._found: dict[tuple[int, int, int, str], tuple[list[Holder], list[int]]] = {}
@@ -115,13 +126,17 @@ class Holders:
         if item.held_blocks:
             self._ahead.add(item.prefill.job_id)
 
-    def give_up(self, first: Queued, may_take: float, short_blocks: int) -> Sequence[Holder] | None:
-        """Those with a weight up to `may_take` that free so many blocks for `first`; None if they do not.
+    def may_take(self, item: Queued) -> float:
+        """Up to what worth one takes the memory of others."""
+        return self._worth(item.prefill) if item.held_blocks else item.prefill.weight
 
-        Of those that would run before it only who weighs less gives up anything.
+    def give_up(self, first: Queued, may_take: float, short_blocks: int) -> Sequence[Holder] | None:
+        """Those worth up to `may_take` that free so many blocks for `first`; None if they do not.
+
+        Of those that would run before it only who is worth less gives up anything.
         """
-        lighter = bisect_left(self._weights, may_take)
-        most = bisect_right(self._weights, may_take)
+        lighter = bisect_left(self._worths, may_take)
+        most = bisect_right(self._worths, may_take)
         if self._held_blocks[most] < short_blocks:
             return None
         key = lighter, most, len(self._ahead), first.request if first.held_blocks else ""

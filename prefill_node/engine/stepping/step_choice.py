@@ -114,8 +114,9 @@ def choose(
     suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
     One that does not fit waits for suspended steps, or prompts between two chunks, to finish if its slack
     allows, and takes the memory of those of no more weight than itself, the least valuable first, if not; of
-    those that would run before it, it takes only that of lesser weight. One that nothing may stop, as its
-    class would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
+    those that would run before it, it takes only that of lesser weight. What one of a class that starves has
+    come to be worth counts for its weight while it holds memory. One that nothing may stop, as its class
+    would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
     `in_order` of the same, by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
@@ -126,7 +127,8 @@ def choose(
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
     ready = [item for item in suspended if not item.blocked]
-    room, holders = Room(free_blocks, memory), Holders(queue, suspended, memory)
+    room = Room(free_blocks, memory)
+    holders = Holders(queue, suspended, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if choice is not None:
         return choice
@@ -157,7 +159,9 @@ def _first_that_fits(
         if room.new_blocks(item) <= free_blocks:
             return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
-        may_take = first.weight if boost is None else max(first.weight, boost.guard)
+        may_take = holders.may_take(item)
+        if boost is not None:
+            may_take = max(may_take, boost.guard)
         waits = may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
         given_up = None if waits else holders.give_up(item, may_take, short_blocks)
@@ -175,6 +179,10 @@ def _first_that_fits(
             return None
         holders.passed(item)
     return None
+
+
+def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
+    return prefill.weight if rules.fairness is None else rules.fairness.worth(prefill, now_s)
 
 
 def _start(

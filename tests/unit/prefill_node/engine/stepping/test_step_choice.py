@@ -26,22 +26,39 @@ from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.chunks import StopBound
+from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 PLENTY = 1000
 
 
-def rules(join_tokens=1, order=QueueOrder.SEDF):
-    return ChoiceRules(order, LINE, join_tokens)
+def rules(join_tokens=1, order=QueueOrder.SEDF, fairness=None):
+    return ChoiceRules(order, LINE, join_tokens, fairness=fairness)
+
+
+def fairness(*leads):
+    """The account of a replica that has served premium; classes that have led may not lead again."""
+    made = Fairness(DEFAULT_TIERS)
+    made.step_ended({PREMIUM: 1}, 100.0, 0.0)
+    for tier in leads:
+        made.step_ended({tier: 1}, 1.0, 0.0, Boost(tier, math.inf, counts=1e6))
+    return made
 
 
 def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):
     prefill = Prefill(JobId(name), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
     return Queued(prefill, tokens, 0.0, missing, held, name)
+
+
+def chunked(name, arrived_s):
+    """A background prompt between two chunks."""
+    prefill = Prefill(JobId(name), 1.0, NO_DEADLINE, 0.1, arrived_s, tier=BACKGROUND)
+    return Queued(prefill, 100, 0.0, 5, 9, name)
 
 
 def step_of(number, since_s=0.0, tokens=100):
@@ -372,6 +389,26 @@ def test_memory_is_taken_from_a_prompt_between_two_chunks():
     assert chosen([URGENT, chunked], free=1) == (["urgent"], ["chunked"])
 
 
+def test_one_of_a_class_that_starves_keeps_its_memory_for_what_it_has_come_to_be_worth():
+    """It has led for a chunk, and its class may not lead again for a while: it would start over each time."""
+    old = chunked("old", -40.0)
+    dear = queued("dear", deadline_s=0.15, weight=4.0, missing=10)
+    has_led = fairness(BACKGROUND)
+    assert chosen([URGENT, old], free=4, fairness=has_led) is None
+    assert chosen([dear, old], free=4, fairness=has_led) == (["dear"], ["old"])
+    assert chosen([URGENT, chunked("new", 0.0)], free=4, fairness=has_led) == (["urgent"], ["new"])
+    has_led.step_ended({BACKGROUND: 1}, 100.0, 0.0)
+    assert chosen([URGENT, old], free=4, fairness=has_led) == (["urgent"], ["old"]), "its class has its share"
+
+
+def test_of_two_holders_the_one_that_has_come_to_be_worth_more_goes_on():
+    """Else neither could take the other's memory, and both would wait."""
+    old = chunked("old", -40.0)
+    dear = queued("dear", deadline_s=60, weight=2.0, missing=5, held=9)
+    assert chosen([old, dear], free=4, fairness=fairness(BACKGROUND)) == (["old"], ["dear"])
+    assert chosen([old, dear], free=4) == (["dear"], ["old"])
+
+
 def test_nobody_takes_the_memory_of_an_equal_that_would_run_before_it():
     ahead = queued("ahead", deadline_s=5, missing=9, held=4)
     assert chosen([ahead, queued("behind", deadline_s=60, missing=3)], free=1) is None
@@ -415,6 +452,8 @@ class Request:
     weight: float
     deadline_s: float
     common: int = 0
+    tier: Tier = SYSTEM
+    arrived_s: float = 0.0
     computed: int = 0
     held: int = 0
     stops_left: int = 0
@@ -450,6 +489,7 @@ class Engine:
     order: QueueOrder
     join_tokens: int
     pulled_after: int = 0
+    fairness: Fairness | None = None
     now_s: float = 0.0
     steps: list[SuspendedStep] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
@@ -489,7 +529,8 @@ class Engine:
         stopped = [self._suspended(step) for step in self.steps]
         free = self.free_blocks
         memory = Memory(BLOCKS - free, self.shared_blocks, self.freed_blocks)
-        return choose(queue, stopped, free, self.now_s, rules(self.join_tokens, self.order), memory=memory)
+        how = rules(self.join_tokens, self.order, self.fairness)
+        return choose(queue, stopped, free, self.now_s, how, memory=memory)
 
     def apply(self, choice):
         match choice:
@@ -545,7 +586,9 @@ class Engine:
         return (request.chunk_end - request.computed) * TOKENS_PER_BLOCK
 
     def _prefill(self, key, request, remaining_s):
-        return Prefill(JobId(key), request.weight, request.deadline_s, remaining_s, 0.0)
+        return Prefill(
+            JobId(key), request.weight, request.deadline_s, remaining_s, request.arrived_s, tier=request.tier
+        )
 
     def _queued(self, request):
         tokens = (request.blocks - request.computed) * TOKENS_PER_BLOCK
@@ -574,6 +617,8 @@ prompts = st.builds(
     weight=st.sampled_from([1.0, 2.0, 4.0]),
     deadline_s=deadlines,
     common=st.sampled_from([0, 0, 1, 4, 8]),
+    tier=st.sampled_from([STANDARD, BACKGROUND]),
+    arrived_s=st.sampled_from([0.0, -40.0, -90.0]),
     stops_left=st.integers(0, 3),
 )
 
@@ -583,18 +628,21 @@ prompts = st.builds(
     st.sampled_from(QueueOrder),
     st.sampled_from([1, 64, 1000]),
     st.integers(0, 3),
+    st.one_of(
+        st.none(), st.sets(st.sampled_from([STANDARD, BACKGROUND])).map(lambda leads: fairness(*leads))
+    ),
     st.data(),
 )
 @settings(max_examples=150, deadline=None)
 def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(
-    requests, order, join_tokens, pulled_after, data
+    requests, order, join_tokens, pulled_after, account, data
 ):
     """As long as any single prompt fits into the memory, and nobody is awaited who never comes."""
     named = {}
     for number, request in enumerate(requests):
         request.name = f"request-{number}"
         named[request.name] = request
-    engine = Engine(dict(named), order, join_tokens, pulled_after)
+    engine = Engine(dict(named), order, join_tokens, pulled_after, account)
     for name in data.draw(st.lists(st.sampled_from(sorted(named)), unique=True), label="hold memory"):
         request = named[name]
         if request.chunk_end > engine.free_blocks:
