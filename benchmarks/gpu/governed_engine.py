@@ -198,7 +198,7 @@ class GovernedEngine:
         if governor is None or watch is None or record is None:
             yield
             return
-        governor.arrived(accepted)
+        governor.arrived(accepted, accepted.arrived_s)
         record.follow(accepted.job_id, JobSpans("", accepted.arrived_s))
         watch.changed()
         try:

@@ -219,11 +219,10 @@ class JobTable:
             raise RuntimeError(f"the prefill replica has no LoRA adapter {adapter.name!r} of {adapter.path}")
         return found
 
-    def _accept(self, context: RequestContext, tokens: int, deadline_s: float, now_s: float) -> None:
-        self._governor.arrived(
-            Accepted(context.attempt_id, context.tier, tokens, deadline_s, now_s, context.cached_tokens)
-        )
-        self._record.follow(context.attempt_id, JobSpans(context.traceparent, now_s))
+    def _accept(self, context: RequestContext, tokens: int, deadline_s: float, arrived_s: float) -> None:
+        job = Accepted(context.attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
+        self._governor.arrived(job, time.monotonic())
+        self._record.follow(context.attempt_id, JobSpans(context.traceparent, arrived_s))
         if context.prompt_bytes > 0 and tokens > 0:
             self._report.note_length(context.tenant, context.prompt_bytes, tokens)
         self._watch.changed()

@@ -125,12 +125,12 @@ class VirtualEngine:
         """Fraction of the KV blocks in use."""
         return 1.0 - self._free_blocks / self._blocks
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, now_s: float) -> None:
         """A request reaches the engine."""
         self.requests[job.request_id] = job
         self.waiting.append(job)
         prefill = self._queues.arrived(job)
-        self._stepper.job_arrived(job.job_id, job.request_id, prefill, job.arrival_time)
+        self._stepper.job_arrived(job.job_id, job.request_id, prefill, now_s)
 
     def view(self) -> SchedulerView:
         """What the scheduler publishes."""

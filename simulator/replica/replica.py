@@ -80,12 +80,11 @@ class VirtualReplica:
         now_s = self._loop.now_s
         arrival = job.arrival
         job.expect_cached(self.engine.cached_tokens(job))
-        self.governor.arrived(
-            Accepted(
-                job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s, job.cached_tokens
-            )
+        accepted = Accepted(
+            job.job_id, arrival.tier, arrival.tokens, job.deadline_s, arrival.at_s, job.cached_tokens
         )
-        self.engine.add(job)
+        self.governor.arrived(accepted, now_s)
+        self.engine.add(job, now_s)
         job.enter(State.WAITING, now_s)
         if self.engine.issued is None:
             self._issue()

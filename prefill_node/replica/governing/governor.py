@@ -188,14 +188,14 @@ class Governor:
         self.ledger.predictor = predictor
         self.rules = rules
 
-    def arrived(self, job: Accepted) -> None:
-        """The replica has accepted a prefill."""
+    def arrived(self, job: Accepted, now_s: float) -> None:
+        """The replica has accepted a prefill, which may have waited for a place since it arrived."""
         self.ledger.arrived(job)
         work_s = self.ledger.predictor.work_s(*job.left(0))
         weight, view = weight_of(self.weights, job.tier), self._view
         if view is not None and view.targets is not None:
             weight *= view.targets.price(job.tier)
-        self.forecast.arrived(work_s, weight, job.arrived_s)
+        self.forecast.arrived(work_s, weight, now_s)
 
     def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
         """Predicted seconds to the end of a running step."""

@@ -37,9 +37,9 @@ class Replica:
             DEFAULT_TIERS[tier].weight,
             float("inf") if ttft_s is None else at_s + ttft_s,
         )
-        self.governor.arrived(Accepted(job.job_id, tier, tokens, job.deadline_s, at_s))
+        self.governor.arrived(Accepted(job.job_id, tier, tokens, job.deadline_s, at_s), at_s)
         if seen:
-            self.engine.add(job)
+            self.engine.add(job, at_s)
         return job
 
     def scheduler_order(self):
@@ -74,7 +74,7 @@ def test_all_agree_on_order_work_and_suspension_under_starvation(replica):
     waiting = governor.waiting(view, NOW_S)
     told = load(governor, view, NOTHING_REACHED, NOW_S)
     shown = snapshot(governor, view, NOTHING_REACHED, NOW_S)
-    replica.engine.add(replica.late)  # now it has arrived
+    replica.engine.add(replica.late, NOW_S)  # now it has arrived
     ordered = replica.scheduler_order()
 
     names = [str(name) for name in (FRESH, CHUNKED, OLD, PREFERRED, LATE)]

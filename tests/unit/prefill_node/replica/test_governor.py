@@ -123,7 +123,7 @@ def test_while_nobody_else_could_start_a_step_is_stopped_only_for_who_comes_late
     stopped = job("other", 1000, deadline_s=1.2, tier=PREMIUM)
     deciding = governor(LONG, URGENT, stopped)
     assert isinstance(deciding.decide(published, NOTHING_REACHED, 0.0), Keep)
-    deciding.arrived(job("newcomer", 100, deadline_s=0.6, tier=PREMIUM))
+    deciding.arrived(job("newcomer", 100, deadline_s=0.6, tier=PREMIUM), 0.0)
     decision = deciding.decide(published, NOTHING_REACHED, 0.0)
     assert isinstance(decision, Preempt)
     assert decision.beneficiary == "newcomer"
@@ -131,7 +131,7 @@ def test_while_nobody_else_could_start_a_step_is_stopped_only_for_who_comes_late
 
 def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():
     deciding = governor(LONG)
-    deciding.arrived(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0))
+    deciding.arrived(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0), 0.0)
     (waiting,) = [each for each in deciding.waiting(view(running("long")), 0.0) if each.job_id == "other"]
     assert waiting.weight == min(WEIGHTS.values())
 
@@ -317,9 +317,20 @@ def test_what_arrives_is_noted_and_expected_again():
     one = governor(LONG)
     assert one.forecast.load == 0.0
     for n in range(100):
-        one.arrived(job(f"job-{n}", 500, deadline_s=n + 1.0, arrived_s=float(n)))
+        one.arrived(job(f"job-{n}", 500, deadline_s=n + 1.0, arrived_s=float(n)), float(n))
     assert len(one.ledger.accepted) == 101
     assert one.forecast.load == pytest.approx(0.5, rel=0.05)
+
+
+def test_one_that_has_waited_for_a_place_arrives_when_it_gets_it():
+    """Filed at the time when it came, it would make what has come since count as if it came at once."""
+    one = governor(LONG)
+    for n in range(200):
+        one.arrived(job(f"job-{n}", 300, arrived_s=float(n)), float(n))
+    one.arrived(job("has-waited", 300, arrived_s=80.0), 200.0)
+    assert one.forecast.load == pytest.approx(0.3, rel=0.05)
+    assert one.forecast.pressure == 0.0
+    assert one.ledger.accepted["has-waited"].arrived_s == 80.0
 
 
 def test_the_forecast_orders_the_queue_and_decides():

@@ -59,7 +59,7 @@ def client():
 @pytest.fixture
 def table(client):
     governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
-    governor.arrived.side_effect = governor.ledger.arrived
+    governor.arrived.side_effect = lambda job, now_s: governor.ledger.arrived(job)
     report = SimpleNamespace(is_dead=False, replica_id=ReplicaId("here"), note_length=lambda *_: None)
     serving = SimpleNamespace(
         create_error_response=lambda error: SimpleNamespace(
@@ -143,6 +143,25 @@ async def test_before_a_full_replica_a_premium_job_goes_before_background_ones(t
     client.go.set()
     await asyncio.gather(*jobs, return_exceptions=True)
     assert not table._ledger.accepted
+
+
+async def test_the_governor_is_told_when_a_job_got_its_place_and_the_deadline_runs_since_it_came(table):
+    """What it expects to arrive goes by times that never go back."""
+    jobs = [asyncio.create_task(prefill(table, job=f"{n}", tier=BACKGROUND)) for n in range(8)]
+    await asyncio.sleep(0.01)
+    jobs.append(asyncio.create_task(prefill(table, job="waits")))
+    await asyncio.sleep(0.1)
+    jobs[0].cancel()
+    await asyncio.sleep(0.01)
+    told = [call.args for call in table._governor.arrived.call_args_list]
+    times = [now_s for _, now_s in told]
+    assert times == sorted(times)
+    waited, now_s = told[-1]
+    assert waited.job_id == "waits"
+    assert now_s - waited.arrived_s > 0.09
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
 
 
 async def test_what_the_engine_refuses_is_answered(table, client):

@@ -189,7 +189,7 @@ def test_what_does_not_fit_into_kv_memory_waits():
 def test_who_lost_its_memory_waits_as_one_that_was_stopped():
     replica = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None)
     engine, job = replica.engine, Job(arrival(0, 0.0, 4000, 9.0), 1.0, 9.0)
-    engine.add(job)
+    engine.add(job, job.arrival_time)
     engine.issue(0.0)
     engine.stop(0.1, 3, "", keep=True)
     engine._start_over([job.request_id], 0.2)

@@ -1,0 +1,26 @@
+"""One replica in virtual time."""
+
+import pytest
+
+from simulator.arms.arms import ARMS
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
+from simulator.study.presets import PRESETS
+from simulator.workload.arrivals import Arrival
+from slo.tiers import BACKGROUND
+
+HARDWARE = PRESETS["flowprefill-8b"].hardware
+
+
+def test_one_that_is_placed_again_counts_as_arriving_when_it_gets_here():
+    """Filed at the time when it came to the fleet, it would be taken for an overload."""
+    loop = EventLoop()
+    replica = ARMS["slackserve"].build(loop, HARDWARE, {}, lambda _: None)
+    came_s = [*map(float, range(200))]
+    for number, at_s in enumerate([*came_s, 80.0]):
+        job = Job(Arrival(number, at_s, "kind", 2000, 1, None, BACKGROUND), 1.0, float("inf"))
+        loop.call_at(max(at_s, float(number)), replica.arrive, job)
+    loop.run(200.0)
+    load = replica.governor.ledger.predictor.work_s(2000, 0)
+    assert replica.governor.forecast.load == pytest.approx(load, rel=0.05)
+    assert replica.engine._stepper.rules.forecast.load == pytest.approx(load, rel=0.05)
